@@ -4,7 +4,7 @@
     batch   event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same
     retry   retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same
 
-`fanout run` calls `run`. Each name is a file below `delivery/stages/`; `lanes` connects them.
+`fanout run` calls `run`. Each name is a file below `delivery/stages/`; `supervisor` connects them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection
 from delivery.config import settings, worker_plans
 from delivery.stages.checkpoint import lock
 from delivery.stages.kafka import topics
-from delivery.stages.lanes import lanes, session, watching
+from delivery.stages.lanes import lane_context, session, supervisor, watching
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.realtime import lane as realtime_lane
 from delivery.stages.registry import endpoint_disabler, sources
@@ -51,10 +51,10 @@ def run(
             endpoint_disabler.running(config, stop) as disabler,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
-            shared = lanes.context(config, network, disabler.disable, sizing)
-            built = lanes.build(config, spark, lanes.acquirers(names, registry, network, spark, stop), stop, shared)
+            shared = lane_context.create(config, network, disabler.disable, sizing)
+            built = supervisor.build(config, spark, supervisor.acquirers(names, registry, network, spark, stop), stop, shared)
             fast = realtime_lane.build(config, spark, registry, shared, stop=stop, names=names)
-            lanes.run(built | fast, watches, stop, once=once)
+            supervisor.run(built | fast, watches, stop, once=once)
             ending = HANDLED if once and not stop.is_set() else COMMITTED
-            lanes.drain_workers(config, spark, built)
+            supervisor.drain_workers(config, spark, built)
     log.info("stopped in order: %s", ending)

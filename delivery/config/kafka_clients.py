@@ -1,6 +1,6 @@
-"""Say the Kafka settings in the two dialects that need them: Spark's Java client and librdkafka.
+"""Translate the Kafka settings into options of Spark's Java client and of librdkafka.
 
-Runs on the driver and in the command. Pure. What it returns holds the password: pass it on, never log it.
+Runs on the driver and in the command. Pure. The options contain the password: pass them on, never log them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
 def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
     """Return librdkafka configuration for confluent_kafka's clients, of the command, the driver and the workers."""
     options: dict[str, str | int | float | bool] = {
-        "log_level": 0,  # its own lines on standard error say nothing that our errors do not
+        "log_level": 0,  # its own lines on standard error add nothing to our errors
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
     }

@@ -1,9 +1,14 @@
 """Read the settings once, at the start, from TOML files and `FANOUT_…` environment variables.
 
-Precedence, highest first: the environment (`FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file
-that holds the value, so that a container's description shows no secret), then the files, then the defaults. A file that
-`--config` or `FANOUT_CONFIG` names is the only one. Without it they are `./fanout.toml` and `./.fanout/local.toml`, which
-`fanout up` writes. An unknown name is an error that names the nearest known one.
+Precedence, highest first:
+
+1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file with the value, so that a
+   container's description shows no secret.
+2. The files. A file that `--config` or `FANOUT_CONFIG` names is the only one. Without it they are `./fanout.toml` and
+   `./.fanout/local.toml`, which `fanout up` writes.
+3. The defaults.
+
+An unknown name is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -25,10 +30,10 @@ IN_A_FILE = "_file"
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
-    """Read and check the settings; raise SettingsError that names every wrong one together with the right one.
+    """Read and check the settings; raise SettingsError that names every wrong setting and how to correct it.
 
-    `config` is the file asked for on the command line; `root` is where the default files are looked for. A named file stands
-    alone: below it, what `fanout up` once wrote into the current folder would open the address guard for a production job.
+    `config` is the file named on the command line; `root` is the folder of the default files. A named file is the only one:
+    otherwise a file that `fanout up` once wrote into the current folder could open the address guard of a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not named.is_file():
@@ -41,7 +46,7 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     try:
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
-        # pydantic's own text would quote the rejected input, which may be a secret.
+        # pydantic's own text quotes the rejected input, which may be a secret.
         raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_input=False))) from None
 
 
@@ -72,16 +77,16 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             continue
         if name.removesuffix(IN_A_FILE.upper()) in environ:
             raise errors.SettingsError(f"{name} is given, and the same without {IN_A_FILE.upper()} as well: keep one of them")
-        layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _held_by(Path(given), name)
+        layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _content_of(Path(given), name)
     return layer
 
 
-def _held_by(path: Path, name: str) -> str:
+def _content_of(path: Path, name: str) -> str:
     try:
         value = path.read_text().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as exc:
-        told = exc.strerror if isinstance(exc, OSError) else "it is no text"
-        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {told}") from None
+        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
+        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {why}") from None
     if not value:
         raise errors.SettingsError(f"{name} names {path}, which is empty")
     return value

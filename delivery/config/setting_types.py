@@ -1,4 +1,4 @@
-"""The types of settings: an area, and single values, how they are read and what they may be."""
+"""Define the types of settings: an area, and single values with their parsing and checks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
 
 
 def pattern_or_none(pattern: str) -> str:
-    """Return a pattern of topics, or nothing; raise ValueError."""
+    """Return a checked topic pattern, or the empty string; raise ValueError."""
     return topic_pattern.checked(pattern) if pattern else ""
 
 
 def pairs(value: object) -> object:
-    """Read a table from the environment's `name=value,name=value`."""
+    """Parse a table from the environment's `name=value,name=value`."""
     if not isinstance(value, str):
         return value
     return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
 
 
 def with_one_group(pattern: str) -> str:
-    """Return a pattern that is empty or has one group; raise ValueError."""
+    """Return a pattern that is empty or has exactly one group; raise ValueError."""
     try:
         groups = re.compile(pattern).groups
     except re.error as exc:
@@ -38,6 +38,6 @@ def with_one_group(pattern: str) -> str:
 
 
 class Area(pydantic.BaseModel):
-    """One group of settings: frozen, checked, and closed to names that it does not know."""
+    """One group of settings: frozen and checked. It refuses unknown names."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

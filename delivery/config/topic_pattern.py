@@ -1,8 +1,8 @@
-"""One dialect for `source.topic_pattern`: what Java's regular expressions and Python's have in common.
+"""Check topic patterns against the syntax that Java's and Python's regular expressions share.
 
-Runs anywhere. Spark gives the pattern to Java; `fanout doctor`, `reconcile` and replays match by Python. So a pattern is made
-of constructs that mean the same to both, for the names that Kafka allows topics to have: letters, digits, `.`, `_`, `-`
-(docs/adr/0037).
+Runs anywhere. Spark passes the pattern to Java; `fanout doctor`, `reconcile` and replays match it in Python. So a pattern may
+contain only constructs that mean the same in both languages, for the characters of Kafka's topic names: letters, digits, `.`,
+`_`, `-` (docs/adr/0037).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ ALLOWED = (
     "`*`, `+`, `?` and `{n,m}`, each of these four also with `?`"
 )
 _GROUPS = ("(?:", "(?=", "(?!")
-"""Not those that look behind: Java and Python bound their length by rules of their own."""
+"""Allowed groups. Look-behind is not allowed: Java and Python limit its length by different rules."""
 _CLASSES = frozenset("dDwWsS")
 _QUANTIFIER = re.compile(r"[*+?]|\{\d{1,3}(,\d{0,3})?\}")
 _IN_CLASS_TWICE = ("&&", "--", "~~", "||")
-"""Set operations: Java's `&&`, and those that Python reserves."""
+"""Set operations in a character class: Java's `&&`, and those that Python reserves."""
 
 
 def checked(pattern: str) -> str:
-    """Return a pattern that means the same to Java and Python; raise ValueError with what it must do without."""
+    """Return a pattern that means the same in Java and Python; raise ValueError that names a construct that does not."""
     if not pattern:
         raise ValueError("is empty: no topic would be read")
     if problem := _problem(pattern):
-        raise ValueError(f"{problem}. The pattern is read by Java and by Python, so it takes what both have: {ALLOWED}")
+        raise ValueError(f"{problem}. Java and Python both read the pattern, so it may contain only: {ALLOWED}")
     try:
         re.compile(pattern)
     except re.error as exc:
@@ -41,12 +41,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Tell whether all of a topic's name matches a checked pattern."""
+    """Return True if a checked pattern matches the whole name of a topic."""
     return _compiled(pattern).fullmatch(topic) is not None
 
 
 def _problem(pattern: str) -> str:
-    """Return the first construct that the two dialects do not share, in words; empty when there is none."""
+    """Return a description of the first construct that the two languages do not share; empty if there is none."""
     if not pattern.isascii() or not pattern.isprintable():
         return "has a character that no topic's name has"
     at, can_repeat = 0, False
@@ -72,7 +72,7 @@ def _problem(pattern: str) -> str:
 
 
 def _atom(rest: str) -> tuple[int, str]:
-    """Return the length of what stands at the beginning, less its quantifier, and what is wrong with it."""
+    """Return the length of the first construct without its quantifier, and its problem; empty if it has none."""
     if rest.startswith("(?"):
         found = next((group for group in _GROUPS if rest.startswith(group)), None)
         return (len(found), "") if found else (2, f"has {rest[:4]}")

@@ -1,4 +1,4 @@
-"""Make, from the settings, the plain values that the executors are told.
+"""Build, from the settings, the plain values that the executors get.
 
 Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
 """
@@ -57,15 +57,15 @@ def of(config: settings.Settings) -> worker_plan.Plan:
 def of_realtime(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan of the real-time lane.
 
-    A slice ends while the next one is at work (delivery.webhooks.lanes.realtime_lane). So each has half of what an endpoint
-    takes.
+    A slice ends while the next one delivers (delivery.webhooks.lanes.realtime_lane). So each slice has half of an endpoint's
+    limits.
     """
     direct = of(config)
     return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the fields of an event that hold its id, type, tenant and time, by the settings."""
+    """Return the paths of an event's id, type, tenant and time."""
     source = config.source
     return parsing.Layout(
         id_path=_path(source.id_field),
@@ -81,7 +81,7 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
 
 
 def retry_policy(config: settings.Retry) -> window.ShardPolicy:
-    """Return what the shards of the retry lane decide by."""
+    """Return the policy of the retry lane's shards."""
     return window.ShardPolicy(
         probe_interval_s=config.probe_interval_s,
         max_probe_interval_s=config.max_probe_interval_s,
@@ -92,18 +92,21 @@ def retry_policy(config: settings.Retry) -> window.ShardPolicy:
 
 
 def guard_of(lane: settings.Delivery) -> guard.Guard:
-    """Return the guard by which endpoints are registered, read and connected to."""
+    """Return the guard that checks endpoints when they are registered, read and connected to."""
     return guard.Guard(allow_networks=lane.allow_networks, allow_http=lane.allow_http, allow_ports=lane.allow_ports)
 
 
 def warn_of_open_guard(lane: settings.Delivery) -> None:
-    """Log what the guard lets through for development. Each process calls it that sends to endpoints or takes their URLs."""
+    """Log what the guard allows only for development. Called by each process that sends to endpoints or accepts their URLs."""
     if opened := opened_for_development(lane):
-        log.warning("the address guard is OPEN for development: %s", opened)
+        log.warning(
+            "the address guard is OPEN for development: %s. In production, remove delivery.allow_networks, allow_http and an "
+            "empty allow_ports", opened,
+        )  # fmt: skip
 
 
 def opened_for_development(lane: settings.Delivery) -> str:
-    """Return what the guard lets through that production should not, as text for a person; empty when nothing."""
+    """Return what the guard allows and production should not, as text for a person; empty if nothing."""
     opened = [f"networks {', '.join(lane.allow_networks)}"] if lane.allow_networks else []
     opened += ["plain http"] if lane.allow_http else []
     opened += [] if lane.allow_ports else ["any port"]

@@ -20,9 +20,9 @@ from confluent_kafka.admin import AdminClient
 
 from delivery import errors
 from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
+from delivery.stages import local_address
 from delivery.stages.checkpoint import object_store
 from delivery.stages.kafka import topics
-from delivery.stages.lanes import local_address
 from fanout.admin import registry_commands
 from fanout.jvm import jars, java
 from subscriptions_db.manifest import lint

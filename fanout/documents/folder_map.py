@@ -66,7 +66,7 @@ AREAS = (
         "delivery/stages",
         "The Spark application. Runs on the driver; `tasks` runs in the executors.",
         (
-            "delivery.stages.jvm delivery.stages.kafka",
+            "delivery.stages.jvm delivery.stages.local_address delivery.stages.kafka",
             "delivery.stages.checkpoint delivery.stages.registry",
             "delivery.stages.tasks",
             "delivery.stages.scaling",

@@ -26,8 +26,8 @@ from tests.e2e.conftest import START_S, assert_eventually, metric
 from tests.e2e.test_batch_lane import log
 from tests.integration.customers import Customers
 from tests.support import builders
+from tests.support.leases import waiting
 from tests.support.relay import Relay
-from tests.support.turns import waiting
 
 pytestmark = pytest.mark.e2e
 OFTEN = {"schedule_s": [1] * 20}

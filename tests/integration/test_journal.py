@@ -50,8 +50,8 @@ def test_it_is_what_was_written_since(connection, names):
         completed_reader.CompletedWork(client=kafka_clients.for_librdkafka(connection), topics=names, since_ms=now_ms)
     )
 
-    expected = {decided.key("s1", decided.Place("t", 0, offset)) for offset in range(30, 100)}
-    assert found == expected | {decided.key("s1", decided.Place("t", 0, 500))}
+    expected = {decided.key("s1", decided.KafkaPosition("t", 0, offset)) for offset in range(30, 100)}
+    assert found == expected | {decided.key("s1", decided.KafkaPosition("t", 0, 500))}
 
 
 def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):

@@ -10,9 +10,8 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.webhooks.lanes import worker
+from delivery.webhooks.lanes import drain_gate, worker
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.scheduling import drain
 from tests.integration import serving
 from tests.integration.customers import Source
 from tests.support import builders, sinks
@@ -47,11 +46,11 @@ def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_t
         here, endpoint, told = worker.Worker(PLAN), Holding(), []
         loop, is_gone = asyncio.get_running_loop(), asyncio.Event()
 
-        async def close(self, within_s, closed=drain.DrainGate.close):
+        async def close(self, within_s, closed=drain_gate.DrainGate.close):
             loop.call_soon_threadsafe(endpoint.answers.set)
             await closed(self, within_s)
 
-        monkeypatch.setattr(drain.DrainGate, "close", close)
+        monkeypatch.setattr(drain_gate.DrainGate, "close", close)
 
         def given():
             yield RECORDS
@@ -123,8 +122,8 @@ def test_all_that_an_orphan_has_sent_is_in_the_journal(tmp_path):
             assert await child.wait() == 1
             for row in sinks.Folder(tmp_path).rows():
                 if row.topic == PLAN.topics.attempts:
-                    known.take(row.value, known.readers(PLAN.topics)[row.topic])
-            assert len(known.ended) == len(server.requests) >= UNDER_WAY
+                    known.add(row.value, known.readers(PLAN.topics)[row.topic])
+            assert len(known.completed) == len(server.requests) >= UNDER_WAY
 
     serving.run(main())
 

@@ -13,7 +13,7 @@ from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.scheduling import circuit_breaker
 from tests.integration.customers import Customers, Keeping, Source, working
 from tests.support import builders
-from tests.support.turns import turn, waiting
+from tests.support.leases import lease, waiting
 
 pytestmark = pytest.mark.integration
 
@@ -33,9 +33,9 @@ def source(customers=(), **urls):
     return Source(builders.snapshot(*endpoints, *(builders.subscription(f"s-{name}", endpoint_id=name) for name in urls)))
 
 
-def micro_batch(here, known, *turns, settle_s=0.3):
-    """Deliver turns; return the reports that have come."""
-    ended = here.retry([retry_messages.encoded(one) for one in turns], known, settle_s)
+def micro_batch(here, known, *leases, settle_s=0.3):
+    """Deliver leases; return the reports that have come."""
+    ended = here.retry([retry_messages.encoded(one) for one in leases], known, settle_s)
     return {report.endpoint_id: report for one in ended for report in one.reports}
 
 
@@ -43,7 +43,7 @@ def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attem
     event = builders.event()
     with Keeping() as customers:
         known = source(ep1=f"{customers.url}/ep1")
-        reports = micro_batch(here, known, turn(waiting(event, through=("s-ep1",))), settle_s=5)
+        reports = micro_batch(here, known, lease(waiting(event, through=("s-ep1",))), settle_s=5)
     [(_, headers, body)] = customers.received
     assert reports["ep1"].delivered == 1
     through = builders.subscription("s-ep1")
@@ -54,8 +54,8 @@ def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attem
 def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here):
     with Keeping() as customers, socket.create_server(("127.0.0.1", 0)) as silent:
         known = source(ep1=f"{customers.url}/ep1", hangs=f"http://127.0.0.1:{silent.getsockname()[1]}/")
-        of_hangs = turn(waiting(through=("s-hangs",)), endpoint="hangs")
-        reports = micro_batch(here, known, of_hangs, turn(waiting(through=("s-ep1",))))
+        of_hangs = lease(waiting(through=("s-hangs",)), endpoint="hangs")
+        reports = micro_batch(here, known, of_hangs, lease(waiting(through=("s-ep1",))))
         assert set(reports) == {"ep1"}
         late = {}
         while not late:
@@ -78,7 +78,7 @@ def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_la
     """It waited for one for so long that its turn was given up for lost, and was delivered again without a crash."""
     assert here.drain_leases() is None
     with Late() as customers:
-        assert micro_batch(here, source(ep1=f"{customers.url}/ep1"), turn(waiting(through=("s-ep1",)))) == {}
+        assert micro_batch(here, source(ep1=f"{customers.url}/ep1"), lease(waiting(through=("s-ep1",)))) == {}
         assert here.drain_leases() is None
         customers.end()
         late = []
@@ -95,7 +95,7 @@ def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_ci
         port = unused.getsockname()[1]
         known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
         here._memory.breakers["ep1"] = circuit_breaker.CircuitBreaker()
-        turns = [turn(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
-        ended = list(here.retry([retry_messages.encoded(one) for one in turns], known, 5.0))
+        leases = [lease(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
+        ended = list(here.retry([retry_messages.encoded(one) for one in leases], known, 5.0))
     assert [(one.results.reach.asked, one.results.reach.unreachable) for one in ended] == [(0, 0), (10, 10)]
     assert here._memory.breakers == {}

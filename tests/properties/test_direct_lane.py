@@ -185,7 +185,7 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         )
 
 
-def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
+def test_an_unforeseen_error_rejects_one_record_only(monkeypatch, caplog):
     healthy, broken = builders.record(value=b'{"tenant_id":"t1"}'), builders.record(offset=8, value=b'{"tenant_id":"t1","n":1}')
     parse = parsing.parse
 

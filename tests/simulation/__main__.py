@@ -1,4 +1,4 @@
-"""Run simulated histories by hand: `python -m tests.simulation --seed 7`, or many of them, until one breaks a promise."""
+"""Run simulated histories by hand: `python -m tests.simulation --seed 7`, or many, until one breaks a promise."""
 
 import argparse
 import sys

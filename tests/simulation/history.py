@@ -1,7 +1,7 @@
-"""One simulated history, made from a seed: who is registered, what happens to them, and what must hold at the end.
+"""One simulated history from a seed: the registry, what happens to it, and the promises that must hold at the end.
 
-Safety: nothing is lost, nothing is sent that was not due, no limit is passed, no order is broken, whatever dies meanwhile.
-Liveness: once all faults have stopped, everything that waits ends.
+Safety: nothing is lost, nothing is sent that was not due, no limit is exceeded, no order is broken, whichever process dies.
+Liveness: once all faults have stopped, every waiting delivery ends.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from tests.simulation import platform, shards, virtual, worker, world
 from tests.support import builders
 
 FAULTS_S = 600.0
-"""For so long there are faults; then all are well."""
+"""Seconds with faults. Afterwards every endpoint is healthy."""
 PATIENCE_S = 4 * 86_400.0
-"""By then everything must have ended: longer than any delivery may wait."""
+"""Seconds until everything must have ended: longer than any delivery may wait."""
 UNDER_WAY_S = 60.0
-"""So long what has begun may go on: a turn, and an attempt at its end."""
+"""Seconds that a lease and its last attempt may take."""
 KEYS = 3
 TENANTS = 2
 CUSTOMERS = 7
 OUTAGE_S = 90.0
 ROUTED_S = OUTAGE_S + 2 * UNDER_WAY_S
-"""By then an event has been routed: the lanes hold while our own network is broken."""
+"""Seconds until an event has been routed: the lanes pause during an outage of our own network."""
 LANES = 2
-"""Each has a worker of its own, and an endpoint's limits are kept in each."""
+"""Lanes with a worker of their own. Each worker keeps an endpoint's limits by itself."""
 
 
 class Violated(AssertionError):
-    """A promise was broken. Says which."""
+    """A promise was broken. The text names it."""
 
 
 class History:
-    """A run. Its facts are there for whoever asks, when it has ended."""
+    """One run. Its facts stay available after its end."""
 
     def __init__(self, seed: int, *, deaths: float = 0.05, events: int = 120) -> None:
         self.seed = seed
         self._rng = random.Random(seed)
         self._deaths = deaths
-        # That our own network is broken shows only where many endpoints are asked at once.
+        # Our own network shows as broken only if many endpoints are in use at once.
         has_outage = self._rng.random() < 0.3
         endpoints, self._count = (80, events // 4) if has_outage else (20, events)
         self.registered = {f"ep{n}": self._endpoint(n) for n in range(endpoints)}
@@ -56,9 +56,9 @@ class History:
             [(since := self._rng.uniform(0, FAULTS_S - OUTAGE_S), since + OUTAGE_S)] if has_outage else [],
         )
         self.disabled: list[tuple[float, str, str]] = []
-        """When, whom and why the platform has disabled."""
+        """When, which endpoint, and why the platform has disabled."""
         self._tenant_deleted_at = math.inf
-        """The last tenant's."""
+        """When the last tenant was deleted."""
         self._unsubscribed: dict[str, float] = {}
         """When the subscription of an endpoint was deleted."""
         self._revision = 1
@@ -66,7 +66,7 @@ class History:
         self._published_at: dict[str, float] = {}
 
     def run(self) -> History:
-        random.seed(self.seed)  # who takes no randomness as an argument takes this
+        random.seed(self.seed)  # for code that takes no randomness as an argument
         try:
             virtual.run(self._live())
             self._check()
@@ -80,7 +80,7 @@ class History:
         await platform.while_running(self.platform, self._happen())
 
     async def _happen(self) -> None:
-        """Publish, and change the registry, for as long as there are faults; then wait until all has ended."""
+        """Publish events and change the registry during the faults; then wait until everything has ended."""
         rng = self._rng
         publishing = asyncio.create_task(self._publish())
         while (now := asyncio.get_running_loop().time()) < FAULTS_S:
@@ -118,11 +118,11 @@ class History:
         self._revision += 1
 
     def _disable(self, names: Iterable[EndpointId], reason: str) -> None:
-        """Write what the platform says, and see to it that it has a right to."""
+        """Disable an endpoint as the platform asks, and check that it has a reason to."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if self.registered[name].status is not EndpointStatus.ACTIVE:
-                continue  # what is told late
+                continue  # reported late
             if now > FAULTS_S + UNDER_WAY_S:
                 raise Violated(f"{name} was disabled ({reason}) though all are well")
             if self.platform.network_health.is_broken and reason == platform.FAILING:
@@ -139,7 +139,9 @@ class History:
             own_s = now - last - ours_s
             if reason == platform.FAILING and own_s < shards.POLICY.disable_after_s and not self.platform.died:
                 raise Violated(f"{name} was disabled for what failed while our own network was broken")
-            if reason == platform.FAILING and has_accepted and not self.platform.died:  # else who died may have known it alone
+            if (
+                reason == platform.FAILING and has_accepted and not self.platform.died
+            ):  # otherwise only a worker that died may have known it
                 raise Violated(f"{name} was disabled as failing, and has accepted something meanwhile")
 
     def _snapshot(self) -> Snapshot:
@@ -170,7 +172,7 @@ class History:
         delivered = {(event_id, name) for name, of in accepted.items() for event_id in of}
         dead = {(event_id, name) for event_id, name, _ in self.platform.dead_letters()}
         skipped = {(event_id, name) for event_id, name, _ in self.platform.skips()}
-        # An event of about that time was due or not, by when it was routed.
+        # An event of about that time was due or not, depending on when it was routed.
         routed = {name: deleted_at - ROUTED_S for name, deleted_at in self._unsubscribed.items()}
         rejected = {f"e{offset}" for offset in self.platform.rejected()}
         lost = {
@@ -196,7 +198,7 @@ class History:
                 self._check_order(name, [event_id for event_id in accepted[name] if event_id not in given_up])
 
     def _check_deletions(self, rejected: set[str]) -> None:
-        """Long after a deletion nothing is sent, and only the deleted tenant's events are rejected."""
+        """Check that long after a deletion nothing is sent, and only the deleted tenant's events are rejected."""
         of_deleted = {event_id for event_id in self._published_at if int(event_id[1:]) % TENANTS == TENANTS - 1}
         if rejected - of_deleted or (rejected and self._tenant_deleted_at == math.inf):
             raise Violated(f"rejected: {sorted(rejected - of_deleted)[:5]}")
@@ -214,15 +216,15 @@ class History:
             raise Violated(f"{name}: {one.largest} events in one request")
         bound = endpoint.max_in_flight or worker.LIMITS.max_in_flight_per_endpoint
         if one.most_under_way > bound * LANES and not self.platform.died:
-            raise Violated(f"{name}: {one.most_under_way} requests under way, {bound} allowed for each lane")
+            raise Violated(f"{name}: {one.most_under_way} requests in flight, {bound} allowed for each lane")
         rate = endpoint.max_per_second
         if rate is not None and one.most_in_a_second > math.ceil(rate) * LANES and not self.platform.died:
             raise Violated(f"{name}: {one.most_in_a_second} requests in a second, {rate} allowed for each lane")
 
     def _check_order(self, name: str, accepted: list[str]) -> None:
-        """Of each key, an event must not come for the first time after a later one has.
+        """Check that no event of a key arrives for the first time after a later one.
 
-        What was given up does not keep the later ones waiting; a repeat of it, after a death, may still be accepted.
+        An event that was given up does not hold back later ones. After a death, its repetition may still be accepted.
         """
         newest: dict[int, int] = {}
         seen: set[int] = set()

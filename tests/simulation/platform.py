@@ -1,9 +1,8 @@
-"""The delivery core of one application without Spark, Kafka or sockets: topics are lists, and a micro-batch is a coroutine.
+"""The delivery core of one application without Spark, Kafka or sockets: topics are lists, micro-batches are coroutines.
 
-What decides and what delivers is the real code: intake, matching, dispatcher, breakers, sender, shards, turns. What is
-simulated is what the guarantees lean on, with its faults: offsets and state are committed after everything was written; a
-process may die at any moment, with what it had sent, had written, and had not written. Then the micro-batch runs again, with
-what is read back of it.
+The code that decides and delivers is the real one: intake, matching, dispatcher, breakers, sender, shards, leases. The
+simulated part is the basis of the guarantees, with its faults. Offsets and state are committed after everything was written. A
+process may die at any moment, with only a part sent or written. Then the micro-batch runs again with its completed-work log.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ SETTLE_S = 1.0
 TRIGGER_S = 0.5
 FAILING = "failing"
 CONFIRMED_S = 0.01
-"""So long after they were written rows are in their topics."""
+"""Seconds until written rows are in their topics."""
 
 
 class Platform:
-    """One application with all lanes. `registry` gives the registry as it is at the moment.
+    """One application with all lanes. `registry` returns the current registry.
 
-    `disable` is called with endpoints that are to be disabled, and why.
+    `disable` is called with endpoints to disable, and the reason.
     """
 
     def __init__(
@@ -69,13 +68,13 @@ class Platform:
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
         self.was_cut_off = False
-        """Whether the lanes have ever held because our own network was broken."""
+        """Whether the lanes have ever paused because our own network was broken."""
         self.shards = [shards.Shard() for _ in range(shards.COUNT)]
         self.batches = [shards.BatchShard() for _ in range(shards.COUNT)]
         self.died = 0
         self.ended_by_fast: set[completed_work.Key] = set()
         self.repeated: set[completed_work.Key] = set()
-        """What a fast lane has sent although it had written how it ended."""
+        """Deliveries that a fast lane has sent although it had written their outcome."""
 
     def publish(self, record: Record) -> None:
         self.events.append(record)
@@ -112,7 +111,7 @@ class Platform:
             begun, before = self._ends(), frozenset[completed_work.Key]()
             while True:
                 await self._until_the_network_works()
-                known = self._known()  # when it runs again all is collected anew, by the registry of that moment
+                known = self._known()  # when it runs again, all is collected again by the registry of that moment
                 collected = await self._collected(process, known, records, at_ms)
                 decided = [shard.decide(came, at_ms) for shard, came in zip(self.batches, collected, strict=True)]
                 leaving = [batch for one in decided for batch in one.batches]
@@ -138,13 +137,13 @@ class Platform:
                 arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
-            turns = [turn for one in decided for turn in one.leases]
+            leases = [lease for one in decided for lease in one.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
-            while not await self._lives(self._retried(process.retries, turns, before), is_fast=False):
+            while not await self._lives(self._retried(process.retries, leases, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
-                # The same records, at the same time: the same turns leave again.
+                # The same records at the same time: the same leases leave again.
                 before = self._ended_since(begun, completed_work.RetryLaneLog())
             self._committed["retry"] = begun["retries"]
             for shard, one in zip(self.shards, decided, strict=True):
@@ -168,12 +167,12 @@ class Platform:
         return handled and not waits
 
     def dead_letters(self) -> list[tuple[str, str, str]]:
-        """Event id, endpoint id and reason of each."""
+        """Event id, endpoint id and reason of each dead letter."""
         letters = map(orjson.loads, self.topics["dead_letters"])
         return [(letter["event_id"], letter["endpoint_id"], letter["reason"]) for letter in letters]
 
     def skips(self) -> list[tuple[str, str, str]]:
-        """Event id, endpoint id and reason of each."""
+        """Event id, endpoint id and reason of each skip."""
         return [
             (event_id, row["endpoint_id"], entry["reason"])
             for row in map(orjson.loads, self.topics["attempts"])
@@ -190,7 +189,7 @@ class Platform:
         return registries.WholeRegistry("simulated", self._registry())
 
     async def _until_retries_are_due(self) -> None:
-        """Wait until something came for the shards, or one of them is due."""
+        """Wait until records have arrived for the shards, or an entry is due."""
         if self._committed["retry"] < len(self.topics["retries"]):
             return
         self._handed_over.clear()
@@ -200,7 +199,7 @@ class Platform:
             await asyncio.wait_for(self._handed_over.wait(), wait_s)
 
     async def _until_batches_are_due(self) -> None:
-        """Wait until events came, or a batch has to leave."""
+        """Wait until events have arrived, or a batch is due."""
         if self._committed["batch"] < len(self.events):
             return
         self._published["batch"].clear()
@@ -224,7 +223,7 @@ class Platform:
     async def _collected(
         self, process: worker.Worker, known: registries.Registry, records: list[Record], at_ms: int
     ) -> list[list[bytes]]:
-        """Return the segments for each shard; what is skipped, rejected and accounted for is written."""
+        """Return the segments of each shard; skips, rejections and receipts are written."""
         collector = batch_collect.Collector(
             known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, immediate_flush_s=shards.PASS_THROUGH_S
         )
@@ -246,7 +245,7 @@ class Platform:
         self._told(process, last)
 
     def _told(self, process: worker.Worker, last: Results) -> None:
-        """Take what a micro-batch tells, as the driver and the worker do."""
+        """Apply the reports of a micro-batch, as the driver and the worker do."""
         self.network_health = self.network_health.after(last.reach, asyncio.get_running_loop().time())
         self.outages = self.outages.after(
             is_broken=self.network_health.is_broken, is_healthy=last.reach.is_healthy, now_ms=virtual.now_ms()
@@ -262,24 +261,24 @@ class Platform:
             self._disable(last.gone, error_classes.GONE)
 
     def _ended_since(self, begun: dict[str, int], found: completed_work.CompletedWorkLog) -> completed_work.CompletedKeys:
-        """Read back what a micro-batch has written."""
+        """Return the completed-work log of a micro-batch."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
                 found.add(written, reader)
         return found.completed
 
     async def _retried(
-        self, retries: retry_lane.RetryLane, turns: list[bytes], before: completed_work.CompletedKeys
+        self, retries: retry_lane.RetryLane, leases: list[bytes], before: completed_work.CompletedKeys
     ) -> AsyncIterator[list[topic_rows.Row]]:
-        for ended in (await retries.start(turns, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
+        for ended in (await retries.start(leases, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
             yield list(topic_rows.rows(ended.results, worker.TOPICS))
-            await asyncio.sleep(CONFIRMED_S)  # or dies: what a report lets its shard forget must be written
+            await asyncio.sleep(CONFIRMED_S)  # or dies: a report may make its shard forget only what was written
             yield list(topic_rows.report_rows(ended.reports, worker.TOPICS))
             if ended.results.gone:
                 self._disable(ended.results.gone, error_classes.GONE)
 
     async def _lives(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> bool:
-        """Write what `work` yields; return whether the process that did it lived to commit it."""
+        """Write what `work` yields; return True if the process lived to commit it."""
         if self._rng.random() >= self.deaths:
             await self._written(work, is_fast=is_fast)
             return True
@@ -295,7 +294,7 @@ class Platform:
                 self._note_ended(some)
 
     def _note_ended(self, some: list[topic_rows.Row]) -> None:
-        """Take note of what a fast lane has accepted, given up or handed over: nothing of it may it end once more."""
+        """Record the deliveries that a fast lane has accepted, given up or deferred: it must not end one of them again."""
         found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
         for row in some:
@@ -316,7 +315,7 @@ def _some(given: list[Any], count: int) -> Iterable[list[Any]]:
 
 
 def _event_ids(entry: dict[str, Any]) -> list[str]:
-    """The ids of the events that an entry is about: of a batch it has their offsets, which are their numbers."""
+    """The ids of an entry's events. For a batch, it has their offsets, which equal their numbers."""
     if entry["kind"] == "skipped":
         return [entry["event_id"]]
     return [
@@ -329,7 +328,7 @@ def _event_ids(entry: dict[str, Any]) -> list[str]:
 
 
 async def while_running(platform: Platform, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` while the lanes run; raise what ends one of them."""
+    """Run `work` while the lanes run; raise the error that ends one of them."""
     lanes = [asyncio.create_task(run()) for run in (platform.run_direct, platform.run_batch, platform.run_retry)]
     main = asyncio.create_task(work)
     done, _ = await asyncio.wait([main, *lanes], return_when=asyncio.FIRST_COMPLETED)

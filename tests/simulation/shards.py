@@ -1,4 +1,4 @@
-"""The state of the two lanes that have some, as bytes; what Spark's store would keep of it."""
+"""The state of the two stateful lanes, as the bytes that Spark's store would keep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from delivery.webhooks.retries import shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COUNT = 2
-"""Of each lane."""
+"""Shards of each lane."""
 POLICY = window.ShardPolicy(max_pending=100_000, disable_after_s=120.0)
 LOOK_AHEAD_MS = 500
 PASS_THROUGH_S = 1.0
@@ -22,7 +22,7 @@ class BatchShard:
         self.index: bytes | None = None
         self.segments: dict[int, bytes] = {}
         self.due_ms: int | None = None
-        """When the first batch has to leave; None: nothing waits."""
+        """When the first batch is due. None: nothing waits."""
 
     def decide(self, arrived: Iterable[bytes], at_ms: int) -> batcher.Decision:
         return batcher.decide(

@@ -1,6 +1,6 @@
-"""Whatever the endpoints and the operators do, and whenever a worker dies: no promise is broken, and in the end nothing waits.
+"""Whatever endpoints and operators do, and whenever a worker dies: no promise is broken, and in the end nothing waits.
 
-Every run of the tests takes other seeds. A failure says how to see it again: `python -m tests.simulation --seed N --deaths D`.
+Every run of the tests uses other seeds. A failure says how to replay it: `python -m tests.simulation --seed N --deaths D`.
 """
 
 import random
@@ -17,7 +17,7 @@ DRAWN = secrets.randbelow(1_000_000)
 
 @pytest.mark.parametrize("deaths", [0.0, 0.05, 0.3])
 @pytest.mark.parametrize("number", range(SEEDS))
-def test_every_history_keeps_every_promise_and_comes_to_an_end(number, deaths):
+def test_every_history_keeps_all_promises_and_ends(number, deaths):
     ended = history.History(DRAWN + number, deaths=deaths).run()
     assert ended.due
 
@@ -27,8 +27,8 @@ def test_a_seed_is_one_history():
     assert [one.accepted for one in first.world.customers.values()] == [one.accepted for one in again.world.customers.values()]
 
 
-def test_no_part_of_a_history_draws_numbers_of_its_own(monkeypatch):
-    """A generator that nobody gave a seed draws others in each process. A seed would be one history most of the time."""
+def test_all_randomness_of_a_history_comes_from_its_seed(monkeypatch):
+    """A generator without a seed draws other numbers in each process. Two runs of a seed would differ only sometimes."""
 
     class Seeded(random.Random):
         def __new__(cls, seed):
@@ -38,7 +38,7 @@ def test_no_part_of_a_history_draws_numbers_of_its_own(monkeypatch):
     assert history.History(5, deaths=0.1).run().platform.died
 
 
-def test_whatever_ends_a_history_says_how_to_see_it_again(monkeypatch):
+def test_any_failure_of_a_history_says_how_to_replay_it(monkeypatch):
     monkeypatch.setattr(history.History, "_check", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError) as failure:
         history.History(7, deaths=0.25, events=3).run()
@@ -53,7 +53,7 @@ def test_customers_go_through_all_moods():
 MOST_HISTORIES = 60
 
 
-def test_in_histories_everything_happens_that_they_are_to_show():
+def test_histories_show_every_kind_of_event():
     missing = {"gone", "failing", "network", "tenant_deleted", "rejected_by_endpoint", "deaths"}
     for seed in range(MOST_HISTORIES):
         ended = history.History(seed, deaths=0.1).run()
@@ -66,7 +66,7 @@ def test_in_histories_everything_happens_that_they_are_to_show():
     assert not missing
 
 
-def test_a_loop_in_which_nothing_will_ever_happen_says_so():
+def test_a_deadlock_of_the_virtual_loop_is_reported():
     async def forever():
         await virtual.asyncio.Event().wait()
 

@@ -1,6 +1,6 @@
-"""An event loop whose time is a number: when nobody can go on, it jumps to the next timer. Weeks pass in seconds.
+"""An event loop with virtual time: when no callback is ready, it jumps to the next timer. Weeks pass in seconds.
 
-It does no I/O. A loop in which everybody waits for something that no timer will bring is a deadlock, and says so.
+It does no I/O. If all tasks wait and there is no timer, it reports a deadlock.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 EPOCH_S = 1_700_000_000
-"""When a loop begins."""
+"""When a loop begins, in seconds since the epoch."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Instead of waiting for sockets, let the time go by."""
+    """Advance the time instead of waiting for sockets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class Loop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def stall(self, seconds: float) -> None:
-        """Let the time go by while nothing in the loop can go on, as a stopped process does."""
+        """Advance the time while the loop is blocked, as in a stopped process."""
         self._jumping.now += seconds
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end on a loop of its own."""
+    """Run `work` to its end on its own loop."""
     loop = Loop()
     try:
         return loop.run_until_complete(work)

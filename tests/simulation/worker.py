@@ -27,11 +27,11 @@ TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead_letters", rej
 LIMITS = limits.Limits(max_in_flight=32, max_in_flight_per_endpoint=4)
 ATTEMPT_S = 2.0
 CLOCKS = (0.0, 0.0, 0.0, 0.4, -0.4, 600.0, -600.0)
-"""By how many seconds a worker's clock may be ahead."""
+"""Seconds that a worker's clock may be ahead."""
 
 
 class Worker:
-    """What a Python worker process keeps from micro-batch to micro-batch, and loses when it dies."""
+    """The state that a Python worker process keeps between micro-batches, and loses when it dies."""
 
     def __init__(self, world: World, rng: random.Random, write: Callable[[list[topic_rows.Row]], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class Worker:
         )
 
     def _told(self, ended: background_attempts.BackgroundResult) -> None:
-        """Write what had gone on alone, as the worker does: also while it has no task."""
+        """Write the result of a background attempt, as the worker does, with or without a task."""
         if not self.is_dead:
             self._write([*self.rows_of(background_results([ended])), *topic_rows.completion_rows([ended], TOPICS)])
 
@@ -67,11 +67,11 @@ class Worker:
 
     def rows_of(self, results: Results) -> list[topic_rows.Row]:
         at_ms = round(self.now_s() * 1000)
-        told = (
+        deferred = (
             topic_rows.deferral_rows(results, TOPICS, now_ms=at_ms),
             topic_rows.health_hint_rows(results, TOPICS, now_ms=at_ms),
         )
-        return [*topic_rows.rows(results, TOPICS), *itertools.chain(*told)]
+        return [*topic_rows.rows(results, TOPICS), *itertools.chain(*deferred)]
 
     def direct(
         self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys

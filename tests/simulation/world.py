@@ -1,6 +1,6 @@
-"""The customers of a simulation: endpoints that answer, fail, hang and recover by a seed, and remember what they were sent.
+"""The customers of a simulation. Their endpoints respond, fail, hang and recover by a seed, and remember all requests.
 
-They hold the platform to its limits as real ones would: each counts what is under way and what comes in a second.
+They check the platform's limits: each counts its requests in flight, and those of each second.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class Mood(enum.StrEnum):
     REFUSES_CONNECTIONS = "refuses_connections"
     THROTTLES = "throttles"
     REJECTS_SOME = "rejects_some"
-    """Of a batch some of its events."""
+    """Rejects some events of a batch."""
     REFUSES = "refuses"
     GONE = "gone"
 
 
 @dataclass(slots=True)
 class Customer:
-    """One endpoint as it behaves."""
+    """One endpoint with its behaviour."""
 
     endpoint: Endpoint
     moods: list[tuple[float, Mood]]
-    """Until when, and how; after the last one it is well."""
+    """Moods with their ends; after the last one the endpoint is healthy."""
     accepted: list[tuple[float, str]] = field(default_factory=list)
-    """When, and the event's id."""
+    """When an event was accepted, and its id."""
     asked: int = 0
     under_way: int = 0
     most_under_way: int = 0
     gone_at: float = -math.inf
-    """When it last said that it is gone for good."""
+    """When the endpoint last responded 410 Gone."""
     largest: int = 0
-    """Most events in one request."""
+    """Maximum of events in one request."""
     came_at: collections.deque[float] = field(default_factory=collections.deque)
     most_in_a_second: int = 0
 
@@ -71,7 +71,7 @@ class World:
     def __init__(self, customers: dict[str, Customer], rng: random.Random, outages: list[tuple[float, float]]) -> None:
         self.customers = customers
         self.outages = outages
-        """From when to when there is no way to anybody."""
+        """Begin and end of each time without a connection to any endpoint."""
         self._rng = rng
 
     def is_cut_off(self, now: float) -> bool:

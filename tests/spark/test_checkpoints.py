@@ -114,6 +114,7 @@ class Topic:
 
     def _take(self, batch, _):
         self.taken += [bytes(row.value) for row in batch.collect()]
+        return streaming_lane.Result.COMMITTED
 
 
 def test_records_that_expired_unread_end_the_lane_by_their_partition_and_a_new_checkpoint_takes_the_rest(

@@ -31,6 +31,7 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
 
     def handle(*_):
         phases.append((watch.facts().phase, watch.has_entered.wait(1)))
+        return streaming_lane.Result.COMMITTED
 
     lane = streaming_lane.Lane(
         "batch", acquire=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True

@@ -10,7 +10,7 @@ from delivery.stages.tasks import observer, retry_shard, shard_state
 from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.state.backlog import Pending
 from tests.support import builders
-from tests.support.turns import waiting
+from tests.support.leases import waiting
 
 pytestmark = [
     pytest.mark.spark,

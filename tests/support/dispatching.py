@@ -1,4 +1,4 @@
-"""Deliveries through a dispatcher, with bounds of one's own."""
+"""Deliveries through a dispatcher with the test's own limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import builders, fakes
 
 
 def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Delivery]:
-    """As many to one endpoint."""
+    """`count` deliveries to one endpoint."""
     endpoint = builders.endpoint(endpoint_id, **fields)
     return [builders.delivery(endpoint=endpoint) for _ in range(count)]
 
@@ -35,21 +35,21 @@ def fast_lane(
     paces: limits.Paces | None = None,
     known_hosts: host_limits.Hosts | None = None,
     breakers: circuit_breaker.CircuitBreakers | None = None,
-    alone: background_attempts.BackgroundAttempts | None = None,
+    background: background_attempts.BackgroundAttempts | None = None,
     response_times: response_times.ResponseTimes | None = None,
     quick_retry: backoff.QuickRetry | None = None,
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
 ) -> tuple[dispatch.Dispatcher[Any], deferral.Deferrals]:
-    """What a fast lane has for one task: who delivers, and by what is handed over instead."""
-    kept, alone = {} if breakers is None else breakers, alone or fakes.background()
-    deferrals = fakes.deferrals(clock, suppressed, kept, alone)
+    """The dispatcher and the deferrals of a fast lane for one task."""
+    kept, background = {} if breakers is None else breakers, background or fakes.unreported_background()
+    deferrals = fakes.deferrals(clock, suppressed, kept, background)
     dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
         sender,
         limits.Limits(**bounds),
         quick_retry or backoff.QuickRetry(first_wait_s=0.001),
         deferrals,
-        alone,
+        background,
         memory=endpoint_queue.EndpointMemory(
             paces={} if paces is None else paces,
             hosts=known_hosts or host_limits.Hosts(limits.Limits(**bounds), clock),
@@ -62,9 +62,9 @@ def fast_lane(
     return dispatcher, deferrals
 
 
-def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **told: Any) -> dispatch.Dispatcher[Delivery]:
-    """The first of the two."""
-    return fast_lane(sender, clock, **told)[0]
+def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **options: Any) -> dispatch.Dispatcher[Delivery]:
+    """The dispatcher of `fast_lane`."""
+    return fast_lane(sender, clock, **options)[0]
 
 
 def run(
@@ -77,6 +77,6 @@ def run(
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        return dispatcher.ended()
+        return dispatcher.drain()
 
     return asyncio.run(main())

@@ -81,7 +81,7 @@ def main(folder):
     conf = {"spark.authenticate.secret": SecretStr(secrets.token_hex(16)), "spark.decommission.enabled": SecretStr("true")}
     config = settings.Spark(master="local-cluster[2,1,1024]", driver_memory="1g", conf=conf)
     spark = session.start(config, session.Libraries())
-    hold_to_contract(executors.SparksExecutors(spark.sparkContext), _eventually)
+    hold_to_contract(executors.SparkExecutors(spark.sparkContext), _eventually)
     spark.stop()
 
 

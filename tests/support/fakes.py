@@ -1,4 +1,4 @@
-"""Stand-ins at the edges, held to the same contract tests as the real thing (tests/integration/test_transport.py)."""
+"""Fakes at the edges. They pass the same contract tests as the real classes (tests/integration/test_transport.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delivery.webhooks.scheduling import background_attempts, circuit_breaker, d
 
 
 class FakeTransport:
-    """Answers by a script: a status, a whole response, or an error to raise. Remembers what was posted."""
+    """Responds by a script: a status, a whole response, or an error to raise. Remembers all requests."""
 
     def __init__(self, *script: int | transport.Response | Exception) -> None:
         self._script = list(script)
@@ -31,7 +31,7 @@ class FakeTransport:
 
 
 class Clock:
-    """Time that moves when the test says so, or when somebody waits."""
+    """Time that the test sets."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
@@ -41,10 +41,10 @@ class Clock:
 
 
 class PassingClock(Clock):
-    """Time that passes when nobody in the event loop has anything to do: at once, up to the next timer."""
+    """Time that jumps to the next timer when the event loop has nothing to do."""
 
     def install(self) -> None:
-        """Take the running loop's timers."""
+        """Replace the running loop's timers."""
         loop = asyncio.get_running_loop()
         timers: list[tuple[float, int, asyncio.Handle]] = []
         numbers = itertools.count()
@@ -69,14 +69,14 @@ class PassingClock(Clock):
 
 
 class Middle:
-    """Randomness that spreads nothing."""
+    """Randomness that always returns the middle."""
 
     def uniform(self, a: float, b: float, /) -> float:
         return (a + b) / 2
 
 
-def background() -> background_attempts.BackgroundAttempts:
-    """What nobody asks about that goes on alone."""
+def unreported_background() -> background_attempts.BackgroundAttempts:
+    """Background attempts whose results go nowhere."""
     return background_attempts.BackgroundAttempts(2.0, 256, lambda _: None)
 
 
@@ -84,16 +84,16 @@ def deferrals(
     clock: Callable[[], float],
     suppressed: Iterable[str] = (),
     breakers: circuit_breaker.CircuitBreakers | None = None,
-    alone: background_attempts.BackgroundAttempts | None = None,
+    background: background_attempts.BackgroundAttempts | None = None,
 ) -> deferral.Deferrals:
-    """What is handed over when it is `clock`, in both of its ways to be read."""
+    """Deferrals of a micro-batch, with `clock` for both of their clocks."""
     known = {} if breakers is None else breakers
     reasons = dict.fromkeys(map(EndpointId, suppressed), retry_reasons.CIRCUIT_OPEN)
-    return deferral.Deferrals(reasons, known, alone or background(), clock=clock, now_s=clock, rng=Middle())
+    return deferral.Deferrals(reasons, known, background or unreported_background(), clock=clock, now_s=clock, rng=Middle())
 
 
 class FakeSender:
-    """Ends each attempt as `decide` says; counts what is under way to each endpoint."""
+    """Ends each attempt as `decide` says; counts the requests in flight to each endpoint."""
 
     def __init__(self, decide: Callable[[Delivery, int], str | None], clock: Clock, seconds_per_attempt: float = 0.0) -> None:
         self._decide = decide
@@ -115,7 +115,7 @@ class FakeSender:
 
 
 class Wire:
-    """The socket's side of a connection, without a socket."""
+    """The transport of a connection, without a socket."""
 
     is_aborted = False
 

@@ -1,4 +1,4 @@
-"""A retry lane whose sender is of the test's own, and its turns delivered in one micro-batch."""
+"""A retry lane with the test's own sender, and leases delivered in one micro-batch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from delivery.webhooks.scheduling import host_limits, limits
 from tests.support import fakes
-from tests.support.turns import NOW_MS
+from tests.support.leases import NOW_MS
 
 
 class Sender:
-    """Answers as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
+    """Ends each attempt as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
 
     def __init__(self, answer: Callable[[Any], Any] = lambda _: None) -> None:
         self.sent: list[tuple[Any, int, float | None]] = []
@@ -52,12 +52,12 @@ def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> ret
     )
 
 
-def deliver(registry: Snapshot, *turns: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
-    """Deliver turns in one micro-batch; return what has ended."""
+def deliver(registry: Snapshot, *leases: retry_messages.Lease, sender: Any = None, **bounds: int) -> retry_lane.LeaseResults:
+    """Deliver leases in one micro-batch; return their results."""
 
     async def main() -> retry_lane.LeaseResults:
         lane = lane_of(sender, **bounds)
-        first = await lane.start(map(retry_messages.encoded, turns), registries.WholeRegistry("base", registry), 10)
+        first = await lane.start(map(retry_messages.encoded, leases), registries.WholeRegistry("base", registry), 10)
         return together(first, await lane.finish_task(10))
 
     sender = sender or Sender()
@@ -65,7 +65,7 @@ def deliver(registry: Snapshot, *turns: retry_messages.Lease, sender: Any = None
 
 
 def together(*ended: retry_lane.LeaseResults) -> retry_lane.LeaseResults:
-    """Return what has ended at several moments."""
+    """Return the sum of several results."""
     results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
     for one in ended:
         results.outcomes += one.results.outcomes

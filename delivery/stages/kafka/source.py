@@ -91,7 +91,7 @@ def read_retries(spark: SparkSession, config: settings.Settings, *, executors: i
     """Return the stream of records on the retries topic, from its first record, and on the retry lane's wake-up topic.
 
     A micro-batch has at most as many records as a micro-batch of events has for this number of `executors`. Padding records
-    limit it to 4 KiB for each record (retries.retry_records): 80 MB by default. A task holds the share of one shard in memory,
+    limit it to 4 KiB for each record (retry_records.records): 80 MB by default. A task holds the share of one shard in memory,
     and 64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch). Each partition may add one record of up to 10 MiB.
     """
     options = {

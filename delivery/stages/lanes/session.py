@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings
+from delivery.stages import local_address
 from delivery.stages.checkpoint import object_store
-from delivery.stages.lanes import local_address
 
 log = logging.getLogger(__name__)
 

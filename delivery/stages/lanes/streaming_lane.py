@@ -5,6 +5,7 @@ Runs on the driver. Guarantee: a micro-batch is committed after all of its resul
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import re
@@ -44,23 +45,21 @@ _SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames
 Registry = TypeVar("Registry")
 
 
-class HandedBack(Exception):
-    """Raised to leave a micro-batch uncommitted, so that it runs again. Not an error."""
+class Result(enum.Enum):
+    """The result of a micro-batch, and of the query that it ends."""
 
-
-class StartAgain(HandedBack):
-    """Raised by `handle` to leave the micro-batch uncommitted and restart the query with a new plan.
-
-    Nothing was sent, or the completed-work log lists it.
-    """
-
-
-class _KafkaAway(StartAgain):
-    """The query ended because Kafka did not answer for too long."""
-
-
-class _StopRequested(HandedBack):
+    COMMITTED = enum.auto()
+    """All results are written: Spark commits the micro-batch. A query ends with it when all records are handled."""
+    REPLAN = enum.auto()
+    """The query restarts with a new plan. Nothing of the micro-batch was sent, or the completed-work log lists it."""
+    STOP = enum.auto()
     """The job was asked to stop. The next start handles the micro-batch."""
+    KAFKA_AWAY = enum.auto()
+    """Kafka did not answer for too long. The query restarts when it answers."""
+
+
+class Uncommitted(Exception):
+    """Raised through Spark to leave a micro-batch uncommitted, so that it runs again. Not an error."""
 
 
 def _quieten_py4j() -> None:
@@ -68,8 +67,8 @@ def _quieten_py4j() -> None:
 
 
 def _is_error(record: logging.LogRecord) -> bool:
-    """Return False for HandedBack. py4j logs every exception that passes through it, with a traceback."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HandedBack))
+    """Return False for Uncommitted. py4j logs every exception that passes through it, with a traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], Uncommitted))
 
 
 class Lane(Generic[Registry]):
@@ -86,7 +85,7 @@ class Lane(Generic[Registry]):
         name: str,
         *,
         acquire: Callable[[], Registry | None],
-        handle: Callable[[DataFrame, Registry], None],
+        handle: Callable[[DataFrame, Registry], Result],
         stop: threading.Event,
         watch: health.Watch,
         is_kafka_back: Callable[[], bool],
@@ -101,7 +100,8 @@ class Lane(Generic[Registry]):
         self._is_kafka_back = is_kafka_back
         self._on_begin = on_begin
         self._is_woken = is_woken
-        self._handed_back: type[Exception] | None = None
+        self._result = Result.COMMITTED
+        """Of the last micro-batch."""
         self._last_begun = self._handled = -1
         self._absences = 0
         """Restarts for Kafka or for planning since the query's last progress."""
@@ -110,16 +110,15 @@ class Lane(Generic[Registry]):
     def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
         """Run until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
-        `planned` returns the streaming plan. It is called again when `handle` raises StartAgain, and when Kafka answers again
+        `planned` returns the streaming plan. It is called again when `handle` returns REPLAN, and when Kafka answers again
         after an outage that ended the query. None: the job is asked to stop.
         """
         _quieten_py4j()
         while (rows := planned()) is not None:
-            self._run_query(rows, config, interval_s, once=once)
-            handed_back, self._handed_back = self._handed_back, None
-            if handed_back not in {StartAgain, _KafkaAway} or self._stop.is_set():
+            result = self._run_query(rows, config, interval_s, once=once)
+            if result in {Result.COMMITTED, Result.STOP} or self._stop.is_set():
                 return
-            if handed_back is _KafkaAway and not self._await_kafka():
+            if result is Result.KAFKA_AWAY and not self._await_kafka():
                 return
             log.info("lane %s restarts with a new plan", self._name)
 
@@ -130,9 +129,10 @@ class Lane(Generic[Registry]):
                 return True
         return False
 
-    def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> None:
+    def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> Result:
         checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
         self._last_begun = self._handled = -1  # in this query
+        self._result = Result.COMMITTED
         recovery.require_whole(rows.sparkSession, checkpoint)
         writer = (
             rows.writeStream.queryName(self._name).option("checkpointLocation", checkpoint).foreachBatch(self._handle_batch)
@@ -145,33 +145,29 @@ class Lane(Generic[Registry]):
             self._watched.enter(health.Phase.RUNNING)
         try:
             self._watch(query)
-            self._require_well(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
+            return self._result_of(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
         finally:
             query.stop()
             rows.sparkSession.sparkContext.setLogLevel(session.LOG_LEVEL)
 
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
         before = self._last_begun
-        self._begins.set()  # Spark has reported the one before by now
-        try:
-            registry = self._registry()
-            self._last_begun = batch_id
-            self._on_begin(batch_id)
-            self._handle(batch, registry)
-            self._handled = batch_id
-        except HandedBack as handed_back:
-            # Returning would commit an unhandled batch, and its events would be lost. Raising ends the query with the batch
-            # uncommitted, and it runs again at the next start. That is no error, so Spark's log is off.
-            self._last_begun = before
-            self._handed_back = type(handed_back)
-            batch.sparkSession.sparkContext.setLogLevel("OFF")
-            raise
-
-    def _registry(self) -> Registry:
+        self._begins.set()  # Spark has reported the previous micro-batch by now
         registry = None if self._stop.is_set() else self._acquire()
         if registry is None:
-            raise _StopRequested
-        return registry
+            self._result = Result.STOP
+        else:
+            self._last_begun = batch_id
+            self._on_begin(batch_id)
+            self._result = self._handle(batch, registry)
+        if self._result is Result.COMMITTED:
+            self._handled = batch_id
+            return
+        # Returning would commit an unhandled batch, and its events would be lost. Raising ends the query with the batch
+        # uncommitted, and it runs again at the next start. That is no error, so Spark's log is off.
+        self._last_begun = before
+        batch.sparkSession.sparkContext.setLogLevel("OFF")
+        raise Uncommitted
 
     def _watch(self, query: StreamingQuery) -> None:
         newest, reported = None, -1
@@ -194,28 +190,26 @@ class Lane(Generic[Registry]):
                 metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
             self._watched.reach(positions(newest))
 
-    def _require_well(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> None:
-        """Raise LaneFailed if the query ended by itself, and neither Kafka nor planning can explain it.
+    def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
+        """Return the result of an ended query; raise LaneFailed if it failed, and neither Kafka nor planning is the cause.
 
         `written` returns the folders that the query writes.
         """
         failure = query.exception()
-        if failure is None or self._handed_back is not None:
-            return
+        if failure is None or self._result is not Result.COMMITTED:
+            return self._result
         text = str(failure)
         if outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
-            self._handed_back = _KafkaAway
             log.warning("lane %s waits for Kafka, and restarts by itself when it answers: %s", self._name, cause_of(text))
-            return
+            return Result.KAFKA_AWAY
         if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
-            self._handed_back = StartAgain
             log.warning(
                 "lane %s could not be planned and tries again: no Python process started within 10 s on this machine. If it "
                 "happens often, give the driver more CPU", self._name,
             )  # fmt: skip
-            return
+            return Result.REPLAN
         self._watched.enter(health.Phase.ENDED)
         space = disk_space.free_space(written()) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(

@@ -23,7 +23,7 @@ from delivery.config import kafka_clients, settings, worker_plans
 from delivery.observability import health, metrics
 from delivery.stages.checkpoint import disk_space, recovery
 from delivery.stages.kafka import outage, sink
-from delivery.stages.lanes import lanes, session, streaming_lane, telemetry
+from delivery.stages.lanes import lane_context, session, streaming_lane, supervisor, telemetry
 from delivery.stages.realtime import (
     deliver_realtime,
     messages,
@@ -87,11 +87,11 @@ def build(
     config: settings.Settings,
     spark: SparkSession,
     registry: registry_follower.Broadcasts | lookup_source.Lookups,
-    context: lanes.LaneContext,
+    context: lane_context.LaneContext,
     *,
     stop: threading.Event,
     names: Collection[str],
-) -> dict[str, lanes.Lane]:
+) -> dict[str, supervisor.Lane]:
     """Move topics between lanes if the pattern has changed, then return the lane, if it is named.
 
     Raise SettingsError if the lane cannot run with these settings, and the errors of delivery.stages.realtime.topic_moves.
@@ -134,7 +134,7 @@ class RealtimeLane:
         spark: SparkSession,
         registry: registry_follower.Follower,
         stop: threading.Event,
-        context: lanes.LaneContext,
+        context: lane_context.LaneContext,
         *,
         shares: bool,
     ) -> None:
@@ -161,7 +161,7 @@ class RealtimeLane:
             if outcome in {Outcome.STOP, Outcome.DONE} or self._stop.is_set():
                 return
             if outcome is Outcome.FAULT:
-                self._stop.wait(lanes.LAST_TASKS_S)  # so that the tasks can write their results, and deliveries do not repeat
+                self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
             while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
                 if outage.is_over(self._config.kafka):
                     break

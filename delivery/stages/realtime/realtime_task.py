@@ -19,8 +19,8 @@ from delivery import errors
 from delivery.model import EndpointId, Record
 from delivery.stages.realtime import channel, messages, report_buffer
 from delivery.stages.tasks import task_context
+from delivery.webhooks.lanes.lane_driver import DRAIN_S
 from delivery.webhooks.lanes.realtime_lane import Place
-from delivery.webhooks.lanes.worker import DRAIN_S
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import registries

@@ -1,6 +1,6 @@
 """Scale the number of executors while the lanes run, on a thread of its own.
 
-Runs on the driver. A failure here is logged and tried again: the lanes go on with the executors that there are.
+Runs on the driver. A failure here is logged and retried; meanwhile the lanes continue with the present executors.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from delivery.stages.scaling import decision, executors, load, size
 log = logging.getLogger(__name__)
 
 STEADY_S = 5.0
-"""Seconds without a change before the lanes plan for another number, unless all executors that are wanted are there. The pods
-of one request come one by one, and each plan takes a lane a moment."""
+"""Seconds without a change before the lanes plan for a new number, unless all wanted executors have registered. The pods of one
+request start one by one, and each new plan costs a lane a moment."""
 REMOVE_WITHIN_S = 10.0
-"""Seconds to wait for the moment in which no lane needs shuffled rows. Lanes with state wait meanwhile before they begin."""
+"""Seconds to wait for a moment in which no lane needs shuffled rows. Lanes with state start no micro-batch meanwhile."""
 MISSING_AFTER_S = 120.0
-"""Seconds after which it is said that executors that were asked for have not come."""
+"""Seconds after which a warning reports that requested executors have not registered."""
 
 
 class Cluster(Protocol):
-    """What is asked of Spark: as SparksExecutors."""
+    """The executors of the application: `executors.SparkExecutors`."""
 
     def now(self) -> executors.Executors:
-        """Return those that are registered."""
+        """Return the registered executors."""
 
     def request(self, number: int) -> None:
-        """Have so many in all."""
+        """Request this total number of executors."""
 
     def decommission(self, names: tuple[str, ...]) -> None:
-        """Let these end when their tasks have ended."""
+        """Let these executors end when their tasks have ended."""
 
 
 class Controller:
-    """Observe, decide, act. `clock` is monotonic, in seconds."""
+    """Observe the load, decide the number of executors, and request it. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -64,33 +64,33 @@ class Controller:
         self._is_missing_told = False
 
     def sizing(self) -> size.Sizing:
-        """Return what the lanes ask."""
+        """Return the functions by which the lanes read the size."""
         return size.Sizing(now=self._size, workers=self._workers, shuffles=self._shuffles)
 
     def _size(self) -> size.Size:
         return size.Size(executors=self._planned, tasks=self._planned * self._policy.cores)
 
     def _workers(self) -> int:
-        """Return the most that may be at work before the next look: those that are asked for, and those that still end."""
+        """Return the most workers that may run before the next step: those of requested and of ending executors."""
         return max(self._state.wanted, self._living, 1) * self._policy.cores
 
     def step(self) -> None:
-        """Look once, and act."""
+        """Observe once, decide and act."""
         now_s, found = self._clock(), self._cluster.now()
-        self._look(found, now_s)
+        self._observe(found, now_s)
         before = self._state.wanted
         seen = {name: _load(watch) for name, watch in self._watches.items()}
         decided = decision.decide(self._state, seen, self._policy, executors=len(found.active), now_s=now_s)
         self._state = decided.state
-        self._tell(decided, before, len(found.active))
+        self._report(decided, before, len(found.active))
         if self._asked != decided.wanted:
             self._cluster.request(decided.wanted)
             self._asked = decided.wanted
         if len(found.active) > decided.wanted:
             self._remove(found.active[decided.wanted :])
-        self._say_who_is_missing(now_s)
+        self._warn_of_missing(now_s)
 
-    def _look(self, found: executors.Executors, now_s: float) -> None:
+    def _observe(self, found: executors.Executors, now_s: float) -> None:
         if len(found.active) != self._registered:
             self._registered, self._changed_at_s = len(found.active), now_s
         self._living = len(found.active) + len(found.ending)
@@ -101,14 +101,14 @@ class Controller:
             self._planned = self._policy.bounded(self._registered)
 
     def _remove(self, names: tuple[str, ...]) -> None:
-        """Let the newest go: the oldest have the state of most shards."""
+        """Decommission these executors, the newest: the oldest ones have the state of most shards."""
         if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
             log.info(
                 "no executor was removed: for %.0f s a lane with state always had a micro-batch in flight. A retry follows",
                 REMOVE_WITHIN_S,
             )
 
-    def _tell(self, decided: decision.Decision, before: int, registered: int) -> None:
+    def _report(self, decided: decision.Decision, before: int, registered: int) -> None:
         metrics.EXECUTORS.set(registered)
         metrics.EXECUTORS_WANTED.set(decided.wanted)
         for reason in decision.Reason:
@@ -128,14 +128,13 @@ class Controller:
             extra={"reason": decided.reason.value, "wanted": decided.wanted, "registered": registered, "lane": decided.lane},
         )  # fmt: skip
 
-    def _say_who_is_missing(self, now_s: float) -> None:
+    def _warn_of_missing(self, now_s: float) -> None:
         if self._is_missing_told or now_s - self._complete_at_s < MISSING_AFTER_S or self._registered >= self._state.wanted:
             return
         self._is_missing_told = True
         log.warning(
-            "%d executors were asked for, and after %.0f s there are %d: look at the cluster manager (quota, nodes, image). "
-            "The lanes go on with these",
-            self._state.wanted, now_s - self._complete_at_s, self._registered,
+            "%d executors were requested, and after %.0f s only %d have registered. The lanes continue with these. Check the "
+            "cluster manager: quota, nodes, image", self._state.wanted, now_s - self._complete_at_s, self._registered,
         )  # fmt: skip
 
 
@@ -143,7 +142,7 @@ WHY = {
     decision.Reason.LAG: "the lag would not drain within {policy.drain_within_s:.0f} s",
     decision.Reason.IDLE: "fewer would have sufficed for {policy.scale_in_after_s:.0f} s",
 }
-"""In the log. Only these change the number."""
+"""Text of the log for the reasons that change the number."""
 
 
 def _load(watch: health.Watch) -> load.Load:
@@ -160,7 +159,7 @@ def _load(watch: health.Watch) -> load.Load:
 
 
 def policy_of(config: settings.Settings) -> decision.Policy | None:
-    """Return the policy by the settings; None: the number is fixed. Raise SettingsError where it cannot be scaled."""
+    """Return the policy by the settings; None: the number is fixed. Raise SettingsError if it cannot be scaled."""
     area = config.scaling
     if not area.is_on:
         return None
@@ -186,18 +185,18 @@ def running(
     config: settings.Settings,
     stop: threading.Event,
 ) -> Iterator[size.Sizing]:
-    """Scale inside, until `stop` is set or the lanes have ended. Without a policy the number is fixed."""
+    """Scale inside the context, until `stop` is set or the lanes have ended. Without a policy the number is fixed."""
     if policy is None:
         yield size.fixed(config.spark.parallelism)
         return
-    controller, ended = Controller(policy, executors.SparksExecutors(context), watches), threading.Event()
+    controller, ended = Controller(policy, executors.SparkExecutors(context), watches), threading.Event()
 
     def run() -> None:
         while not stop.is_set() and not ended.wait(config.scaling.interval_s):
             try:
                 controller.step()
             except Exception:
-                log.exception("the number of executors could not be decided, and stays as it is; another try follows")
+                log.exception("the number of executors could not be decided and stays as it is: a retry follows")
 
     thread = threading.Thread(target=run, name="scaling", daemon=True)
     thread.start()

@@ -2,10 +2,10 @@
 
 Runs on the driver. Must not import pyspark. The cases, in their order (docs/adr/0038-scale-on-what-waits.md):
 
-1. A lane holds, or Kafka does not answer: the number stays. Rates are measured anew afterwards.
-2. The lag of a lane will not drain within `drain_within_s`: at once the number that drains it. Without a measured throughput,
-   at most twice the number.
-3. For `scale_in_after_s` a smaller number would have sufficed: half of the way there, and STEP_S later again.
+1. A lane is paused, or Kafka does not answer: the number stays. The rates are measured again afterwards.
+2. The lag of a lane will not drain within `drain_within_s`: the number that drains it, at once. Without a measured throughput,
+   at most twice the present number.
+3. A smaller number would have sufficed for `scale_in_after_s`: half of the way there, and again STEP_S later.
 4. Anything else: the number stays.
 """
 
@@ -20,37 +20,37 @@ from dataclasses import dataclass, field
 from delivery.stages.scaling import load
 
 HEADROOM = 0.75
-"""The share of an executor's throughput that may be in use after the number fell. From there to all of it the number stays."""
+"""Share of an executor's throughput that may be in use after a reduction. Between this share and 1 the number stays."""
 QUIET_S = 3.0
-"""Seconds of its arrivals that a lane may have as lag, for fewer executors to be tried whose throughput is not known."""
+"""Seconds of arrivals that a lane may have as lag while fewer executors are tried without a measured throughput."""
 STEP_S = 20.0
-"""Seconds from one fall of the number to the next."""
+"""Seconds between two reductions."""
 
 
 class Reason(enum.StrEnum):
-    """Why the number is what it is."""
+    """The reason of the wanted number."""
 
     LAG = "lag"
     """More, because the lag would not drain in time."""
     AT_MAXIMUM = "at_maximum"
-    """The lag will not drain in time, and there are `max_executors`."""
+    """The lag will not drain in time, and the number is at `max_executors`."""
     AT_PARTITIONS = "at_partitions"
     """The lag will not drain in time, and more executors would have no partition to read."""
     IDLE = "idle"
     """Fewer, because they would have sufficed for a while."""
     ENOUGH = "enough"
-    """The number suffices, and it is not known that a smaller one would."""
+    """The number suffices, and it is unknown whether a smaller one would."""
     UNKNOWN = "unknown"
-    """The lag of a lane is not known."""
+    """The lag of a lane is unknown."""
     HOLDING = "holding"
-    """A lane holds."""
+    """A lane is paused."""
     KAFKA_AWAY = "kafka_away"
     """Kafka does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Bounds and times."""
+    """Bounds and times of scaling."""
 
     min_executors: int
     max_executors: int
@@ -60,36 +60,36 @@ class Policy:
     scale_in_after_s: float = 60.0
 
     def bounded(self, number: float) -> int:
-        """Return the nearest number that is allowed."""
+        """Return the nearest allowed number."""
         return int(min(max(number, self.min_executors), self.max_executors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What one decision leaves for the next."""
+    """The state between two decisions."""
 
     wanted: int
     lanes: Mapping[str, load.Measured] = field(default_factory=dict)
     sufficed: tuple[tuple[float, int], ...] = ()
-    """By time, the smallest number that would have sufficed. It reaches back for `scale_in_after_s` and one entry more."""
+    """The smallest sufficient number by time, for the last `scale_in_after_s` and one older entry."""
     fell_at_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How many executors are wanted, and why."""
+    """The wanted number of executors, and its reason."""
 
     wanted: int
     reason: Reason
     lane: str
-    """The lane that needs most."""
+    """The lane that needs most executors."""
     drain_s: float
-    """Seconds until the lag of that lane has drained with the executors of now; infinite: never."""
+    """Seconds until the present executors have drained the lag of that lane; infinite: never."""
     state: State
 
 
 def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
-    """Decide by what was `seen` of each lane while so many `executors` were registered."""
+    """Decide by the load `seen` of each lane while this number of `executors` was registered."""
     kept = policy.bounded(state.wanted)
     for reason, is_so in ((Reason.KAFKA_AWAY, _is_away), (Reason.HOLDING, _is_paused)):
         if lane := next((name for name, one in seen.items() if is_so(one)), None):
@@ -112,15 +112,15 @@ def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, execu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """What one lane needs, before the bounds of the policy."""
+    """The executors that one lane needs, before the bounds of the policy."""
 
     drain_s: float
     more: int
-    """So many to drain in time; the number of now where it does."""
+    """Number that drains the lag in time; the present number if that does."""
     useful: int
-    """So many have a partition to read."""
+    """Number of executors that have a partition to read."""
     sufficient: int
-    """So many would suffice with headroom."""
+    """Number that would suffice with headroom."""
 
     @property
     def urgency(self) -> tuple[int, float]:
@@ -147,7 +147,7 @@ def _need(known: load.Measured, kept: int, policy: Policy, executors: int) -> _N
 
 
 def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, executors: int) -> _Need:
-    """Return the need of a lane of which no throughput was measured. When it is behind, it handles as much as it can."""
+    """Return the need of a lane without a measured throughput. A lane that is behind handles as much as it can."""
     lag, arrival_per_s = known.lag or 0, known.arrival_per_s
     if not known.is_behind:
         sufficient = math.ceil(arrival_per_s / known.proven) if known.proven else 0
@@ -156,7 +156,7 @@ def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, ex
     drain_s = _drain_s(lag, known.handled_per_s - arrival_per_s)
     each = known.handled_per_s / max(executors, 1)
     needed = (arrival_per_s + lag / policy.drain_within_s) / each if each else math.inf
-    # Those that were asked for come first, and are at work.
+    # Wait until the requested executors have registered and work.
     is_settled = executors >= kept and known.window[-1].at_s - known.changed_at_s >= load.SETTLE_S
     is_late = drain_s > policy.drain_within_s and is_settled
     more = math.ceil(min(needed, 2 * kept)) if is_late else kept

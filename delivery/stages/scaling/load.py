@@ -1,4 +1,4 @@
-"""Measure the load of a lane: what comes, what is handled, and what one executor can handle. Pure.
+"""Measure the load of a lane: records that arrive, records handled, and the throughput of one executor. Pure.
 
 Runs on the driver. Must not import pyspark.
 """
@@ -10,19 +10,18 @@ import math
 from dataclasses import dataclass
 
 WINDOW_S = 15.0
-"""Seconds over which rates are averaged: some micro-batches, each of which commits thousands of events at once."""
+"""Seconds over which rates are averaged: several micro-batches, each of which commits thousands of events at once."""
 BEHIND_S = 10.0
-"""A lane is behind when its lag is more than this many seconds of its throughput. The events of the micro-batch under way are
-lag, too, and are fewer."""
+"""Seconds of throughput above which a lag counts as being behind. The current micro-batch's events are also lag, but fewer."""
 SETTLE_S = 30.0
-"""Seconds after a change of the number in which no throughput is measured: new workers import, and queries are planned anew."""
+"""Seconds without a measurement after the number has changed: new workers import modules, and the queries get new plans."""
 MEASURE_S = 10.0
-"""The shortest time, in seconds, over which a throughput is measured."""
+"""Shortest measurement of a throughput, in seconds."""
 AFRESH_S = 60.0
-"""Seconds after which a measurement begins anew."""
+"""Seconds after which a new measurement starts."""
 REMEMBER_S = 6 * 3600.0
-"""Seconds for which a throughput is remembered. A throughput that was measured while endpoints were slow would otherwise keep
-too many executors for good."""
+"""Seconds for which a measured throughput is used. One that was measured with slow endpoints would otherwise keep too many
+executors forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,52 +29,52 @@ class Load:
     """One observation of a lane."""
 
     at_s: float
-    """When Kafka was asked; monotonic."""
+    """When Kafka was asked; monotonic seconds."""
     lag: int | None
-    """Records in Kafka that no committed micro-batch has handled; None: not known."""
+    """Records in Kafka that no committed micro-batch has handled; None: unknown."""
     handled: int
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float
-    """When the last of these micro-batches was committed; monotonic."""
+    """When the last of these micro-batches was committed; monotonic seconds."""
     partitions: int
-    """Partitions that the lane reads; 0: not known."""
+    """Partitions that the lane reads; 0: unknown."""
     pause_reason: str | None = None
-    """Why the next micro-batch would be held; None: it would not."""
+    """Why the lane is paused; None: it is not."""
     is_source_up: bool = True
     """Whether Kafka answered."""
 
     @property
     def published(self) -> int:
-        """Records that have come, since a point in time that does not matter."""
+        """Records that have arrived since some fixed point in time. Only differences matter."""
         return self.handled + (self.lag or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The observations of one lane, and the throughput that was measured by them."""
+    """The observations of one lane, and its measured throughput."""
 
     window: tuple[Load, ...] = ()
     """The observations of the last WINDOW_S, oldest first."""
     executors: int = 1
-    """How many were registered at the last observation."""
+    """Executors that were registered at the last observation."""
     changed_at_s: float = -math.inf
-    """When that number changed."""
+    """When that number last changed."""
     behind_since: Load | None = None
-    """The observation from which on the throughput is being measured; None: the lane is not behind."""
+    """Start of the present measurement; None: the lane is not behind."""
     per_executor: float | None = None
-    """Records a second that one executor handles when the lane is behind; None: not measured, or forgotten."""
+    """Records a second that one executor handles when the lane is behind; None: not measured, or too old."""
     measured_at_s: float = -math.inf
     proven: float = 0.0
-    """The most records a second and executor that were handled without the lane being behind."""
+    """Most records a second and executor that were handled while the lane was not behind."""
 
     @property
     def lag(self) -> int | None:
-        """Records that wait; None: not known."""
+        """Records that wait; None: unknown."""
         return self.window[-1].lag if self.window else None
 
     @property
     def arrival_per_s(self) -> float:
-        """Records a second that come."""
+        """Records a second that arrive."""
         return self._per_s(self.window[0].published, self.window[-1].published) if self.window else 0.0
 
     @property
@@ -85,18 +84,18 @@ class Measured:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last two observations saw a lag of more than BEHIND_S of the throughput."""
+        """Whether the lag exceeded BEHIND_S of throughput in the last two observations."""
         least = BEHIND_S * self.handled_per_s
         return len(self.window) > 1 and all((load.lag or 0) > least for load in self.window[-2:])
 
     def observed(self, load: Load, executors: int) -> Measured:
-        """Return what is known with one more observation, made while so many executors were registered."""
+        """Return the measurements with one more observation, made with this number of registered executors."""
         if self.window and load.at_s <= self.window[-1].at_s:  # Kafka was not asked again
             return self
         if load.lag is None:
             return dataclasses.replace(self, window=(load,), behind_since=None)
         known = [one for one in self.window if one.lag is not None]
-        # The newest of those that are too old stays, so that the window is not shorter than WINDOW_S.
+        # The newest of the older observations stays, so that the window is not shorter than WINDOW_S.
         older = [one for one in known if one.at_s <= load.at_s - WINDOW_S]
         window = (*older[-1:], *(one for one in known if one.at_s > load.at_s - WINDOW_S), load)
         is_forgotten = load.at_s - self.measured_at_s > REMEMBER_S
@@ -115,7 +114,7 @@ class Measured:
 
 
 def _measured(known: Measured) -> Measured:
-    """Return `known` with what its newest observation says of the throughput."""
+    """Return `known` with the throughput updated by its newest observation."""
     load, since = known.window[-1], known.behind_since
     if not known.is_behind:
         is_steady = load.at_s - known.changed_at_s > WINDOW_S + SETTLE_S

@@ -1,4 +1,4 @@
-"""Tell the lanes for how many executors they plan, and between which tasks an executor may go.
+"""Give the lanes the number of executors to plan for, and protect executors whose shuffled rows are in use.
 
 Runs on the driver. Must not import pyspark.
 """
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a lane plans for."""
+    """The size that a lane plans for."""
 
     executors: int
-    """A micro-batch has its bound of events for each of them."""
+    """Executors; the limit of events of a micro-batch is multiplied by this number."""
     tasks: int
     """Tasks of a micro-batch."""
 
 
 class Shuffles:
-    """Keep executors while tasks are to read what other tasks of their micro-batch have shuffled there. Safe between threads.
+    """Keep executors while tasks still have to read rows that their micro-batch has shuffled there. Thread-safe.
 
-    A decommissioned executor ends when its own tasks have ended, and Spark gives the stage up whose rows it takes with it.
+    A decommissioned executor ends when its own tasks have ended. Spark then fails the stage whose rows are gone.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Shuffles:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Have no executor removed inside. Waits for one that is being removed."""
+        """Prevent the removal of executors inside the context. Waits for a removal that has started."""
         with self._changing:
             self._changing.wait_for(lambda: not self._is_wanted)
             self._in_use += 1
@@ -46,7 +46,7 @@ class Shuffles:
                 self._changing.notify_all()
 
     def between(self, act: Callable[[], None], within_s: float) -> bool:
-        """Call `act` when nothing is in use; return False when that was not so `within_s`. Nothing begins meanwhile."""
+        """Call `act` at a moment without use; return False if there is none `within_s`. No new use starts meanwhile."""
         with self._changing:
             self._is_wanted = True
             try:
@@ -61,11 +61,11 @@ class Shuffles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What the lanes ask. Without scaling, the size is always the same."""
+    """The functions by which the lanes read the size. Without scaling, the size is constant."""
 
     now: Callable[[], Size]
     workers: Callable[[], int]
-    """Worker processes that share what goes to one host or endpoint."""
+    """Returns the number of worker processes that share the limits of a host or endpoint."""
     shuffles: Shuffles
 
 

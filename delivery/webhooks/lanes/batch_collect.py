@@ -87,46 +87,46 @@ class Collector:
 
     def finish(self) -> Collected:
         """Return the remaining segments, and the receipts."""
-        lots = self._closed
-        for endpoint_id, lot in self._open.items():
-            if lot.items:
-                lots.setdefault(_owner_shard(endpoint_id, self._shards), []).append(lot)
-        return Collected(rows=list(self._rows(lots)), results=Results(receipts=self._intake.receipts()))
+        batches = self._closed
+        for endpoint_id, batch in self._open.items():
+            if batch.items:
+                batches.setdefault(_owner_shard(endpoint_id, self._shards), []).append(batch)
+        return Collected(rows=list(self._rows(batches)), results=Results(receipts=self._intake.receipts()))
 
     def _add(self, item: segment.Item, match: matching.Match) -> None:
         endpoint = match.endpoint
-        lot = self._open.get(endpoint.endpoint_id) or self._lot(endpoint)
-        bounds = lot.bounds
-        if lot.items and lot.size + item.size > bounds.max_bytes:
-            lot = self._close_batch(lot, endpoint)
-        lot.add(item, match.subscription.subscription_id)
-        if len(lot.items) >= bounds.max_events or lot.size >= bounds.max_bytes:
-            self._close_batch(lot, endpoint)
+        batch = self._open.get(endpoint.endpoint_id) or self._new_batch(endpoint)
+        bounds = batch.bounds
+        if batch.items and batch.size + item.size > bounds.max_bytes:
+            batch = self._close_batch(batch, endpoint)
+        batch.add(item, match.subscription.subscription_id)
+        if len(batch.items) >= bounds.max_events or batch.size >= bounds.max_bytes:
+            self._close_batch(batch, endpoint)
 
-    def _close_batch(self, lot: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
+    def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
         """Close a full batch; return the next one of its endpoint."""
         endpoint_id = endpoint.endpoint_id
-        lot.mark = segment.Mark.FULL
+        batch.mark = segment.Mark.FULL
         shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])
-        self._closed.setdefault(shard, []).append(lot)
-        self._closed_size += lot.size
+        self._closed.setdefault(shard, []).append(batch)
+        self._closed_size += batch.size
         self._batch_counts[endpoint_id] += 1
-        return self._lot(endpoint)
+        return self._new_batch(endpoint)
 
-    def _lot(self, endpoint: Endpoint) -> segment.PendingBatch:
+    def _new_batch(self, endpoint: Endpoint) -> segment.PendingBatch:
         assert endpoint.batching is not None, "the registry sets it for each endpoint in batch mode"  # noqa: S101
         is_immediate = endpoint.batching.max_wait_s * 1000 <= self._immediate_flush_ms
-        lot = self._open[endpoint.endpoint_id] = segment.PendingBatch(
+        batch = self._open[endpoint.endpoint_id] = segment.PendingBatch(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
             bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),
             mark=segment.Mark.IMMEDIATE if is_immediate else segment.Mark.WAITS,
         )
-        return lot
+        return batch
 
     @staticmethod
-    def _rows(lots: dict[int, list[segment.PendingBatch]]) -> Iterator[Row]:
-        for shard, of_shard in lots.items():
+    def _rows(batches: dict[int, list[segment.PendingBatch]]) -> Iterator[Row]:
+        for shard, of_shard in batches.items():
             for written, _ in segment.encoded(of_shard):
                 yield Row(shard, written)
 

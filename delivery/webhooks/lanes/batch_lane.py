@@ -125,7 +125,7 @@ class BatchLane:
         self._dispatcher.submit(delivery)
 
     def _collect_outcomes(self) -> None:
-        for outcome in self._dispatcher.ended():
+        for outcome in self._dispatcher.drain():
             self._begun -= 1
             self._unsettled_bytes -= len(outcome.delivery.signed)
             self._ended.append(batch_payload.batch_outcome(outcome))

@@ -56,17 +56,17 @@ class DirectLane:
                     self._dispatcher.submit(delivery)
             if count % RECORDS_BETWEEN_IO == 0:
                 await self._dispatcher.wait_for_room()
-        results.outcomes += self._dispatcher.ended()
+        results.outcomes += self._dispatcher.drain()
         return results
 
     def drain(self) -> Results:
         """Return the outcomes since the last call of any method."""
-        return Results(outcomes=self._dispatcher.ended())
+        return Results(outcomes=self._dispatcher.drain())
 
     async def finish(self) -> Results:
         """Wait for all attempts in flight; return the remaining results, and the receipts."""
         await self._dispatcher.finish()
-        return final_results(self._dispatcher, outcomes=self._dispatcher.ended(), receipts=self._intake.receipts())
+        return final_results(self._dispatcher, outcomes=self._dispatcher.drain(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
         """Stop sending: the task no longer reads the results."""

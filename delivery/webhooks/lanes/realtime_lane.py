@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delivery.model import Record
-from delivery.webhooks.lanes import direct_lane
+from delivery.webhooks.lanes import direct_lane, drain_gate
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing.intake import Receipt
-from delivery.webhooks.scheduling import drain
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class Slice(NamedTuple):
     """One second of the lane."""
 
     lane: direct_lane.DirectLane
-    gate: drain.DrainGate
+    gate: drain_gate.DrainGate
 
 
 class SliceResults(NamedTuple):

@@ -123,36 +123,60 @@ class RetryLane:
         """
         for written in leases:
             lease = retry_messages.lease(written)
-            if lease.number and completed_work.key_of_lease(lease.endpoint_id, lease.number, len(lease.entries)) in ended:
-                continue
-            known, task = self._leases.get(_fifo_id(lease), (None, None))
-            if lease.number and known is not None and known.lease.number == lease.number:
-                if task is not None:
-                    self._awaited.add(task)
-                continue
-            has_room = not lease.number or await self._has_room(lease, settle_s)
-            tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
-            revision = (
-                registry.revision
-            )  # read first: a change that takes effect during the look-up may not be in the destination
-            to = await registry.destination(lease.endpoint_id, tenants)
-            one = LeaseInFlight(lease, to, self._clock() + LEASE_S, revision, self._registry_max_age_s, ended)
-            if not lease.number:
-                one.begin(self._now_ms())
-                self._ended.append(one)
-            elif has_room:
-                if known is not None:
-                    known.stop()  # its lease has expired, and the same entries are in this one
-                task = asyncio.create_task(self._deliver(one))
-                self._leases[_fifo_id(lease)] = one, task
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                self._awaited.add(task)
-            else:
-                one.refuse(self._now_ms())
-                self._ended.append(one)
-            await asyncio.sleep(0)
+            if not self._is_known(lease, ended):
+                await self._start(lease, registry, settle_s, ended)
+                await asyncio.sleep(0)
         return self._drain()
+
+    def _is_known(self, lease: retry_messages.Lease, ended: completed_work.CompletedKeys) -> bool:
+        """Return True if an earlier run of the micro-batch has reported the lease, or has it in flight."""
+        if not lease.number:  # given up: it has no report
+            return False
+        if completed_work.key_of_lease(lease.endpoint_id, lease.number, len(lease.entries)) in ended:
+            return True
+        known, task = self._leases.get(_fifo_id(lease), (None, None))
+        if known is None or task is None or known.lease.number != lease.number:
+            return False
+        self._awaited.add(task)
+        return True
+
+    async def _start(
+        self,
+        lease: retry_messages.Lease,
+        registry: registries.Registry,
+        settle_s: float,
+        ended: completed_work.CompletedKeys,
+    ) -> None:
+        """Look up the destination of a lease; then deliver the lease, or end it at once.
+
+        1. The lease is given up: its entries become dead letters.
+        2. There is no memory for it: its entries are requeued.
+        3. Otherwise it is delivered.
+        """
+        has_room = not lease.number or await self._has_room(lease, settle_s)
+        tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
+        # Read first: a change that takes effect during the look-up may not be in the destination.
+        revision = registry.revision
+        to = await registry.destination(lease.endpoint_id, tenants)
+        one = LeaseInFlight(lease, to, self._clock() + LEASE_S, revision, self._registry_max_age_s, ended)
+        if lease.number and has_room:
+            self._begin(one)
+            return
+        if lease.number:
+            one.refuse(self._now_ms())
+        else:
+            one.begin(self._now_ms())
+        self._ended.append(one)
+
+    def _begin(self, one: LeaseInFlight) -> None:
+        expired, _ = self._leases.get(_fifo_id(one.lease), (None, None))
+        if expired is not None:
+            expired.stop()  # the same entries are in the new lease
+        task = asyncio.create_task(self._deliver(one))
+        self._leases[_fifo_id(one.lease)] = one, task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._awaited.add(task)
 
     async def wait_for_leases(self, wait_s: float) -> bool:
         """Wait at most `wait_s` for the leases begun since the last `finish_task`; return True if all have ended."""

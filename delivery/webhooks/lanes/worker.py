@@ -6,25 +6,30 @@ forks it once and reuses it (`spark.python.worker.reuse`).
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import dataclasses
 import itertools
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import cachetools
-import uvloop
 
 from delivery import errors
 from delivery.model import Record, Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
 from delivery.webhooks.http import transport
-from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, gc_tuning, realtime_lane, retry_lane, worker_plan
+from delivery.webhooks.lanes import (
+    batch_collect,
+    batch_lane,
+    direct_lane,
+    drain_gate,
+    gc_tuning,
+    lane_driver,
+    realtime_lane,
+    retry_lane,
+    worker_plan,
+)
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import health_hints
@@ -33,7 +38,6 @@ from delivery.webhooks.scheduling import (
     background_attempts,
     deferral,
     dispatch,
-    drain,
     endpoint_clock,
     endpoint_queue,
     host_limits,
@@ -45,32 +49,17 @@ log = logging.getLogger(__name__)
 
 MAX_PACES = 20_000
 """Endpoints whose rate is remembered; more than have a rate limit."""
-MAX_ANSWER_TIMES = 20_000
+MAX_RESPONSE_TIMES = 20_000
 """Endpoints whose response time is remembered, the most recently used ones."""
-MAX_CIRCUITS = 20_000
+MAX_BREAKERS = 20_000
 """Endpoints whose circuit breaker is kept, those that failed last."""
 BATCH_BYTES_AT_ONCE = 1024 * 1024
 """Bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
 batches instead, small ones had their results written each 7 ms, which was a quarter of the work on them (docs/benchmarks/)."""
 LEASES_AT_ONCE = 16
 """Leases that are read before the results so far are written."""
-RESULTS_EVERY_S = 0.05
-"""Seconds between two sets of results of a running task. Results that leave are in Kafka some 10 ms later, and are not repeated
-when this process is killed."""
-DRAIN_S = 1.0
-"""Seconds that a failing task waits for attempts in flight. Results that arrive in time are recorded and not repeated."""
 IDLE_CHECK_S = 0.02
 """Seconds between two checks of an ending worker for attempts in flight."""
-Returned = TypeVar("Returned")
-
-
-class _Lane(Protocol):
-    """A lane's part of one task."""
-
-    async def submit(self, chunk: Iterable[Any], /) -> Results: ...
-    async def finish(self) -> Results: ...
-    def drain(self) -> Results: ...
-    def abandon(self) -> None: ...
 
 
 class Worker:
@@ -84,18 +73,15 @@ class Worker:
         self._newest = Revision(0)
         self.now_s = driver_clock.DriverClock()
         self._acceptances = health_hints.Acceptances(plan.report_accepting_every_s)
-        # On a thread of its own, the loop closes idle connections and keeps others alive between micro-batches. The threads do
-        # not compete for the interpreter: while the loop works, the task's thread only waits.
-        self._loop = uvloop.new_event_loop()
+        self._thread = lane_driver.LoopThread()
+        self._clock = self._thread.loop.time
         self._memory = endpoint_queue.EndpointMemory(
             paces=cachetools.LRUCache(maxsize=MAX_PACES),
-            hosts=host_limits.Hosts(plan.limits, self._loop.time),
-            breakers=cachetools.LRUCache(maxsize=MAX_CIRCUITS),
-            response_times=cachetools.LRUCache(maxsize=MAX_ANSWER_TIMES),
+            hosts=host_limits.Hosts(plan.limits, self._clock),
+            breakers=cachetools.LRUCache(maxsize=MAX_BREAKERS),
+            response_times=cachetools.LRUCache(maxsize=MAX_RESPONSE_TIMES),
         )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="deliveries", daemon=True)
-        self._thread.start()
-        self._endpoint_clock, self._network = self._run(self._open())
+        self._endpoint_clock, self._network = self._thread.run(self._open())
         self._sender = sender.Sender(
             self._network,
             self._plan.guard,
@@ -104,7 +90,7 @@ class Worker:
             endpoint_time=self._endpoint_clock.time,
             max_retry_after_s=self._plan.max_retry_after_s,
         )
-        self._gate = drain.DrainGate(self._sender)
+        self._gate = drain_gate.DrainGate(self._sender)
         """The gate of the current task."""
         self._is_orphan = False
         self._retry: retry_lane.RetryLane | None = None
@@ -127,12 +113,10 @@ class Worker:
     def close(self) -> None:
         """Close the connections and end the loop. For callers that outlive their worker; Spark's processes do not."""
         if self._retry is not None:
-            self._run(self._retry.close())
-        self._run(self._network.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+            self._thread.run(self._retry.close())
+        self._thread.run(self._network.close())
+        self._thread.close()
         self._background_results.close()
-        self._loop.close()
 
     @property
     def revision(self) -> Revision:
@@ -147,7 +131,7 @@ class Worker:
         if driver_s is not None:
             self.now_s.record_stamp(driver_s)
         if workers is not None and workers != self._limits.workers:
-            self._run(self._set_workers(workers))
+            self._thread.run(self._set_workers(workers))
 
     async def _set_workers(self, workers: int) -> None:
         self._limits = dataclasses.replace(self._limits, workers=workers)
@@ -167,7 +151,8 @@ class Worker:
         Deliveries to `suppressed` endpoints are deferred to the retry lane. Called from the task's thread, by one task at a
         time. Attempts go on while the task reads the next batch.
         """
-        yield from self._results_of_task(self._run(self._begin_direct_lane(source, suppressed, ended)), batches)
+        lane = self._thread.run(self._begin_direct_lane(source, suppressed, ended))
+        yield from self._driver(lane).results(batches)
 
     def realtime(
         self,
@@ -185,19 +170,19 @@ class Worker:
             lane = direct_lane.DirectLane(self._registry, dispatcher, deferrals, self._plan.layout, ended)
             return realtime_lane.Slice(lane, self._gate)
 
-        return realtime_lane.RealtimeLane(self._loop, begin, next_offsets, self._with_worker_state)
+        return realtime_lane.RealtimeLane(self._thread.loop, begin, next_offsets, self._with_worker_state)
 
     def call_in_loop(self, change: Callable[[], None]) -> None:
         """Schedule `change` in the event loop."""
-        self._loop.call_soon_threadsafe(change)
+        self._thread.call_soon(change)
 
     def collect(
         self, batches: Iterable[Iterable[Record]], source: registries.Source, *, shards: int, immediate_flush_s: float
     ) -> Iterator[batch_collect.Collected]:
         """Collect a task's records for endpoints in batch mode, by the registry in `source`. Called as `deliver` is."""
-        collector = self._run(self._begin_collecting(source, shards, immediate_flush_s))
+        collector = self._thread.run(self._begin_collecting(source, shards, immediate_flush_s))
         for records in batches:
-            yield self._run(collector.add(records))
+            yield self._thread.run(collector.add(records))
         yield collector.finish()
 
     def deliver_batches(
@@ -209,7 +194,8 @@ class Worker:
     ) -> Iterator[Results]:
         """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
         chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
-        yield from self._results_of_task(self._run(self._begin_batch_lane(source, suppressed, ended)), chunks)
+        lane = self._thread.run(self._begin_batch_lane(source, suppressed, ended))
+        yield from self._driver(lane).results(chunks)
 
     @property
     def is_orphan(self) -> bool:
@@ -232,15 +218,15 @@ class Worker:
         Called as `deliver` is, but attempts that take longer than `settle_s` go on, and a later call yields their results. If
         the task fails, the results that it was given are lost: the leases expire, and the shards lease their entries again.
         """
-        retries, registry = self._run(self._retry_lane(source))
+        retries, registry = self._thread.run(self._retry_lane(source))
         written = iter(leases)
         while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
-            yield self._run(retries.start(chunk, registry, settle_s, ended))
+            yield self._thread.run(retries.start(chunk, registry, settle_s, ended))
         deadline = time.monotonic() + settle_s
-        while not self._run(retries.wait_for_leases(RESULTS_EVERY_S)) and time.monotonic() < deadline:
+        while not self._thread.run(retries.wait_for_leases(lane_driver.RESULTS_EVERY_S)) and time.monotonic() < deadline:
             if (ended_now := self.drain_leases()) is not None:
                 yield ended_now
-        last = self._run(retries.finish_task(0.0))
+        last = self._thread.run(retries.finish_task(0.0))
         self._with_worker_state(last.results)
         yield last
 
@@ -251,7 +237,7 @@ class Worker:
         within `away_s` expires and repeats. Called as `deliver` is. Each result is returned once, and the task must write its
         rows and reports. It must not defer these deliveries: the reports say which entries are requeued.
         """
-        return None if self._retry is None else self._run(self._drain_retry_lane(self._retry))
+        return None if self._retry is None else self._thread.run(self._drain_retry_lane(self._retry))
 
     async def _drain_retry_lane(self, retries: retry_lane.RetryLane) -> retry_lane.LeaseResults | None:
         return retries.drain()
@@ -262,7 +248,7 @@ class Worker:
         No further attempt of a lease begins: its report requeues the remaining entries.
         """
         if self._retry is not None:
-            self._loop.call_soon_threadsafe(self._retry.stop)
+            self._thread.call_soon(self._retry.stop)
         deadline = time.monotonic() + within_s
         while self._is_busy() and time.monotonic() < deadline and not self._is_orphan:
             time.sleep(IDLE_CHECK_S)
@@ -278,63 +264,12 @@ class Worker:
         """Return the results of background attempts that were written, for a task to observe."""
         return self._background_results.written()
 
-    def _results_of_task(self, lane: _Lane, chunks: Iterable[Iterable[Any]]) -> Iterator[Results]:
-        """Yield the results of all `chunks`. After a failure, yield those of attempts in flight that end soon, then raise."""
-        try:
-            for chunk in chunks:
-                self._require_jvm()
-                yield from self._results_while(lane.submit(chunk), lane)
-            yield from map(self._with_worker_state, self._results_while(lane.finish(), lane))
-        except Exception:  # the JVM is gone, and its pipe may show that before the signal does; or a fault of ours
-            yield from self._drained_results(lane)
-            raise  # never end well: a JVM that still listens would commit records that were not begun
-        finally:  # done, or the task no longer reads the results
-            self._loop.call_soon_threadsafe(lane.abandon)
-
-    def _results_while(self, work: Coroutine[Any, Any, Results], lane: _Lane) -> Iterator[Results]:
-        """Yield the result of `work`; until then, yield the results so far each RESULTS_EVERY_S."""
-        ready: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
-        running = asyncio.run_coroutine_threadsafe(self._drive(work, lane, ready.put), self._loop)
-        running.add_done_callback(lambda _: ready.put(None))
-        try:
-            yield from iter(ready.get, None)
-            yield running.result()
-        finally:  # the task no longer reads the results
-            running.cancel()
-
-    async def _drive(self, work: Coroutine[Any, Any, Results], lane: _Lane, report: Callable[[Results], None]) -> Results:
-        """Return the result of `work`; until then, report the results so far each RESULTS_EVERY_S.
-
-        Runs in the loop. The loop is busy, and each request from the task's thread would wait for it.
-        """
-        running = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait([running], timeout=RESULTS_EVERY_S))[0]:
-                ended = lane.drain()
-                if ended.outcomes or ended.batches:
-                    report(ended)
-                self._require_jvm()
-            return running.result()
-        finally:
-            running.cancel()
+    def _driver(self, lane: lane_driver.Lane) -> lane_driver.LaneDriver:
+        return lane_driver.LaneDriver(self._thread, lane, self._gate, self._require_jvm, self._with_worker_state)
 
     def _require_jvm(self) -> None:
         if self._is_orphan:
             raise errors.Orphaned
-
-    def _drained_results(self, lane: _Lane) -> Iterator[Results]:
-        """Begin no further attempts; yield the results of those in flight, for at most DRAIN_S."""
-        closing = asyncio.run_coroutine_threadsafe(self._gate.close(DRAIN_S), self._loop)
-        while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
-            yield self._run(self._drained(lane))
-        yield self._run(self._drained(lane))
-
-    @staticmethod
-    async def _drained(lane: _Lane) -> Results:
-        return lane.drain()
-
-    def _run(self, work: Coroutine[Any, Any, Returned]) -> Returned:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _with_worker_state(self, results: Results) -> Results:
         """Add the worker's own state to a task's last results. Forget all circuit breakers if our own network failed."""
@@ -367,7 +302,7 @@ class Worker:
                 self._limits,
                 paces=self._memory.paces,
                 known_hosts=self._memory.hosts,
-                clock=asyncio.get_running_loop().time,
+                clock=self._clock,
                 now_s=self.now_s,
                 registry_max_age_s=self._plan.registry_max_age_s,
             )
@@ -386,10 +321,10 @@ class Worker:
         return self._registry
 
     def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
-        return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._loop.time, now_s=self.now_s)
+        return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self.now_s)
 
     def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
-        self._gate = drain.DrainGate(self._sender)
+        self._gate = drain_gate.DrainGate(self._sender)
         return dispatch.Dispatcher(
             self._gate,
             self._limits,
@@ -397,7 +332,7 @@ class Worker:
             deferrals,
             self._background,
             memory=self._memory,
-            clock=self._loop.time,
+            clock=self._clock,
             endpoint_time=self._endpoint_clock.time,
         )
 

@@ -42,12 +42,13 @@ class Results:
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
     """Return the last results of a task, with its dispatcher's totals of the whole task."""
+    report = dispatcher.report()
     return Results(
-        most_in_flight=dispatcher.most_in_flight,
-        reach=dispatcher.reachability(),
-        gone=dispatcher.gone(),
-        unresponsive=dispatcher.unresponsive(),
-        accepting=dispatcher.accepting(),
+        most_in_flight=report.most_in_flight,
+        reach=report.reachability,
+        gone=report.gone,
+        unresponsive=report.unresponsive,
+        accepting=report.accepting,
         **fields,
     )
 

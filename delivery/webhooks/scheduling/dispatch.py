@@ -18,19 +18,17 @@ import math
 from collections.abc import Callable
 from typing import Generic, Protocol
 
-from delivery.model import Attempt, Endpoint, EndpointId, Outcome, OutcomeKind, Sendable, Sent
-from delivery.webhooks.policy import backoff, error_classes, retry_reasons
+from delivery.model import Attempt, EndpointId, Outcome, OutcomeKind, Sendable, Sent
+from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import (
     background_attempts,
-    circuit_breaker,
     deferral,
     endpoint_queue,
     limits,
-    outage,
-    response_times,
+    timeouts,
 )
-from delivery.webhooks.scheduling.endpoint_clock import Countdown
-from delivery.webhooks.scheduling.endpoint_queue import InFlight, Pending, Queue
+from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, Pending, Queue
+from delivery.webhooks.scheduling.timeouts import Phase
 
 ENOUGH_READY, FEW_READY = 16, 8
 """Queues that are ready. With more than ENOUGH_READY the lane reads no further events until FEW_READY are left. An event that
@@ -79,45 +77,31 @@ class Dispatcher(Generic[Sent]):
         self._in_flight = 0
         self._unsettled = 0
         self._enough_settled = 0
-        self._is_draining = False
-        self._queue_timeout: Countdown | None = None
-        self._response_deadline: Countdown | None = None
-        self._is_finishing = self._is_over = False
-        self._gone: set[EndpointId] = set()
-        self._unresponsive: set[EndpointId] = set()
+        self._phase = Phase.READING
+        self._timeouts = timeouts.Timeouts(
+            bounds,
+            endpoint_time,
+            on_queue_timeout=self._on_queue_timeout,
+            on_response_deadline=self._on_response_deadline,
+        )
         self._ended: list[Outcome[Sent]] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._is_abandoned = False
-        self.most_in_flight = 0
+        self._most_in_flight = 0
 
     def submit(self, delivery: Sent) -> None:
         """Queue a delivery for its endpoint."""
         self._unsettled += 1
         self._enqueue(Pending(delivery))
 
-    def ended(self) -> list[Outcome[Sent]]:
+    def drain(self) -> list[Outcome[Sent]]:
         """Return the outcomes since the last call, in the order in which the deliveries ended."""
         ended, self._ended = self._ended, []
         return ended
 
-    def gone(self) -> frozenset[EndpointId]:
-        """Return the endpoints that have responded 410 Gone since the last call."""
-        gone, self._gone = frozenset(self._gone), set()
-        return gone
-
-    def unresponsive(self) -> frozenset[EndpointId]:
-        """Return the endpoints that did not respond within their response deadline since the last call."""
-        unresponsive, self._unresponsive = frozenset(self._unresponsive), set()
-        return unresponsive
-
-    def accepting(self) -> list[Endpoint]:
-        """Return the endpoints that have accepted a delivery."""
-        return [queue.endpoint for queue in self._queues.values() if queue.has_accepted]
-
-    def reachability(self) -> outage.Reachability:
-        """Return which destinations have responded, and which were unreachable."""
-        return endpoint_queue.reachability(self._queues.values())
+    def report(self) -> DispatchReport:
+        """Return the task's observations of its endpoints. Called once, at its end."""
+        return endpoint_queue.report(self._queues.values(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
         """Yield to the event loop, then wait while enough queues are ready."""
@@ -126,9 +110,9 @@ class Dispatcher(Generic[Sent]):
 
     async def finish(self) -> None:
         """Wait until every delivery has its outcome. Nothing may be submitted afterwards."""
-        self._stop_timeouts()
-        self._is_finishing = True
-        await self.wait_for_unsettled(0)
+        self._timeouts.stop()
+        self._enter(Phase.FINISHING)
+        await self._wait_for_unsettled(0)
         self.abandon()
 
     async def wait_for_unsettled(self, unsettled: int) -> None:
@@ -138,26 +122,37 @@ class Dispatcher(Generic[Sent]):
         end, attempts in flight have until their endpoint's response deadline, at most `response_deadline_s`. Later ones go on
         in the background.
         """
-        self._enough_settled, self._is_draining = unsettled, True
+        self._enter(Phase.WAITING)
+        await self._wait_for_unsettled(unsettled)
+        self._enter(Phase.READING)
+
+    async def _wait_for_unsettled(self, unsettled: int) -> None:
+        self._enough_settled = unsettled
         if not self._ready:
-            self._start_timeouts()
+            self._timeouts.start(self._phase)
         try:
             await self._wait_while(lambda: self._unsettled > unsettled)
-        finally:
-            self._is_draining = False
+        except BaseException:
+            self._enter(Phase.FAILED)
+            raise
 
     def abandon(self) -> None:
         """Stop sending: cancel the attempts in flight and drop the queues. The task failed, and runs again whole.
 
         Background attempts go on.
         """
-        self._is_abandoned = True
+        self._enter(Phase.ABANDONED)
         for queue in self._ready:
             queue.release_reservation()
         self._ready.clear()
-        self._stop_timeouts()
+        self._timeouts.stop()
         for runner in self._runners:
             runner.cancel()
+
+    def _enter(self, phase: Phase) -> None:
+        """Enter a phase. Nothing follows ABANDONED: a task that was given up may be cancelled while it waits."""
+        if self._phase is not Phase.ABANDONED:
+            self._phase = phase
 
     async def _wait_while(self, is_so: Callable[[], bool]) -> None:
         while self._failure is None and is_so():
@@ -166,56 +161,41 @@ class Dispatcher(Generic[Sent]):
         if self._failure is not None:
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
 
-    def _start_timeouts(self) -> None:
-        if self._is_draining and self._queue_timeout is None:
-            self._queue_timeout = Countdown(self._endpoint_time, self._bounds.queue_timeout_s, self._on_queue_timeout)
-        if self._is_finishing and self._response_deadline is None and self._bounds.response_deadline_s < math.inf:
-            self._start_response_deadline(min(response_times.MIN_RESPONSE_DEADLINE_S, self._bounds.response_deadline_s))
-
-    def _start_response_deadline(self, wait_s: float) -> None:
-        self._response_deadline = Countdown(self._endpoint_time, wait_s, self._on_response_deadline)
-
-    def _stop_timeouts(self) -> None:
-        for timer in (self._queue_timeout, self._response_deadline):
-            if timer is not None:
-                timer.cancel()
-        self._queue_timeout = self._response_deadline = None
-
     def _on_queue_timeout(self) -> None:
         """Defer deliveries that have waited too long. At the end of the micro-batch, defer all that wait, now and later."""
-        self._queue_timeout = None
-        if not self._is_draining:
+        if not self._phase.is_waiting:
             return
-        self._is_over, now = self._is_finishing, self._endpoint_time()
+        until = self._endpoint_time()
+        if self._phase is Phase.WAITING:
+            until -= self._bounds.queue_timeout_s
+        else:
+            self._phase = Phase.CLOSING
         for queue in self._queues.values():
             is_paced = queue.must_wait(self._clock())
-            until = now if self._is_over else now - self._bounds.queue_timeout_s
             self._defer_waiting(queue, retry_reasons.RATE_LIMITED if is_paced else retry_reasons.LANE_DEADLINE, until)
-        self._start_timeouts()
+        self._timeouts.start(self._phase)
 
     def _on_response_deadline(self) -> None:
         """Move overdue attempts to the background when nothing else is left to do.
 
         1. A queue is ready again: do nothing.
-        2. Of more than a few endpoints hardly any responds: the fault may be ours. Waiting for the attempts will tell.
+        2. Of more than a few endpoints hardly any responds: the fault may be ours. The end of the attempts will show it.
         3. An endpoint has sent no response meanwhile: defer its waiting deliveries as well.
         """
-        self._response_deadline = None
-        if not self._is_draining or self._ready:
+        if not self._phase.is_last or self._ready:
             return
-        overdue = endpoint_queue.overdue(self._attempts, self._endpoint_time(), self._bounds.response_deadline_s)
+        most_s = self._bounds.response_deadline_s
+        overdue = endpoint_queue.overdue(self._attempts, self._endpoint_time(), most_s)
         if not endpoint_queue.may_be_local_outage(self._queues.values(), overdue.unresponsive):
             for pending in overdue.attempts:
                 if self._background.has_room(pending.delivery):
                     self._continue_in_background(pending, *self._attempts.pop(pending))
             for queue in overdue.unresponsive:
                 queue.is_unresponsive = True
-                if not queue.response_time.exceeds(
-                    self._bounds.response_deadline_s
-                ):  # otherwise it responds, but always takes longer than that
-                    self._unresponsive.add(queue.endpoint_id)
+                if not queue.response_time.exceeds(most_s):  # otherwise it responds, but always takes longer than that
+                    queue.missed_deadline = True
                 self._defer_waiting(queue, retry_reasons.SLOW)
-        self._start_response_deadline(overdue.check_in_s)
+        self._timeouts.start_response_deadline(overdue.check_in_s)
 
     def _continue_in_background(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
         """Leave an attempt to its runner, which ends with the attempt."""
@@ -233,7 +213,7 @@ class Dispatcher(Generic[Sent]):
         self._end(self._deferrals.unattempted(pending.delivery, reason, pending.attempts))
 
     def _enqueue(self, pending: Pending[Sent]) -> None:
-        if self._is_abandoned:
+        if self._phase is Phase.ABANDONED:
             return
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
@@ -244,7 +224,7 @@ class Dispatcher(Generic[Sent]):
             self._defer(pending, retry_reasons.CIRCUIT_OPEN)
         elif queue.is_unresponsive:
             self._defer(pending, retry_reasons.SLOW)
-        elif self._is_over:
+        elif self._phase.is_deferring:
             self._defer(pending, retry_reasons.LANE_DEADLINE)
         else:
             pending.since = self._endpoint_time()
@@ -259,7 +239,7 @@ class Dispatcher(Generic[Sent]):
 
     def _resume(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
         """Make a queue ready again that waited for its rate or its host; return True if it has waiting deliveries."""
-        if self._is_abandoned or not queue.waiting:
+        if self._phase is Phase.ABANDONED or not queue.waiting:
             queue.is_ready = False
             return False
         queue.has_reservation = has_reservation
@@ -294,7 +274,7 @@ class Dispatcher(Generic[Sent]):
             if ready == FEW_READY:
                 self._changed.set()
             elif not ready:
-                self._start_timeouts()
+                self._timeouts.start(self._phase)
             now = self._clock()
             if not self._may_begin(queue, now):
                 continue
@@ -303,7 +283,7 @@ class Dispatcher(Generic[Sent]):
             queue.is_ready = False
             self._mark_ready(queue)
             self._in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+            self._most_in_flight = max(self._most_in_flight, self._in_flight)
             if self._in_flight == len(self._runners) - len(self._idle):
                 self._start_runner()  # all are busy, for example after a rate has released a queue with several deliveries
             pending.since = self._endpoint_time()
@@ -315,7 +295,7 @@ class Dispatcher(Generic[Sent]):
             pending.attempts += (attempt,)
             if pending.name is not None:
                 self._settle(queue, pending, attempt, now)
-                if not self._is_abandoned:  # its endpoint has a slot free again, and this runner ends
+                if self._phase is not Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
                     self._mark_ready(queue)
                     self._start_runner()
                 return
@@ -356,22 +336,18 @@ class Dispatcher(Generic[Sent]):
         3. Failed otherwise: defer by the endpoint's schedule, or dead-letter if there is none.
         4. The endpoint's circuit breaker opened: defer its waiting deliveries.
         """
+        is_open = queue.observe(
+            attempt,
+            pending.since,
+            began_at,
+            breakers=self._memory.breakers,
+            clock=self._clock,
+            endpoint_time=self._endpoint_time,
+        )
         error_class = attempt.error_class
-        if error_class is None or attempt.status is not None:
-            queue.record_response(pending.since, self._endpoint_time())
         if error_class is None:
-            queue.has_accepted = True
-            if queue.breaker is not None:
-                self._record(queue, queue.breaker, None, began_at)
             self._finish(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
             return
-        queue.was_unreachable |= error_class in outage.UNREACHABLE_CLASSES
-        if error_class == error_classes.GONE:
-            self._gone.add(queue.endpoint_id)
-        known = queue.breaker
-        if known is None:
-            known = queue.breaker = self._memory.breakers[queue.endpoint_id] = circuit_breaker.CircuitBreaker()
-        is_open = self._record(queue, known, error_class, began_at)
         wait_s = None if is_open else self._quick_retry.wait_s(attempt.number, error_class, attempt.retry_after_s)
         if wait_s is None:
             self._finish(pending, self._deferrals.failed(pending.delivery, pending.attempts))
@@ -381,15 +357,6 @@ class Dispatcher(Generic[Sent]):
             asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
         if is_open:
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
-
-    def _record(
-        self, queue: Queue[Sent], known: circuit_breaker.CircuitBreaker, error_class: str | None, began_at: float
-    ) -> bool:
-        """Record a result in an endpoint's circuit breaker; return True if the breaker is open."""
-        now = self._clock()
-        known.record(error_class, began_at, now)
-        queue.limit = 1 if known.is_suspect else queue.max_in_flight
-        return known.is_open(now)
 
     def _finish(self, pending: Pending[Sent], outcome: Outcome[Sent]) -> None:
         """End a delivery in this task, or report the result of its background attempt."""

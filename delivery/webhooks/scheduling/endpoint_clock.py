@@ -16,7 +16,7 @@ from delivery.webhooks.scheduling import limits
 BEAT_S = 0.05
 """Seconds between two readings of our own delay. A reading takes 18 µs, so 0.04 % of a core."""
 STALL_S = 0.05
-"""Seconds that a beat may be late. Of a longer lateness, only this much counts."""
+"""Seconds that a beat may be late. A longer lateness counts as this much."""
 LEAST_SPEED = 1 / 8
 """The clock's slowest speed. A hanging endpoint is detected even on a machine that is overloaded for long."""
 

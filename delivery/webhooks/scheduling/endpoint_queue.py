@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
 from delivery.model import Attempt, Endpoint, EndpointId, Sent
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
@@ -59,6 +60,10 @@ class Queue(Generic[Sent]):
     """When the endpoint last responded."""
     was_unreachable: bool = False
     has_accepted: bool = False
+    is_gone: bool = False
+    """Whether the endpoint has responded 410 Gone."""
+    missed_deadline: bool = False
+    """Whether the endpoint did not respond within its response deadline."""
 
     @property
     def endpoint_id(self) -> EndpointId:
@@ -90,10 +95,52 @@ class Queue(Generic[Sent]):
             self.host.use_reservation()
             self.host.wake()
 
-    def record_response(self, since: float, now: float) -> None:
-        """Record the response to a request that began at `since`."""
-        self.has_responded, self.responded_at = True, now
-        self.response_time.record(now - since)
+    def observe(
+        self,
+        attempt: Attempt,
+        since: float,
+        began_at: float,
+        *,
+        breakers: circuit_breaker.CircuitBreakers,
+        clock: Callable[[], float],
+        endpoint_time: Callable[[], float],
+    ) -> bool:
+        """Record the observations of an attempt; return True if its circuit breaker is open.
+
+        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`.
+        """
+        error_class = attempt.error_class
+        if error_class is None or attempt.status is not None:
+            self.has_responded, self.responded_at = True, (now := endpoint_time())
+            self.response_time.record(now - since)
+        breaker = self.breaker
+        if error_class is None:
+            self.has_accepted = True
+            if breaker is None:
+                return False
+        else:
+            self.was_unreachable |= error_class in outage.UNREACHABLE_CLASSES
+            self.is_gone |= error_class == error_classes.GONE
+            if breaker is None:
+                breaker = self.breaker = breakers[self.endpoint_id] = circuit_breaker.CircuitBreaker()
+        now = clock()
+        breaker.record(error_class, began_at, now)
+        self.limit = 1 if breaker.is_suspect else self.max_in_flight
+        return breaker.is_open(now)
+
+
+class DispatchReport(NamedTuple):
+    """A task's observations of its endpoints."""
+
+    most_in_flight: int
+    """Maximum of requests in flight at once."""
+    reachability: outage.Reachability
+    gone: frozenset[EndpointId]
+    """Endpoints that have responded 410 Gone."""
+    unresponsive: frozenset[EndpointId]
+    """Endpoints that did not respond within their response deadline."""
+    accepting: Sequence[Endpoint]
+    """Endpoints that have accepted a delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +190,17 @@ class Overdue(NamedTuple, Generic[Sent]):
     """Seconds until the next check."""
 
 
+def report(queues: Collection[Queue[Any]], most_in_flight: int) -> DispatchReport:
+    """Return the observations of the endpoints of these queues."""
+    return DispatchReport(
+        most_in_flight=most_in_flight,
+        reachability=reachability(queues),
+        gone=frozenset(queue.endpoint_id for queue in queues if queue.is_gone),
+        unresponsive=frozenset(queue.endpoint_id for queue in queues if queue.missed_deadline),
+        accepting=[queue.endpoint for queue in queues if queue.has_accepted],
+    )
+
+
 def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
     """Return which destinations have responded, and which were unreachable."""
     return outage.reachability(
@@ -151,7 +209,7 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
 
 
 def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
-    """Return the attempts that take longer than their endpoint usually does, or longer than `max_s`.
+    """Return the attempts whose response is overdue: later than usual for the endpoint, or than `max_s`.
 
     An endpoint is left out if it has responded in this task and has waiting deliveries. It may be busy for a moment, and the
     task waits for the rest anyway: until its circuit breaker opens or `queue_timeout_s` has passed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 PLATFORM = ("jvm", "driver", "worker")
 """The processes of the job. Kafka and the publisher are shown, and do not count in the total."""
@@ -20,32 +20,44 @@ class Size:
     cores: Mapping[str, float]
     """CPU seconds a second, by process."""
 
-    def of(self, process: str) -> float:
-        """Return the cores of a process, or of the whole job for `total`."""
-        return sum(self.cores[role] for role in PLATFORM) if process == "total" else self.cores[process]
+
+class _Line(NamedTuple):
+    """Cores by deliveries a second."""
+
+    idle: float
+    slope: float
+
+    def at(self, per_s: float) -> float:
+        return self.idle + self.slope * per_s
 
 
 def fitted(sizes: Sequence[Size], full_per_s: float) -> dict[str, dict[str, float]]:
     """Return for each process: idle cores, CPU µs of a delivery, the cores at full load, and the worst error of the line.
 
-    The error is a share of the cores that were measured.
+    The error is a share of the cores that were measured. `total` adds the lines of the platform's processes.
     """
-    return {process: _line(sizes, process, full_per_s) for process in (*sizes[0].cores, "total")}
+    lines = {role: _line([size.per_s for size in sizes], [size.cores[role] for size in sizes]) for role in sizes[0].cores}
+    found = {role: _described(line, sizes, [role], full_per_s) for role, line in lines.items()}
+    total = _Line(*(sum(parts) for parts in zip(*(lines[role] for role in PLATFORM), strict=True)))
+    return {**found, "total": _described(total, sizes, PLATFORM, full_per_s)}
 
 
-def _line(sizes: Sequence[Size], process: str, full_per_s: float) -> dict[str, float]:
-    rates, measured = [size.per_s for size in sizes], [size.of(process) for size in sizes]
-    if len(set(rates)) > 1:
-        slope, idle = statistics.linear_regression(rates, measured)
-        if slope < 0:  # noise: the process costs the same at every size
-            slope, idle = 0.0, statistics.fmean(measured)
-    else:
-        slope, idle = measured[0] / max(1.0, rates[0]), 0.0
-    errors = [abs(idle + slope * rate - cores) / cores for rate, cores in zip(rates, measured, strict=True) if cores]
+def _line(rates: Sequence[float], measured: Sequence[float]) -> _Line:
+    if len(set(rates)) == 1:
+        return _Line(0.0, statistics.fmean(measured) / max(1.0, rates[0]))
+    slope, idle = statistics.linear_regression(rates, measured)
+    if slope < 0:  # noise: the process costs the same at every size
+        return _Line(statistics.fmean(measured), 0.0)
+    return _Line(idle, slope)
+
+
+def _described(line: _Line, sizes: Sequence[Size], roles: Sequence[str], full_per_s: float) -> dict[str, float]:
+    measured = [(size.per_s, sum(size.cores[role] for role in roles)) for size in sizes]
+    errors = [abs(line.at(per_s) - cores) / cores for per_s, cores in measured if cores]
     return {
-        "idle_cores": round(idle, 3),
-        "us_per_delivery": round(slope * 1e6, 1),
-        "cores_at_full_load": round(idle + slope * full_per_s, 1),
+        "idle_cores": round(line.idle, 3),
+        "us_per_delivery": round(line.slope * 1e6, 1),
+        "cores_at_full_load": round(line.at(full_per_s), 1),
         "worst_error": round(max(errors, default=0.0), 3),
     }
 

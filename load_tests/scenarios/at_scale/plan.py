@@ -51,8 +51,10 @@ class Capacity:
     """Shares that are measured: the largest that is carried, its half, its quarter."""
     smallest_share: float = 1 / 1024
     """No smaller share than this is tried."""
-    overload_s: float = 8.0
-    """A share is not carried when more than this many seconds of events are undelivered. A batch waits for 5 s."""
+    overload_s: float = 4.0
+    """A share is not carried when more than this many seconds of events are undelivered. Waiting batches are some 1.5 s."""
+    settling_overload_s: float = 12.0
+    """The same before a size is measured: the first micro-batches of a lane take up to 12 s."""
     publisher_late_s: float = 2.0
     """A share is not carried when the publisher is later than this, because the machine has no core left for it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from load_tests.harness import figures, receiver, stage, traffic
@@ -102,7 +103,7 @@ def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
     share = capacity.first_share
     while sum(run.is_carried for run in runs) < capacity.sizes and share >= capacity.smallest_share:
         settling = plan.Phase(name=f"{share:g}", seconds=runner.scenario.settle_s, factor=share)
-        done = runner.run(settling, share, capacity)
+        done = runner.run(settling, share, replace(capacity, overload_s=capacity.settling_overload_s))
         if not done.is_cut:
             measured = plan.Phase(name=f"{share:g}", seconds=runner.scenario.seconds, factor=share)
             done = runner.run(measured, share, capacity)

@@ -77,7 +77,7 @@ def recovered_s(samples: Sequence[Sample], from_s: float, threshold: float) -> f
 
 
 def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, float]:
-    """Return how old the oldest change was that the job did not route by, over the samples: p50, p90, p99 and max."""
+    """Return how old the oldest change was that the driver did not have, over the samples: p50, p90, p99 and max."""
     revisions = [change.revision for change in changes]
     found = []
     for sample in samples:

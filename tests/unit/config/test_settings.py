@@ -68,7 +68,7 @@ def test_a_setting_that_is_itself_the_name_of_a_file_stays_one(folder):
     assert loader.read({"FANOUT_KAFKA_SSL_CA_FILE": "no such file"}, root=folder).kafka.ssl_ca_file == "no such file"
 
 
-@pytest.mark.parametrize(("held", "said"), [(None, "No such file or directory"), (b"\xff", "it is no text")])
+@pytest.mark.parametrize(("held", "said"), [(None, "No such file or directory"), (b"\xff", "it is not text")])
 def test_a_file_that_cannot_be_read_is_named(folder, held, said):
     if held is not None:
         (folder / "mounted").write_bytes(held)

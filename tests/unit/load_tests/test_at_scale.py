@@ -2,18 +2,23 @@
 
 import array
 import collections
+import contextlib
 import math
 import random
 import re
+import time
+from unittest import mock
 
 import orjson
 import pytest
 
 from delivery import errors
+from delivery.config import settings
 from load_tests.harness import receiver, stage
 from load_tests.harness.behaviour import AT_ONCE, Behaviour
 from load_tests.scenarios.at_scale import (
     bounds,
+    churn,
     command,
     cost_model,
     html_report,
@@ -142,6 +147,48 @@ def test_spare_rows_are_due_nothing():
     spare = [row for row in manifest["subscriptions"] if row["endpoint"].startswith("spare")]
     assert [(row["id"], row["tenants"]) for row in spare] == [(f"spare{n}", [population.SPARE_TENANT]) for n in range(3)]
     assert len(manifest["endpoints"]) == 23
+
+
+@pytest.fixture
+def changes(monkeypatch):
+    """Changes of the registry that would be made, as (what, id)."""
+    made = []
+    for name in ("disable", "enable"):
+        monkeypatch.setattr(churn.endpoint_status, name, lambda _, row, *_why, name=name: made.append((name, row)))
+    monkeypatch.setattr(
+        churn.apply, "apply_rows", lambda _, wanted, _ring: made.extend((row.status, row.id) for row in wanted.subscriptions)
+    )
+    monkeypatch.setattr(churn.keyring.KeyRing, "from_settings", lambda _: None)
+    monkeypatch.setattr(churn.connect, "connect", lambda _: contextlib.nullcontext(mock.MagicMock()))
+    monkeypatch.setattr(churn.registry_reader, "revisions", lambda _: mock.Mock(newest=len(made)))
+    return made
+
+
+def test_four_rounds_of_churn_leave_the_registry_as_it_was(changes):
+    changer = churn._Changer(settings.Settings(), spare=2)
+    for count in range(8):
+        changer.change(mock.MagicMock(), count)
+    kinds = ("disable", "paused", "enable", "active")
+    assert changes == [(kind, f"spare{number}") for kind in kinds for number in range(2)]
+
+
+def test_churn_notes_each_change_and_ends_with_its_context(changes):
+    with churn.Churn(config=settings.Settings(), per_s=1_000, spare=100, now_s=lambda: 0.0) as changing:
+        while len(changes) < 20:
+            time.sleep(0.001)
+    assert len(changing.changes) == len(changes)
+    assert [change.revision for change in changing.changes] == sorted(change.revision for change in changing.changes)
+
+
+def test_churn_raises_what_a_change_has_raised(changes, monkeypatch):
+    del changes
+    monkeypatch.setattr(churn.endpoint_status, "disable", mock.Mock(side_effect=errors.RegistryUnavailable("gone")))
+    changing = churn.Churn(config=settings.Settings(), per_s=1_000, spare=100, now_s=lambda: 0.0)
+    changing.__enter__()
+    for thread in changing._threads:
+        thread.join()
+    with pytest.raises(errors.RegistryUnavailable, match="gone"):
+        changing.__exit__(None, None, None)
 
 
 def report(*arrived):

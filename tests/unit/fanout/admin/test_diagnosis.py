@@ -6,7 +6,7 @@ import sysconfig
 import pytest
 
 from delivery.config import settings
-from delivery.stages.lanes import local_address
+from delivery.stages import local_address
 from fanout.admin import diagnosis
 
 

@@ -18,8 +18,8 @@ from fanout.redrive import redrive_plan, replay_plan
 from subscriptions_db.archive.ingest import archived_rows as archive_rows
 from subscriptions_db.replays.progress import ReplayCounts
 from tests.support import archive, batches, builders
-from tests.support.turns import registry, turn, waiting
-from tests.unit.webhooks.lanes.test_retry_lease import Carried
+from tests.support.leases import lease, registry, waiting
+from tests.unit.webhooks.lanes.test_retry_lease import Delivered
 
 NOW_MS = 1_800_000_000_000
 LAYOUT = Layout(topic_prefix="events.")
@@ -85,7 +85,7 @@ def test_events_for_an_endpoint_in_batch_mode_go_in_batches():
 def test_the_mark_is_in_all_that_is_told_of_it_and_is_counted_once(error_class):
     marked = msgspec.structs.replace(waiting(), replay="rpl_1")
     for mine, wanted in ((marked, "rpl_1"), (waiting(), None)):
-        told = Carried(registry(retrying=Retrying(schedule_s=())), turn(mine), error_class).written()
+        told = Delivered(registry(retrying=Retrying(schedule_s=())), lease(mine), error_class).written()
         [log], dead = told["attempts"], told.get("dead", [])
         assert {one.get("replay") for one in (*log["entries"], *dead)} == {wanted}
         ended = archive_rows.replay_counts(log_records.decode(orjson.dumps(log))) + [
@@ -98,8 +98,8 @@ def test_the_mark_is_in_all_that_is_told_of_it_and_is_counted_once(error_class):
 
 
 def test_what_is_skipped_is_counted():
-    told = Carried(
-        dataclasses.replace(registry(), endpoints={}), turn(msgspec.structs.replace(waiting(), replay="rpl_1"))
+    told = Delivered(
+        dataclasses.replace(registry(), endpoints={}), lease(msgspec.structs.replace(waiting(), replay="rpl_1"))
     ).written()
     assert archive_rows.replay_counts(log_records.decode(orjson.dumps(told["attempts"][0]))) == [
         ReplayCounts("rpl_1", skipped=1)

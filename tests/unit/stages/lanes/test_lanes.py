@@ -6,7 +6,9 @@ from unittest import mock
 
 import pytest
 
-from delivery.stages.lanes import lanes, network_outage, streaming_lane, suppressed_endpoints, telemetry
+from delivery.stages.lanes import lane_context, network_outage, suppressed_endpoints, telemetry
+from delivery.stages.lanes.stateful import StatefulLane
+from delivery.stages.lanes.streaming_lane import Result
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.policy import error_classes, retry_reasons
@@ -52,7 +54,7 @@ def unreachable(first, end):
 
 def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
     disabled = []
-    context = lanes.LaneContext(
+    context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda ids, why: disabled.append((set(ids), why)),
@@ -66,7 +68,7 @@ def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network_outage.Network()
-    context = lanes.LaneContext(
+    context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
         network=ours,
         disable=lambda *_: None,
@@ -81,7 +83,7 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
 
 
 def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time_twice():
-    context = lanes.LaneContext(
+    context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, clock := Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
@@ -98,7 +100,7 @@ def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_at
 
 
 def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
-    context = lanes.LaneContext(
+    context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
@@ -109,7 +111,7 @@ def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
 
 
 def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
-    context = lanes.LaneContext(
+    context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
@@ -126,9 +128,9 @@ def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():
     """Before anything of its micro-batch is done, so that no journal is read."""
     untouched = []
     reruns = SimpleNamespace(mark_untouched=lambda: untouched.append(True))
-    lanes._require_current(reruns, is_current=True)
-    with pytest.raises(streaming_lane.StartAgain):
-        lanes._require_current(reruns, is_current=False)
+    assert lane_context.confirm_plan(reruns, is_current=True)
+    assert untouched == []
+    assert not lane_context.confirm_plan(reruns, is_current=False)
     assert untouched == [True]
 
 
@@ -143,7 +145,7 @@ def a_lane():
     stopping.set()  # so that nobody waits
     return SimpleNamespace(
         NAME="batch",
-        _starts=0,
+        _restarts=0,
         _stop=stopping,
         _pending=SimpleNamespace(value=None),
         _context=SimpleNamespace(sizing=size.fixed(2)),
@@ -159,21 +161,19 @@ def tasks_that(failure=None):
 def test_a_lane_whose_executors_keep_ending_starts_again_three_times_and_then_fails():
     lane = a_lane()
     for _ in range(3):
-        with pytest.raises(streaming_lane.StartAgain):
-            lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+        assert StatefulLane._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE))) is Result.REPLAN
     with pytest.raises(task_context.RowsLost):
-        lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
+        StatefulLane._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
 
 
 def test_a_micro_batch_between_them_lets_a_lane_start_again_as_often_as_before():
     lane = a_lane()
     for _ in range(3):
-        with pytest.raises(streaming_lane.StartAgain):
-            lanes._Stateful._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE)))
-        lanes._Stateful._deliver(lane, tasks_that())
-    assert lane._starts == 0
+        assert StatefulLane._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE))) is Result.REPLAN
+        assert StatefulLane._deliver(lane, tasks_that()) is Result.COMMITTED
+    assert lane._restarts == 0
 
 
 def test_any_other_failure_of_the_tasks_is_the_lanes():
     with pytest.raises(RuntimeError, match="failed 4 times"):
-        lanes._Stateful._deliver(a_lane(), tasks_that(RuntimeError("Task 0 in stage 53.0 failed 4 times")))
+        StatefulLane._deliver(a_lane(), tasks_that(RuntimeError("Task 0 in stage 53.0 failed 4 times")))

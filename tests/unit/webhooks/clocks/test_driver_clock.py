@@ -1,4 +1,4 @@
-"""A worker goes by the driver's clock where its own is another."""
+"""A worker uses the driver's time if its own clock differs."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support import fakes
 
 
 def tasks(ahead_s, waits_s):
-    """Return a worker's clock after tasks that began so long after their stamps, and the driver's."""
+    """Return a worker's clock after tasks that began this long after their stamps, and the driver's clock."""
     driver, own = fakes.Clock(), fakes.Clock()
     clock = driver_clock.DriverClock(own)
     for wait_s in waits_s:
@@ -20,23 +20,23 @@ def tasks(ahead_s, waits_s):
 
 
 @pytest.mark.parametrize("ahead_s", [600.0, -600.0, 31.0, -1.5, 0.0])
-def test_a_worker_with_another_time_goes_by_the_drivers(ahead_s):
+def test_a_worker_uses_the_drivers_time(ahead_s):
     clock, driver = tasks(ahead_s, [8.0, 0.3, 0.1, 2.0])
     assert clock() == pytest.approx(driver.now, abs=0.2)
 
 
 @pytest.mark.parametrize("waits_s", [[8.0], [25.0, 12.0, 29.0, 18.0], [60.0, 60.0]])
-def test_tasks_that_wait_on_a_busy_cluster_put_no_clock_back(waits_s):
+def test_waiting_tasks_do_not_set_the_clock_back(waits_s):
     clock, _ = tasks(0.0, waits_s)
     assert clock.ahead_s == 0
 
 
-def test_a_worker_that_is_behind_is_known_by_its_first_task():
+def test_a_slow_clock_is_detected_by_the_first_task():
     clock, driver = tasks(-600.0, [0.2])
     assert clock() == pytest.approx(driver.now, abs=0.3)
 
 
-def test_after_a_clock_is_set_right_the_difference_is_forgotten():
+def test_a_corrected_clock_is_detected():
     clock, driver = tasks(600.0, [0.1] * ENOUGH_SAMPLES)
     own = clock._clock
     for _ in range(SAMPLES):

@@ -1,4 +1,4 @@
-"""What Linux tells of our own delay, as one number."""
+"""Linux's counters of our own delay, as one number."""
 
 import threading
 
@@ -36,7 +36,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_a_machine_that_tells_nothing_has_no_delay(machine):
+def test_a_machine_without_counters_has_no_delay(machine):
     measured = machine.measured()
 
     assert measured.grown_s() == 0

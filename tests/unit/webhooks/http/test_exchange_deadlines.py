@@ -1,4 +1,4 @@
-"""Exchanges end when their time is up. An answer that came while we stood still is read first."""
+"""Exchanges end at their deadline. A response that arrived during a stall of ours is read first."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.unit.webhooks.scheduling.test_endpoint_clock import Delay
 
 
 class Exchange:
-    """One that never ends by itself."""
+    """An exchange that never ends by itself."""
 
     def __init__(self):
         self.failure, self.expired_at = None, None
@@ -44,7 +44,7 @@ def expired(delay=None, stall_s=0.0, for_s=30.0, timeout_s=2.0):
     return virtual.run(main())
 
 
-def test_an_endpoint_that_takes_too_long_times_out():
+def test_a_slow_endpoint_times_out():
     exchange = expired()
 
     assert isinstance(exchange.failure, errors.AttemptTimedOut)
@@ -52,14 +52,14 @@ def test_an_endpoint_that_takes_too_long_times_out():
     assert exchange.expired_at == pytest.approx(2.0, abs=2 * CHECK_EVERY_S)
 
 
-def test_a_stop_of_ours_is_no_time_of_the_endpoints():
+def test_a_stall_of_ours_does_not_count_against_the_endpoint():
     exchange = expired(stall_s=5.0, for_s=0.5)
 
     assert exchange.failure is None
 
 
-def test_after_a_stop_answers_are_read_before_anything_expires():
-    """An attempt's time was over when the process went on, and its answer lay in the socket, unread."""
+def test_after_a_stall_responses_are_read_before_expiry():
+    """An attempt's deadline had passed when the process went on, and its response was in the socket, unread."""
 
     async def main():
         clock = endpoint_clock.EndpointClock(Delay())
@@ -67,7 +67,7 @@ def test_after_a_stop_answers_are_read_before_anything_expires():
         running.begin(exchange, running.within(0.5))
         await asyncio.sleep(0.45)
         asyncio.get_running_loop().stall(60.0)
-        await asyncio.sleep(0)  # timers, and then what the sockets have
+        await asyncio.sleep(0)  # timers first, then sockets
         early = exchange.failure
         await asyncio.sleep(1.0)
         return early, exchange.failure
@@ -77,7 +77,7 @@ def test_after_a_stop_answers_are_read_before_anything_expires():
     assert late is not None
 
 
-def test_with_too_little_cpu_for_long_the_failure_is_our_own():
+def test_a_long_lack_of_cpu_is_our_own_failure():
     exchange = expired(Delay(1.0))
 
     assert isinstance(exchange.failure, errors.LocalFailure)

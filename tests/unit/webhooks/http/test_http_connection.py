@@ -1,4 +1,4 @@
-"""What one connection makes of what arrives: which answers it takes, where it stops, when it serves again. No socket."""
+"""A connection and the bytes that arrive: valid responses, bounds, and reuse. Without a socket."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def heard(*pieces, then=None):
-    """Feed `pieces` to a connection that asked, and end it by `then`; return it and the failure, if it is one."""
+    """Feed `pieces` to a connection with a request, then call `then`; return the connection and the failure, if any."""
 
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
@@ -53,7 +53,7 @@ def heard(*pieces, then=None):
         pytest.param(b"HTTP/1.1 999 X\r\ncontent-length: 0\r\n\r\n", 999, b"", False, id="no known status"),
     ],
 )
-def test_answers_that_are_taken(raw, status, body, should_close):
+def test_valid_responses_are_accepted(raw, status, body, should_close):
     connection, failure = heard(raw)
     assert failure is None
     assert (connection.status, bytes(connection.body), connection.should_close) == (status, body, should_close)
@@ -78,7 +78,7 @@ def test_answers_that_are_taken(raw, status, body, should_close):
         pytest.param(b"\x15\3\3\0\2\2\50", id="a TLS alert"),
     ],
 )
-def test_answers_that_are_none(raw):
+def test_invalid_responses_are_refused(raw):
     connection, failure = heard(raw)
     assert isinstance(failure, errors.ResponseInvalid)
     assert connection.should_close
@@ -97,7 +97,7 @@ def test_answers_that_are_none(raw):
         pytest.param(CHUNKED + b"0\r\n" + b"x: y\r\n" * 1_000, b"", id="trailers without end"),
     ],
 )
-def test_where_the_body_is_beyond_the_bounds_the_status_counts_and_the_connection_goes(raw, body):
+def test_an_oversized_body_keeps_the_status(raw, body):
     connection, failure = heard(raw)
     assert failure is None
     assert (connection.status, connection.kept_body(), connection.should_close) == (200, body, True)
@@ -109,14 +109,14 @@ def test_the_headers_are_those_of_the_final_answer():
 
 
 @pytest.mark.parametrize("more", [b"H", b"HTTP/1.1 408 X\r\nx: y\r\ncontent-length: 3\r\n\r\nbad", b"\0", b"HTTP/1.1 500"])
-def test_what_follows_an_answer_spends_the_connection_and_leaves_the_answer(more):
+def test_bytes_after_a_response_spend_the_connection(more):
     connection, failure = heard(OK + more)
     assert failure is None
     assert (connection.status, connection.headers, connection.body) == (200, [(b"content-length", b"2")], b"ok")
     assert connection.should_close
 
 
-def test_what_comes_while_nobody_asks_closes_the_connection_at_once():
+def test_unrequested_bytes_close_the_connection():
     connection, _ = heard(OK, b"HTTP/1.1 4")
     assert connection.should_close
     assert not connection.is_connected()
@@ -134,13 +134,13 @@ def test_what_comes_while_nobody_asks_closes_the_connection_at_once():
         (CHUNKED + b"2\r\nok\r\n", "end", b"ok"),
     ],
 )
-def test_an_end_before_the_status_is_a_failure_and_after_it_is_none(raw, then, expected):
+def test_only_an_end_before_the_status_is_a_failure(raw, then, expected):
     connection, failure = heard(raw, then=then)
     assert (connection.body if failure is None else type(failure)) == expected
     assert connection.should_close
 
 
-def test_a_connection_that_was_lost_before_it_is_asked_tells_why():
+def test_a_lost_connection_reports_the_reason():
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
@@ -151,8 +151,8 @@ def test_a_connection_that_was_lost_before_it_is_asked_tells_why():
         asyncio.run(main())
 
 
-def test_a_connection_that_is_lost_is_freed_at_once_and_not_by_the_collector():
-    """A worker puts what is alive out of the collector's way: thousands of closed connections would stay for minutes."""
+def test_a_lost_connection_is_freed_without_the_collector():
+    """A worker freezes live objects: thousands of closed connections would stay for minutes."""
 
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
@@ -170,7 +170,7 @@ def test_a_connection_that_is_lost_is_freed_at_once_and_not_by_the_collector():
         gc.enable()
 
 
-def test_whoever_stopped_waiting_is_not_told():
+def test_a_cancelled_wait_gets_no_response():
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
@@ -197,7 +197,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("raw", SHAPES)
-def test_where_the_network_cuts_an_answer_changes_nothing(raw):
+def test_fragmentation_of_a_response_changes_nothing(raw):
     def result(*pieces):
         connection, failure = heard(*pieces, then="end")
         return type(failure), connection.status, connection.headers, connection.body

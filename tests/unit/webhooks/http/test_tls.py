@@ -1,4 +1,4 @@
-"""The TLS context of an endpoint: always verifying, one object for each identity, the key never in a file."""
+"""The TLS context of an endpoint: always verifying, one object per identity, the key never in a file."""
 
 import gc
 import ssl
@@ -22,7 +22,7 @@ OTHER = certificates.issue("other client", issuer=certificates.authority())
     [None, Tls(), Tls(authorities=certificates.authority().pem), CLIENT.client_tls()],
     ids=["none", "empty", "authorities", "client certificate"],
 )
-def test_every_context_verifies_chain_and_host_name_from_tls_1_2_on(settings):
+def test_every_context_verifies_and_needs_tls_1_2(settings):
     made = tls.context(settings)
     assert (made.verify_mode, made.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert made.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -34,7 +34,7 @@ def test_equal_settings_share_a_context_and_others_never_do():
     assert len({id(tls.context(settings)) for settings in all_of_them}) == len(all_of_them)
 
 
-def test_own_authorities_take_the_place_of_the_systems():
+def test_own_authorities_replace_the_systems():
     subjects = [dict(pair[0] for pair in one["subject"]) for one in
                 tls.context(Tls(authorities=certificates.authority().pem)).get_ca_certs()]  # fmt: skip
     assert subjects == [{"commonName": "authority"}]
@@ -75,7 +75,7 @@ def encrypted_key():
         pytest.param(Tls(certificate=CLIENT.pem * 1000, key=Secret(b"")), "tls", id="longer than a pipe holds"),
     ],
 )
-def test_what_makes_no_context_is_refused_without_quoting_it(settings, path):
+def test_invalid_tls_settings_are_refused_unquoted(settings, path):
     with pytest.raises(errors.TargetRefused) as refused:
         tls.context(settings)
     assert refused.value.path == path
@@ -84,7 +84,7 @@ def test_what_makes_no_context_is_refused_without_quoting_it(settings, path):
 
 
 def test_the_systems_authorities_are_read_when_needed_or_at_once():
-    """Of a folder with hashed names OpenSSL reads what it needs; elsewhere the bundle is loaded."""
+    """From a folder with hashed names OpenSSL reads single authorities; otherwise the bundle is loaded."""
     folder = ssl.get_default_verify_paths().capath
     is_hashed = folder is not None and any(Path(folder).glob("*.0"))
     assert bool(tls.context(None).get_ca_certs()) is not is_hashed

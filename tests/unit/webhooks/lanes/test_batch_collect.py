@@ -1,4 +1,4 @@
-"""What is due in batches stands in one segment, in its endpoint's shard; what fills a batch goes to a shard of its own."""
+"""Events due in batches are in one segment, in their endpoint's shard; a full batch goes to a shard of its own."""
 
 import asyncio
 import collections
@@ -49,7 +49,7 @@ def event_ids(one):
     return [segment.unpacked(item.packed).event_id for item in one.items]
 
 
-def test_events_stand_in_their_endpoints_shard_in_order_with_its_bounds():
+def test_events_are_in_order_in_their_endpoints_shard():
     to = endpoint(batching=Batching(max_events=50, max_wait_s=2.5, max_bytes=9000))
     results, [(shard, one)] = collected(snapshot(to), records(5))
     assert shard == segment.shard_of("ep1", SHARDS)
@@ -62,7 +62,7 @@ def test_events_stand_in_their_endpoints_shard_in_order_with_its_bounds():
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
 
 
-def test_an_event_that_is_due_to_many_is_written_once_in_a_shard():
+def test_an_event_for_many_endpoints_is_written_once_per_shard():
     many = [endpoint(f"ep{n}") for n in range(60)]
     collector = batch_collect.Collector(
         registries.WholeRegistry("base", snapshot(*many)), parsing.Layout(), shards=1, now_ms=NOW_MS
@@ -73,16 +73,16 @@ def test_an_event_that_is_due_to_many_is_written_once_in_a_shard():
     assert len(row.segment) < 2 * 3000 + 60 * 100
 
 
-def test_each_lane_has_the_endpoints_of_its_mode():
-    results, lots = collected(snapshot(builders.endpoint("direct"), endpoint("batch")), records(3))
-    assert [one.endpoint_id for _, one in lots] == ["batch"]
+def test_each_lane_serves_the_endpoints_of_its_mode():
+    results, batches = collected(snapshot(builders.endpoint("direct"), endpoint("batch")), records(3))
+    assert [one.endpoint_id for _, one in batches] == ["batch"]
     assert results.receipts[0].due == 3
 
 
-def test_a_hot_endpoints_full_batches_are_spread_and_the_rest_goes_home():
-    results, lots = collected(snapshot(endpoint(batching=Batching(max_events=10))), records(95))
-    full = [(shard, one) for shard, one in lots if one.mark == segment.Mark.FULL]
-    [(home, rest)] = [(shard, one) for shard, one in lots if one.mark != segment.Mark.FULL]
+def test_full_batches_of_a_hot_endpoint_are_spread():
+    results, batches = collected(snapshot(endpoint(batching=Batching(max_events=10))), records(95))
+    full = [(shard, one) for shard, one in batches if one.mark == segment.Mark.FULL]
+    [(home, rest)] = [(shard, one) for shard, one in batches if one.mark != segment.Mark.FULL]
     assert [len(one.items) for _, one in full] == [10] * 9
     assert (home, len(rest.items)) == (segment.shard_of("ep1", SHARDS), 5)
     assert len({shard for shard, _ in full}) > 4
@@ -91,13 +91,13 @@ def test_a_hot_endpoints_full_batches_are_spread_and_the_rest_goes_home():
     assert results.receipts[0].due == 95
 
 
-def test_a_batch_is_full_before_it_would_be_larger_than_its_bytes():
-    _, lots = collected(snapshot(endpoint(batching=Batching(max_bytes=5000))), records(10, padding="x" * 1500))
-    assert [(len(one.items), one.mark) for _, one in sorted(lots, key=lambda each: event_ids(each[1]))][:1] == [(2, 2)]
-    assert all(one.size <= 5000 for _, one in lots)
+def test_a_batch_never_exceeds_its_bytes():
+    _, batches = collected(snapshot(endpoint(batching=Batching(max_bytes=5000))), records(10, padding="x" * 1500))
+    assert [(len(one.items), one.mark) for _, one in sorted(batches, key=lambda each: event_ids(each[1]))][:1] == [(2, 2)]
+    assert all(one.size <= 5000 for _, one in batches)
 
 
-def test_an_endpoint_that_waits_no_longer_than_a_micro_batch_passes():
+def test_a_short_max_wait_is_flushed_immediately():
     hasty, patient = (
         endpoint("hasty", batching=Batching(max_wait_s=0.5)),
         endpoint("patient", batching=Batching(max_wait_s=0.6)),
@@ -107,7 +107,7 @@ def test_an_endpoint_that_waits_no_longer_than_a_micro_batch_passes():
 
 
 @pytest.mark.parametrize(("max_wait_s", "spread_ms"), [(10, 1_000), (86_400, 10_000)])
-def test_endpoints_that_begin_together_are_not_due_together_and_none_waits_longer_than_it_may(max_wait_s, spread_ms):
+def test_the_first_due_times_of_endpoints_are_spread(max_wait_s, spread_ms):
     waits_ms = [segment.bounds_of(f"ep{n}", Batching(max_wait_s=max_wait_s)).max_wait_ms for n in range(1000)]
     assert waits_ms == [segment.bounds_of(f"ep{n}", Batching(max_wait_s=max_wait_s)).max_wait_ms for n in range(1000)]
     assert max_wait_s * 1000 - spread_ms <= min(waits_ms)
@@ -117,11 +117,11 @@ def test_endpoints_that_begin_together_are_not_due_together_and_none_waits_longe
     assert max(tenths.values()) < 150
 
 
-def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
+def test_skips_and_rejections_end_as_in_the_direct_lane():
     bad = builders.record(value=b"{", offset=9)
     broken = builders.subscription(event_type="*", fault="a filter that is none")
-    results, lots = collected(builders.snapshot(endpoint(), broken), [*records(2), bad])
-    assert lots == []
+    results, batches = collected(builders.snapshot(endpoint(), broken), [*records(2), bad])
+    assert batches == []
     assert [(outcome.delivery.event.event_id, outcome.reason) for outcome in results.outcomes] == [
         ("e0", "quarantined"),
         ("e1", "quarantined"),
@@ -134,13 +134,13 @@ def test_what_is_skipped_and_what_is_no_event_ends_as_in_the_direct_lane():
     "fields",
     [{"status": EndpointStatus.PAUSED}, {"status": EndpointStatus.DISABLED}, {"fault": "a secret that does not open"}],
 )
-def test_for_an_endpoint_that_is_stopped_it_is_collected_as_for_the_others(fields):
-    """Its batches are postponed when they leave: they wait in the retry lane until it is active again."""
+def test_events_of_a_stopped_endpoint_are_collected(fields):
+    """Its batches are deferred when they leave: they wait in the retry lane until it is active again."""
     _, [(_, one)] = collected(snapshot(endpoint(**fields)), records(2))
     assert event_ids(one) == ["e0", "e1"]
 
 
-def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypatch, caplog):
+def test_an_unforeseen_error_rejects_one_record_only(monkeypatch, caplog):
     pack = segment.item
 
     def with_a_bug(event, now_ms):
@@ -155,7 +155,7 @@ def test_a_fault_of_ours_rejects_the_record_that_it_befell_and_no_other(monkeypa
     assert "unforeseen" in caplog.text
 
 
-def test_what_is_collected_of_hot_endpoints_does_not_wait_in_memory(monkeypatch):
+def test_full_batches_leave_memory_early(monkeypatch):
     monkeypatch.setattr(segment, "MAX_BYTES", 20_000)
     collector = batch_collect.Collector(
         registries.WholeRegistry("base", snapshot(endpoint(batching=Batching(max_events=10)))), parsing.Layout(),
@@ -168,13 +168,13 @@ def test_what_is_collected_of_hot_endpoints_does_not_wait_in_memory(monkeypatch)
 
 def test_a_shard_is_the_same_in_every_process():
     code = "from delivery.webhooks.batching import segment; print([segment.shard_of(f'ep{n}', 16, n % 3) for n in range(50)])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == str([segment.shard_of(f"ep{n}", 16, n % 3) for n in range(50)])
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str([segment.shard_of(f"ep{n}", 16, n % 3) for n in range(50)])
 
 
 @pytest.mark.parametrize("mode", [ContentMode.STANDARD, ContentMode.CLOUDEVENTS_STRUCTURED])
 @pytest.mark.parametrize("text", ["plain", 'quo"ted\\', "é漢🎈", ""])
-def test_an_event_takes_no_more_of_a_body_than_was_reckoned_and_little_less(mode, text):
+def test_the_estimated_size_of_an_event_is_close(mode, text):
     event = builders.event(
         event_id=text, event_type=text, source=text, tenant_id=text, sub_tenant_id=text, time=text, data=b"1" * 300
     )

@@ -1,4 +1,4 @@
-"""A batch that has left is sent by what the registry says now; each event ends as delivered, dead-lettered or skipped."""
+"""A batch that has left is sent by the current registry; each event ends as delivered, dead-lettered or skipped."""
 
 import asyncio
 import base64
@@ -39,15 +39,15 @@ NO_RETRY = backoff.QuickRetry(max_attempts=1)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
-def deliver(snapshot, *lots, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
-    """Deliver a batch of each lot; return the results and what was posted."""
+def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
+    """Deliver a batch of each pending batch; return the results and the requests."""
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
         lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals)
-        first = await lane.submit([sent(one) for one in lots])
+        first = await lane.submit([sent(one) for one in batches])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
 
@@ -62,20 +62,20 @@ def headers_of(posted):
     return dict(line.split(": ", 1) for line in posted[1].decode().splitlines())
 
 
-def test_a_batch_is_one_signed_request_with_every_payload_byte_for_byte():
+def test_a_batch_is_one_signed_request_with_all_payloads():
     of = [builders.event(data=b'{ "n" : %d.50 }' % n, sub_tenant_id="7") for n in range(3)]
     results, [(to, _, body, _)] = deliver(registry(), pending_batch(*of))
     assert to.endpoint.endpoint_id == "ep1"
     assert all(event.data in body for event in of)
-    told = orjson.loads(body)
-    assert [message["id"] for message in told] == [event.event_id for event in of]
-    assert set(told[0]) == {"type", "timestamp", "id", "source", "tenant_id", "sub_tenant_id", "data"}
+    counted = orjson.loads(body)
+    assert [message["id"] for message in counted] == [event.event_id for event in of]
+    assert set(counted[0]) == {"type", "timestamp", "id", "source", "tenant_id", "sub_tenant_id", "data"}
     [(outcome, rejected)] = results.batches
     assert (outcome.kind, len(outcome.attempts), rejected) == (OutcomeKind.DELIVERED, 1, {})
 
 
 @pytest.mark.parametrize("is_gzipped", [False, True])
-def test_the_signature_is_over_the_body_before_it_is_compressed(is_gzipped):
+def test_the_signature_is_over_the_uncompressed_body(is_gzipped):
     key = SigningKey(secret=Secret(b"another-key-0123456789abcdefghij"))
     sent = deliver(registry(signing_keys=(key,), batching=Batching(is_gzipped=is_gzipped)), pending_batch(*events(3)))[1][0]
     headers, body = headers_of(sent), gzip.decompress(sent[2]) if is_gzipped else sent[2]
@@ -94,7 +94,7 @@ def test_the_public_library_verifies_a_batch():
     assert webhook.sign(headers["webhook-id"], signed_at, sent[2].decode()) == headers["webhook-signature"]
 
 
-def test_a_batch_of_cloudevents_is_what_the_public_library_reads():
+def test_the_public_library_reads_a_batch_of_cloudevents():
     of = [builders.event(content={"n": n}, source="/s") for n in range(3)]
     [sent] = deliver(registry(content_mode=ContentMode.CLOUDEVENTS_STRUCTURED), pending_batch(*of))[1]
     assert headers_of(sent)["content-type"] == "application/cloudevents-batch+json"
@@ -102,14 +102,14 @@ def test_a_batch_of_cloudevents_is_what_the_public_library_reads():
     assert [(one["id"], one["tenantid"], one.data) for one in read] == [(e.event_id, "t1", e.content) for e in of]
 
 
-def test_the_same_batch_has_the_same_id_after_a_crash_and_another_batch_another():
+def test_a_batch_id_depends_on_its_events_only():
     of = events(3)
     [first], [again], [other] = (deliver(registry(), pending_batch(*some))[1] for some in (of, of, of[:2]))
     assert headers_of(first)["webhook-id"] == headers_of(again)["webhook-id"] != headers_of(other)["webhook-id"]
     assert "." not in headers_of(first)["webhook-id"]
 
 
-def test_a_batch_goes_where_its_endpoint_is_now():
+def test_a_batch_goes_to_the_current_url():
     [(to, head, _, _)] = deliver(
         registry(url="https://moved.example.com/", headers=(("X-A", "b"),)), pending_batch(*events(2))
     )[1]
@@ -132,38 +132,38 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
         (registry(builders.subscription(fault="a filter that is none")), "quarantined"),
     ],
 )
-def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(snapshot, reason):
+def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(snapshot, reason):
     results, posted = deliver(snapshot, pending_batch(*events(3)))
     assert posted == []
-    told = counters.count(results, cpu_s=0)
-    assert (told.deliveries, told.batches) == ({("skipped", reason): 3}, {})
+    counted = counters.count(results, cpu_s=0)
+    assert (counted.deliveries, counted.batches) == ({("skipped", reason): 3}, {})
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
 
 
-def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent():
+def test_events_of_a_deleted_tenant_are_skipped_alone():
     of = [builders.event(event_id=tenant, tenant_id=tenant) for tenant in ("t1", "deleted", PLATFORM)]
     results, [sent] = deliver(registry(), pending_batch(*of))
     assert [event["id"] for event in orjson.loads(sent[2])] == ["t1", PLATFORM]
     assert counters.count(results, cpu_s=0).deliveries == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
 
 
-def test_nothing_is_sent_where_every_tenant_was_deleted():
+def test_nothing_is_sent_if_every_tenant_was_deleted():
     results, posted = deliver(builders.snapshot(endpoint(), builders.subscription(), tenants=()), pending_batch(*events(3)))
     assert (posted, counters.count(results, cpu_s=0).deliveries) == ([], {("skipped", "tenant_deleted"): 3})
 
 
-def test_only_the_events_of_the_subscription_that_is_gone_are_skipped():
+def test_events_of_a_deleted_subscription_are_skipped_alone():
     stays, goes = pending_batch(*events(2), subscription="s1"), pending_batch(*events(3), subscription="s2")
     stays.extend(goes)
     results, [sent] = deliver(registry(), stays)
     assert len(orjson.loads(sent[2])) == 2
-    told = counters.count(results, cpu_s=0)
-    assert told.deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 3}
-    assert told.batches == {"count": 1}
+    counted = counters.count(results, cpu_s=0)
+    assert counted.deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 3}
+    assert counted.batches == {"count": 1}
 
 
-def test_a_batch_that_fails_is_a_dead_letter_for_each_event_as_if_it_had_been_sent_alone():
+def test_a_failed_batch_is_a_dead_letter_for_each_event():
     of = events(3)
     results, posted = deliver(
         registry(), pending_batch(*of), answers=(500,), quick_retry=backoff.QuickRetry(max_attempts=2, first_wait_s=0)
@@ -189,11 +189,11 @@ def accepted(body, count=3):
     return deliver(registry(), pending_batch(*events(count)), answers=(answer,))[0]
 
 
-def test_events_that_the_response_names_are_dead_letters_and_the_others_are_delivered():
+def test_rejected_events_of_a_batch_are_dead_letters():
     results = accepted(b'{"rejected": [{"index": 1, "reason": "no such order"}], "more": 1}')
-    told = counters.count(results, cpu_s=0)
-    assert told.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
-    assert told.latencies.total() == 2
+    counted = counters.count(results, cpu_s=0)
+    assert counted.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
+    assert counted.latencies.total() == 2
     log, letter = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)]
     assert log["entries"][0]["rejected"] == {"s1": {"events.order.created": {"0": [7]}}}
     assert (letter["reason"], letter["attempts"][0]["detail"]) == ("rejected_by_endpoint", "no such order")
@@ -220,11 +220,11 @@ def test_events_that_the_response_names_are_dead_letters_and_the_others_are_deli
         b'\xff"rejected"',
     ],
 )
-def test_an_answer_that_is_not_of_that_form_rejects_nothing(body):
+def test_a_response_of_another_form_rejects_nothing(body):
     assert accepted(body).batches[0].rejected == {}
 
 
-def test_a_reason_is_kept_up_to_a_bound_and_what_the_answer_may_take_is_enough_for_hundreds():
+def test_reasons_of_rejected_events_are_bounded():
     assert len(batch_payload.rejected_events(b'{"rejected":[{"index":0,"reason":"%s"}]}' % (b"x" * 5000), 1)[0]) == 200
     named = orjson.dumps({"rejected": [{"index": n, "reason": "no such order"} for n in range(350)]})
     assert len(named) <= 16 * 1024
@@ -232,7 +232,7 @@ def test_a_reason_is_kept_up_to_a_bound_and_what_the_answer_may_take_is_enough_f
 
 
 @pytest.mark.parametrize("step", ["content", "webhook_id"])
-def test_a_fault_of_ours_in_one_batch_is_that_batchs_alone(step, monkeypatch, caplog):
+def test_an_unforeseen_error_affects_one_batch_only(step, monkeypatch, caplog):
     make = getattr(batch_payload, step)
 
     def with_a_bug(*args):
@@ -241,18 +241,18 @@ def test_a_fault_of_ours_in_one_batch_is_that_batchs_alone(step, monkeypatch, ca
         return make(*args)
 
     monkeypatch.setattr(batch_payload, step, with_a_bug)
-    told = counters.count(deliver(registry(), pending_batch(*events(2)), pending_batch(*events(3)))[0], cpu_s=0)
-    assert told.deliveries == {("delivered", "none"): 3, ("dead_lettered", "unforeseen"): 2}
+    counted = counters.count(deliver(registry(), pending_batch(*events(2)), pending_batch(*events(3)))[0], cpu_s=0)
+    assert counted.deliveries == {("delivered", "none"): 3, ("dead_lettered", "unforeseen"): 2}
     assert "unforeseen" in caplog.text
 
 
-def test_events_that_cannot_be_read_fail_the_task_because_nothing_could_be_told_of_them(monkeypatch):
+def test_unreadable_events_of_a_batch_fail_the_task(monkeypatch):
     monkeypatch.setattr(segment, "unpacked", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         deliver(registry(), pending_batch(*events(2)))
 
 
-def test_bodies_that_wait_are_bounded_and_all_are_sent(monkeypatch):
+def test_waiting_bodies_are_bounded_and_all_are_sent(monkeypatch):
     monkeypatch.setattr(batch_lane, "MAX_UNSETTLED_BYTES", 3500)
     network, waiting = fakes.FakeTransport(200), []
     make = batch_payload.content
@@ -278,14 +278,12 @@ def test_bodies_that_wait_are_bounded_and_all_are_sent(monkeypatch):
 @pytest.mark.parametrize(
     ("events_each", "data_bytes", "fewest", "most"),
     [
-        (10, 100, 12, 24),  # some 3 KB, and 4 for the request: were it after each one, those would take a fifth more CPU
+        (10, 100, 12, 24),  # some 3 KB, and 4 for the request; after each one would take a fifth more CPU
         (10, 2_000, 4, 7),
         (1, 300_000, 1, 1),
     ],
 )
-def test_answers_are_read_while_batches_are_made_about_each_millisecond_and_not_after_each_one(
-    events_each, data_bytes, fewest, most
-):
+def test_the_loop_runs_about_each_millisecond(events_each, data_bytes, fewest, most):
     made = sent(pending_batch(*events(events_each, data=b'"%s"' % (b"x" * data_bytes))))
     network, answered_by = fakes.FakeTransport(200), []
 
@@ -307,7 +305,7 @@ def test_answers_are_read_while_batches_are_made_about_each_millisecond_and_not_
     assert all(fewest <= count <= most for count in made_in_a_turn), made_in_a_turn
 
 
-def test_a_batch_survives_the_way_through_its_bytes():
+def test_a_batch_round_trips_through_its_bytes():
     of = builders.event(
         sub_tenant_id="7", record=builders.record(headers=(("a", b"\xff"), ("a", b"")), partition=3, offset=2**40)
     )

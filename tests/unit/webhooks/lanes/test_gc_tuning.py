@@ -1,4 +1,4 @@
-"""What a worker goes on knowing is out of the collector's way."""
+"""Long-lived objects of a worker are excluded from garbage collection."""
 
 import gc
 import weakref
@@ -22,7 +22,7 @@ class Cycle:
 
 @pytest.fixture
 def collector():
-    """A collector that runs when it is told to, and is as it was afterwards."""
+    """A collector that runs on demand. Its settings are restored afterwards."""
     before = gc.get_threshold()
     gc.disable()
     yield gc_tuning.GarbageCollector(clock := Clock()), clock
@@ -31,13 +31,13 @@ def collector():
     gc.enable()
 
 
-def test_what_is_alive_when_a_task_begins_is_not_walked_through_after_it(collector):
+def test_frozen_objects_are_not_traversed(collector):
     kept = [{number: [number]} for number in range(1000)]
     collector[0].freeze()
     assert len(gc.get_objects()) < len(kept)
 
 
-def test_what_nobody_refers_to_any_more_is_freed_though_it_was_put_aside(collector):
+def test_an_unreferenced_frozen_object_is_freed(collector):
     one = type("One", (), {})()
     gone = weakref.ref(one)
     collector[0].freeze()
@@ -45,14 +45,14 @@ def test_what_nobody_refers_to_any_more_is_freed_though_it_was_put_aside(collect
     assert gone() is None
 
 
-def test_a_cycle_that_a_task_made_is_collected_after_it(collector):
+def test_a_cycle_of_one_task_is_collected_after_it(collector):
     collector[0].freeze()
     gone = weakref.ref(Cycle())
     gc.collect()
     assert gone() is None
 
 
-def test_a_cycle_that_was_put_aside_stays_until_everything_is_walked_through(collector):
+def test_a_frozen_cycle_stays_until_a_full_collection(collector):
     collected, clock = collector
     one = Cycle()
     gone = weakref.ref(one)

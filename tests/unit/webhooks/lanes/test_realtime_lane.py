@@ -1,4 +1,4 @@
-"""The real-time lane in a worker: records are delivered as they come, and receipts follow when all of theirs has ended."""
+"""The real-time lane in a worker: records are delivered as they arrive, and receipts follow when all of theirs have ended."""
 
 import asyncio
 import collections
@@ -8,16 +8,15 @@ import orjson
 import pytest
 
 from delivery.webhooks.events import parsing
-from delivery.webhooks.lanes import direct_lane, realtime_lane
+from delivery.webhooks.lanes import direct_lane, drain_gate, realtime_lane
 from delivery.webhooks.policy import backoff
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import drain
 from tests.support import builders, fakes
 from tests.support.dispatching import fast_lane
 
 
 class Answering:
-    """A sender that answers when it is allowed to, and about the offsets in `always` at once."""
+    """A sender that responds when the test allows it. It responds at once for the offsets in `always`."""
 
     def __init__(self):
         self.may_answer = threading.Event()
@@ -42,7 +41,7 @@ def loop():
 
 
 class Lane:
-    """A lane of a registry with one endpoint."""
+    """A lane with a registry of one endpoint."""
 
     def __init__(self, loop, *, next_offsets=None, slice_s=0.0, answers=True):
         self.sender = Answering()
@@ -58,7 +57,7 @@ class Lane:
 
     def _begin(self):
         self.begun += 1
-        door = drain.DrainGate(self.sender)
+        door = drain_gate.DrainGate(self.sender)
         dispatcher, deferrals = fast_lane(door, asyncio.get_running_loop().time, quick_retry=backoff.QuickRetry())
         return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, deferrals, parsing.Layout()), door)
 
@@ -67,7 +66,7 @@ class Lane:
         return self.itself.feed([builders.record(topic=topic, offset=offset, value=value) for offset in offsets])
 
     def taken(self, receipts):
-        """Take what has ended until so many receipts have come; return (outcomes, receipts)."""
+        """Read results until there are this many receipts; return (outcomes, receipts)."""
         outcomes, found = [], []
         while len(found) < receipts:
             ended = self.itself.next_results()
@@ -76,7 +75,7 @@ class Lane:
         return outcomes, found
 
 
-def test_records_are_delivered_while_the_task_goes_on(loop):
+def test_records_are_delivered_during_the_task(loop):
     lane = Lane(loop)
     lane.feed(7)
     outcomes, receipts = lane.taken(1)
@@ -88,7 +87,7 @@ def test_records_are_delivered_while_the_task_goes_on(loop):
     assert lane.itself.next_results() is None
 
 
-def test_a_receipt_covers_offsets_of_which_kafka_has_no_record(loop):
+def test_a_receipt_covers_offsets_without_a_record(loop):
     lane = Lane(loop, next_offsets={("events.a", 0): 5})
     lane.feed(7)
     assert lane.taken(1)[1] == [(5, 7, 1, 1)]
@@ -97,7 +96,7 @@ def test_a_receipt_covers_offsets_of_which_kafka_has_no_record(loop):
     lane.itself.finish()
 
 
-def test_a_receipt_waits_for_the_answers(loop):
+def test_a_receipt_waits_for_the_responses(loop):
     lane = Lane(loop, slice_s=1e9, answers=False)
     lane.feed(7)
     finishing = threading.Thread(target=lane.itself.finish)
@@ -109,7 +108,7 @@ def test_a_receipt_waits_for_the_answers(loop):
     finishing.join()
 
 
-def test_another_registry_ends_the_slice_at_once(loop):
+def test_a_new_registry_ends_the_slice_at_once(loop):
     lane = Lane(loop, slice_s=1e9)
     lane.feed(7)
     lane.itself.end_slice()
@@ -117,7 +116,7 @@ def test_another_registry_ends_the_slice_at_once(loop):
     lane.itself.finish()
 
 
-def test_after_a_stop_nothing_more_is_begun(loop):
+def test_after_a_stop_no_attempt_begins(loop):
     lane = Lane(loop)
     lane.feed(7)
     lane.taken(1)
@@ -127,12 +126,12 @@ def test_after_a_stop_nothing_more_is_begun(loop):
     assert lane.itself.next_results() is None
 
 
-def test_no_receipt_covers_a_record_that_a_stop_has_dropped(loop):
+def test_no_receipt_covers_a_dropped_record(loop):
     lane, may_go_on = Lane(loop, next_offsets={("events.a", 0): 7}), threading.Event()
 
     class Stopping(collections.deque):
         def extend(self, some):
-            """Stop between the look whether the lane is over and the adding."""
+            """Stop the lane between the check of `is_over` and the append."""
             if some[0].offset == 8:
                 lane.itself.stop()
                 may_go_on.set()
@@ -148,7 +147,7 @@ def test_no_receipt_covers_a_record_that_a_stop_has_dropped(loop):
     assert (lane.itself.next_results(), lane.itself.is_over) == (None, True)
 
 
-def test_receipts_come_in_the_order_of_their_slices(loop):
+def test_receipts_are_in_the_order_of_their_slices(loop):
     lane = Lane(loop, slice_s=1e9, answers=False)
     lane.sender.always = {8}
     lane.feed(7)
@@ -165,7 +164,7 @@ def test_receipts_come_in_the_order_of_their_slices(loop):
     lane.itself.finish()
 
 
-def test_a_paused_lane_reads_on_when_it_may(loop):
+def test_a_paused_lane_reads_on_after_the_pause(loop):
     lane = Lane(loop)
     lane.itself.pause(is_paused=True)
     feeding = threading.Thread(target=lane.feed, args=(7,))
@@ -176,7 +175,7 @@ def test_a_paused_lane_reads_on_when_it_may(loop):
     lane.itself.finish()
 
 
-def test_a_task_that_is_given_up_tells_what_has_ended_without_a_receipt(loop):
+def test_a_failed_task_reports_results_without_a_receipt(loop):
     lane = Lane(loop, slice_s=1e9)
     lane.feed(7)
     first = lane.itself.next_results()
@@ -185,7 +184,7 @@ def test_a_task_that_is_given_up_tells_what_has_ended_without_a_receipt(loop):
     assert lane.itself.next_results() is None
 
 
-def test_a_fault_of_ours_ends_the_task(loop):
+def test_an_unforeseen_error_fails_the_task(loop):
     lane = Lane(loop)
     lane.itself.fail(ValueError("x"))
     with pytest.raises(ValueError, match="x"):

@@ -1,4 +1,4 @@
-"""Turns are taken as endpoints, slots and memory allow; no micro-batch waits for late answers, and each turn has one report."""
+"""Leases start as endpoints, slots and memory allow; no micro-batch waits for late responses; each lease has one report."""
 
 import asyncio
 
@@ -15,17 +15,17 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.scheduling import limits, outage
 from tests.support import builders, fakes
+from tests.support.leases import NOW_MS, lease, registry, waiting
 from tests.support.retry_lanes import Sender, deliver, lane_of, together
-from tests.support.turns import NOW_MS, registry, turn, waiting
 
 
-def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_now():
+def test_a_retry_is_the_same_delivery_by_the_current_registry():
     sender, event = Sender(), builders.event()
     before = builders.delivery(event=event)
     retrying = Retrying(timeout_s=7.5)
     [report] = deliver(
         registry(url="https://moved.example.com/", retrying=retrying),
-        turn(waiting(event, attempts=3)),
+        lease(waiting(event, attempts=3)),
         sender=sender,
     ).reports
     [(delivery, number, timeout_s)] = sender.sent
@@ -34,35 +34,35 @@ def test_what_is_attempted_again_is_the_same_delivery_by_what_the_registry_says_
     assert (report.lease, report.delivered, report.failed, report.blocked, report.requeued) == (1, 1, 0, None, [])
 
 
-def test_an_endpoint_that_says_that_it_is_gone_is_told_to_whoever_disables_it():
-    ended = deliver(registry(), turn(), sender=Sender(lambda _: "gone"))
+def test_an_endpoint_that_is_gone_is_reported_for_disabling():
+    ended = deliver(registry(), lease(), sender=Sender(lambda _: "gone"))
     assert (ended.results.gone, ended.reports[0].failed) == ({"ep1"}, 1)
 
 
-def test_what_is_given_up_is_not_sent_and_has_no_report():
+def test_an_entry_given_up_is_not_sent_or_reported():
     sender = Sender()
-    ended = deliver(registry(), turn(waiting(), number=0, given_up=retry_reasons.EXPIRED), sender=sender)
+    ended = deliver(registry(), lease(waiting(), number=0, given_up=retry_reasons.EXPIRED), sender=sender)
     assert (ended.reports, sender.sent, len(ended.results.outcomes)) == ([], [], 1)
 
 
 def answering(**error_classes):
-    """A sender to whose endpoints there is no way, or who accept; and the turns to each of them."""
+    """A sender whose endpoints are unreachable or accept, and the leases to each of them."""
     endpoints = [builders.endpoint(name, url=f"https://{name}.example/", retrying=Retrying()) for name in error_classes]
     subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name) for name in error_classes]
     known = registries.WholeRegistry("base", builders.snapshot(*endpoints, *subscriptions))
     lane = lane_of(Sender(lambda delivery: error_classes[delivery.endpoint.endpoint_id]))
 
-    async def micro_batch(*turns):
-        first = await lane.start(map(retry_messages.encoded, turns), known, 10)
+    async def micro_batch(*leases):
+        first = await lane.start(map(retry_messages.encoded, leases), known, 10)
         assert first.results.reach == outage.NOTHING_ASKED
         last = await lane.finish_task(10)
         return last.results.reach.asked, last.results.reach.unreachable
 
-    return micro_batch, {name: turn(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
+    return micro_batch, {name: lease(waiting(through=(f"s-{name}",)), endpoint=name) for name in error_classes}
 
 
-def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_way():
-    """The judgement of our own network heard nothing of what went through this lane."""
+def test_results_count_unreachable_destinations():
+    """The judgement of our own network ignored the results of this lane."""
     micro_batch, to = answering(down="connect", unknown="dns", slow="timeout", fine=None, unset="configuration")
 
     async def main():
@@ -74,8 +74,8 @@ def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_w
 
 
 @pytest.mark.parametrize("known_by", ["the shard", "its last attempt"])
-def test_an_endpoint_to_which_there_is_still_no_way_says_nothing_of_our_network_and_one_that_answers_does(known_by):
-    """Ten dead endpoints, probed in one micro-batch, would make all lanes hold."""
+def test_endpoints_that_stay_unreachable_are_no_sign_of_an_outage(known_by):
+    """Ten dead endpoints, probed in one micro-batch, would pause all lanes."""
     micro_batch, to = answering(**{f"dead{n}": "connect" for n in range(10)}, back=None)
     probes = {
         name: replace(one, is_probe=True)
@@ -91,23 +91,23 @@ def test_an_endpoint_to_which_there_is_still_no_way_says_nothing_of_our_network_
     asyncio.run(main())
 
 
-def test_in_order_means_one_after_the_other_and_none_after_one_that_fails():
+def test_ordered_entries_stop_after_a_failure():
     of = [builders.event(event_id=f"e{n}") for n in range(4)]
     sender = Sender(lambda delivery: "server_error" if delivery.event.event_id == "e2" else None)
-    [report] = deliver(registry(), turn(*map(waiting, of), order_key="k"), sender=sender).reports
+    [report] = deliver(registry(), lease(*map(waiting, of), order_key="k"), sender=sender).reports
     assert (sender.ids(), sender.most) == (["e0", "e1", "e2"], {"ep1": 1})
     assert (report.order_key, report.delivered, report.failed) == ("k", 2, 1)
     assert [(back.place, len(back.attempts)) for back in report.requeued] == [(2, 1), (3, 0)]
 
 
-def test_no_more_is_under_way_to_an_endpoint_than_it_takes_over_all_its_turns():
+def test_all_leases_of_an_endpoint_share_its_limit():
     sender = Sender()
-    turns = [turn(*(waiting() for _ in range(5)), order_key=key) for key in "abcdefgh"]
-    deliver(registry(max_in_flight=6), *turns, turn(*(waiting() for _ in range(20))), sender=sender, workers=2)
+    leases = [lease(*(waiting() for _ in range(5)), order_key=key) for key in "abcdefgh"]
+    deliver(registry(max_in_flight=6), *leases, lease(*(waiting() for _ in range(20))), sender=sender, workers=2)
     assert (len(sender.sent), sender.most) == (60, {"ep1": 3})
 
 
-def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_comes_back(monkeypatch):
+def test_a_rate_requeues_entries_without_time_left(monkeypatch):
     clock, sender = fakes.Clock(NOW_MS / 1000), Sender()
 
     async def pass_time(stopping, seconds):
@@ -120,7 +120,7 @@ def test_an_endpoints_pace_holds_over_micro_batches_and_what_it_has_no_time_for_
         monkeypatch.setattr(retry_lane.asyncio, "wait_for", pass_time)
         lane, known = lane_of(sender, clock), registries.WholeRegistry("base", registry(max_per_second=0.2))
         for number in (1, 2):
-            await lane.start([retry_messages.encoded(turn(*(waiting() for _ in range(10)), number=number))], known, 10)
+            await lane.start([retry_messages.encoded(lease(*(waiting() for _ in range(10)), number=number))], known, 10)
             ended.append(await lane.finish_task(10))
 
     ended = []
@@ -136,10 +136,10 @@ def unreadable(monkeypatch, broken):
 
 
 @pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
-def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeypatch, caplog, subscriptions):
+def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscriptions):
     broken = waiting(retries=3)
     unreadable(monkeypatch, broken)
-    ended = deliver(registry(*subscriptions), turn(waiting(), broken, waiting()))
+    ended = deliver(registry(*subscriptions), lease(waiting(), broken, waiting()))
     [report] = ended.reports
     [back] = report.requeued
     assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
@@ -148,16 +148,16 @@ def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeyp
     assert "unforeseen" in caplog.text
 
 
-def test_events_that_cannot_be_read_and_are_given_up_do_not_fail_the_task_again_and_again(monkeypatch):
+def test_unreadable_entries_given_up_do_not_fail_the_task(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)
-    ended = deliver(registry(), turn(waiting(), broken, number=0, given_up=retry_reasons.EXPIRED), turn(number=2))
+    ended = deliver(registry(), lease(waiting(), broken, number=0, given_up=retry_reasons.EXPIRED), lease(number=2))
     assert [outcome.kind for outcome in ended.results.outcomes] == ["dead_lettered", "delivered"]
     assert [rejection.reason for rejection in ended.results.rejections] == ["unreadable"]
 
 
-def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monkeypatch, caplog):
-    turns = [turn(number=5), turn(order_key="k")]
+def test_an_unforeseen_error_affects_one_lease_only(monkeypatch, caplog):
+    leases = [lease(number=5), lease(order_key="k")]
 
     def in_flight_to(_, endpoint):
         if not surprised:
@@ -168,40 +168,40 @@ def test_a_surprise_in_one_turn_is_that_turns_alone_and_it_may_leave_again(monke
     async def main():
         lane, known = lane_of(Sender()), registries.WholeRegistry("base", registry())
         monkeypatch.setattr(limits.Limits, "in_flight_to", in_flight_to)
-        ended = together(await lane.start(map(retry_messages.encoded, turns), known, 5), await lane.finish_task(5))
+        ended = together(await lane.start(map(retry_messages.encoded, leases), known, 5), await lane.finish_task(5))
         assert [report.order_key for report in ended.reports] == ["k"]
         assert "unforeseen" in caplog.text
-        ended = together(await lane.start([retry_messages.encoded(turns[0])], known, 5), await lane.finish_task(5))
+        ended = together(await lane.start([retry_messages.encoded(leases[0])], known, 5), await lane.finish_task(5))
         assert [report.lease for report in ended.reports] == [5]
 
     surprised = []
     asyncio.run(main())
 
 
-def test_a_turn_that_was_reported_is_left_out_when_its_micro_batch_runs_again_and_has_no_second_report():
+def test_a_reported_lease_is_left_out_of_the_next_run():
     async def main():
         lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
-        turns = [turn(number=5), turn(waiting(builders.event(event_id="left")), order_key="k", number=6)]
+        leases = [lease(number=5), lease(waiting(builders.event(event_id="left")), order_key="k", number=6)]
         ended = {completed_work.key_of_lease("ep1", 5, 1)}
-        told = together(await lane.start(map(retry_messages.encoded, turns), known, 5, ended), await lane.finish_task(5))
-        assert [report.lease for report in told.reports] == [6]
+        drained = together(await lane.start(map(retry_messages.encoded, leases), known, 5, ended), await lane.finish_task(5))
+        assert [report.lease for report in drained.reports] == [6]
         assert sender.ids() == ["left"]
 
     asyncio.run(main())
 
 
-def test_what_was_accepted_is_told_while_its_turn_goes_on_and_once():
-    """A process that is killed in a turn of a hundred would have all hundred sent again."""
+def test_accepted_deliveries_leave_before_their_lease_ends():
+    """A process killed during a lease of a hundred entries would repeat all hundred."""
     hangs = asyncio.Event()
     events = [builders.event(event_id=f"e{n}") for n in range(3)]
 
     async def main():
         sender = Sender(lambda delivery: hangs if delivery.event.event_id == "e2" else None)
         lane, known = lane_of(sender), registries.WholeRegistry("base", registry())
-        first = await lane.start([retry_messages.encoded(turn(*map(waiting, events)))], known, 0.01)
+        first = await lane.start([retry_messages.encoded(lease(*map(waiting, events)))], known, 0.01)
         assert not await lane.wait_for_leases(0.01)
-        told = together(first, lane.drain())
-        assert ([one.delivery.event.event_id for one in told.results.outcomes], told.reports) == (["e0", "e1"], [])
+        drained = together(first, lane.drain())
+        assert ([one.delivery.event.event_id for one in drained.results.outcomes], drained.reports) == (["e0", "e1"], [])
         assert lane.drain() is None
         hangs.set()
         assert await lane.wait_for_leases(5)
@@ -213,7 +213,7 @@ def test_what_was_accepted_is_told_while_its_turn_goes_on_and_once():
 
 
 class LookedUp(registries.WholeRegistry):
-    """Knows of one change more when a destination has been looked up that was known before it."""
+    """A registry with one more change after a look-up than before it."""
 
     async def destination(self, *asked):
         known = await super().destination(*asked)
@@ -221,13 +221,13 @@ class LookedUp(registries.WholeRegistry):
         return known
 
 
-def test_what_the_registry_learns_while_a_destination_is_looked_up_has_no_part_in_that():
+def test_a_change_during_a_look_up_is_not_in_the_destination():
     unknown = waiting(through=("s-new",), revision=2, since_ms=NOW_MS)
 
     async def main():
         lane = lane_of(Sender())
         known = LookedUp("base", registry())
-        first = await lane.start([retry_messages.encoded(turn(unknown))], known, 10)
+        first = await lane.start([retry_messages.encoded(lease(unknown))], known, 10)
         assert known.revision == 2
         return together(first, await lane.finish_task(10))
 

@@ -1,4 +1,4 @@
-"""No micro-batch of the retry lane waits for an answer that is late, or for the end of the process: a later one reports it."""
+"""No micro-batch of the retry lane waits for a late response, nor does the end of the process: a later one reports it."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from tests.support import builders
+from tests.support.leases import NOW_MS, lease, registry, waiting
 from tests.support.retry_lanes import Sender, lane_of, together
-from tests.support.turns import NOW_MS, registry, turn, waiting
 
 
 class Hanging:
-    """A lane with an endpoint that does not answer before it is told to."""
+    """A lane with an endpoint that responds when the test says so."""
 
     def __init__(self, **bounds):
         self.answers = asyncio.Event()
@@ -23,19 +23,19 @@ class Hanging:
             "base", builders.snapshot(builders.endpoint(), builders.subscription(), *other)
         )
 
-    async def micro_batch(self, *turns, settle_s=0.01):
-        taken = await self.lane.start(map(retry_messages.encoded, turns), self.registry, settle_s)
+    async def micro_batch(self, *leases, settle_s=0.01):
+        taken = await self.lane.start(map(retry_messages.encoded, leases), self.registry, settle_s)
         return together(taken, await self.lane.finish_task(settle_s))
 
 
-def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_it():
+def test_a_later_micro_batch_reports_a_late_response():
     async def main():
         hanging = Hanging()
-        first = await hanging.micro_batch(turn(), turn(waiting(through=("s2",)), endpoint="ep2"))
+        first = await hanging.micro_batch(lease(), lease(waiting(through=("s2",)), endpoint="ep2"))
         assert [report.endpoint_id for report in first.reports] == ["ep2"]
         assert (await hanging.micro_batch()).reports == []
         hanging.answers.set()
-        late = await hanging.micro_batch(turn(waiting(through=("s2",)), endpoint="ep2", number=2))
+        late = await hanging.micro_batch(lease(waiting(through=("s2",)), endpoint="ep2", number=2))
         assert {(report.endpoint_id, report.delivered) for report in late.reports} == {("ep1", 1), ("ep2", 1)}
         assert len(late.results.outcomes) == 2
         assert (await hanging.micro_batch()).results.outcomes == []
@@ -43,10 +43,10 @@ def test_a_micro_batch_does_not_wait_for_a_late_answer_and_a_later_one_reports_i
     asyncio.run(main())
 
 
-def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
+def test_a_late_result_is_returned_once():
     async def main():
         hanging = Hanging()
-        await hanging.micro_batch(turn())
+        await hanging.micro_batch(lease())
         assert hanging.lane.drain() is None
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
@@ -59,26 +59,26 @@ def test_what_has_ended_late_is_told_to_whoever_asks_first_and_once():
     asyncio.run(main())
 
 
-def test_a_turn_that_is_given_again_while_it_is_under_way_is_not_sent_twice():
+def test_a_lease_in_flight_is_not_started_twice():
     async def main():
         hanging = Hanging()
-        await hanging.micro_batch(turn())
-        await hanging.micro_batch(turn())
+        await hanging.micro_batch(lease())
+        await hanging.micro_batch(lease())
         hanging.answers.set()
-        ended = await hanging.micro_batch(turn(), settle_s=5)
+        ended = await hanging.micro_batch(lease(), settle_s=5)
         assert [report.lease for report in ended.reports] == [1]
         assert len(hanging.sender.sent) == 1
 
     asyncio.run(main())
 
 
-def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_not_begun():
+def test_a_lease_takes_over_from_an_expired_one():
     of = [waiting(builders.event(event_id=f"e{n}")) for n in range(3)]
 
     async def main():
         hanging = Hanging()
-        await hanging.micro_batch(turn(*of, order_key="k"))
-        await hanging.micro_batch(turn(*of, order_key="k", number=2))
+        await hanging.micro_batch(lease(*of, order_key="k"))
+        await hanging.micro_batch(lease(*of, order_key="k", number=2))
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
         ended = await hanging.micro_batch()
@@ -88,10 +88,10 @@ def test_a_turn_in_place_of_one_that_was_given_up_for_lost_takes_what_that_has_n
     asyncio.run(main())
 
 
-def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back():
+def test_a_stopping_lane_requeues_unattempted_entries():
     async def main():
         hanging = Hanging(max_in_flight_per_endpoint=1)
-        await hanging.micro_batch(turn(waiting(), waiting()))
+        await hanging.micro_batch(lease(waiting(), waiting()))
         hanging.lane.stop()
         hanging.answers.set()
         await asyncio.wait(hanging.lane._tasks)
@@ -102,11 +102,11 @@ def test_a_lane_that_is_to_stop_ends_what_it_has_begun_and_the_rest_comes_back()
     asyncio.run(main())
 
 
-def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
+def test_a_stopping_lane_waits_for_no_rate():
     async def main():
         known = registries.WholeRegistry("base", registry(max_per_second=0.05))
         lane = lane_of(sender := Sender())
-        await lane.start([retry_messages.encoded(turn(waiting(), waiting()))], known, 0)
+        await lane.start([retry_messages.encoded(lease(waiting(), waiting()))], known, 0)
         await lane.finish_task(0.01)
         lane.stop()
         ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
@@ -117,19 +117,19 @@ def test_a_lane_that_is_to_stop_waits_for_no_endpoints_pace():
     asyncio.run(main())
 
 
-def test_what_is_under_way_is_bounded_and_what_finds_no_room_comes_back_unless_others_make_some(monkeypatch):
+def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
     monkeypatch.setattr(retry_lane, "MAX_IN_FLIGHT_BYTES", 3 * retry_lane.ENTRY_BYTES)
-    others = [turn(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
+    others = [lease(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
 
     async def main():
         hanging = Hanging()
-        first = await hanging.micro_batch(turn(), *others)
+        first = await hanging.micro_batch(lease(), *others)
         assert sum(report.delivered for report in first.reports) == 20
-        turned_away = await hanging.micro_batch(turn(waiting(), waiting(), order_key="k", number=3))
-        [report] = turned_away.reports
+        refused = await hanging.micro_batch(lease(waiting(), waiting(), order_key="k", number=3))
+        [report] = refused.reports
         assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
         assert all(back.next_attempt.at_ms > NOW_MS for back in report.requeued)
-        given_up = await hanging.micro_batch(turn(waiting(), waiting(), number=0, given_up=retry_reasons.NO_ROOM))
+        given_up = await hanging.micro_batch(lease(waiting(), waiting(), number=0, given_up=retry_reasons.NO_ROOM))
         assert len(given_up.results.outcomes) == 2
         await hanging.lane.close()
 

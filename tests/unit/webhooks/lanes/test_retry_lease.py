@@ -1,4 +1,4 @@
-"""What the registry says now, and the answers, decide what becomes of each parcel of a turn; the report says it all."""
+"""The current registry and the responses decide what happens to each entry of a lease; the report has all of it."""
 
 import asyncio
 import base64
@@ -17,15 +17,16 @@ from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
 from delivery.webhooks.sending import payload
 from tests.support import builders, fakes
-from tests.support.turns import LATER_MS, NOW_MS, batch_registry, registry, turn, waiting
+from tests.support.leases import LATER_MS, NOW_MS, batch_registry, lease, registry, waiting
 
 MAX_AGE_S = 3600.0
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 FAILED = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class="server_error")
 
 
-class Carried:
-    """A turn that was taken to its end, one parcel after the other; each attempt got `error_class`, and what `answer` has."""
+class Delivered:
+    """A lease that was delivered to its end, one entry after the other. Each attempt got `error_class`, and the fields in
+    `answer`."""
 
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
         tenants = revalidation.tenant_ids(packed for waits in of.entries for packed in waits.packed)
@@ -46,66 +47,66 @@ class Carried:
         self.results.batches += one.accepted.batches
 
     def written(self):
-        told = sorted(topic_rows.rows(self.results, TOPICS), key=lambda row: row.topic)
+        rows = sorted(topic_rows.rows(self.results, TOPICS), key=lambda row: row.topic)
         return {
-            topic: [orjson.loads(row.value) for row in of] for topic, of in itertools.groupby(told, key=lambda row: row.topic)
+            topic: [orjson.loads(row.value) for row in of] for topic, of in itertools.groupby(rows, key=lambda row: row.topic)
         }
 
     def deliveries(self):
         return counters.count(self.results, cpu_s=0).deliveries
 
 
-def test_what_is_accepted_does_not_come_back():
-    report = Carried(registry(), turn(waiting(), waiting())).report
+def test_an_accepted_entry_is_not_requeued():
+    report = Delivered(registry(), lease(waiting(), waiting())).report
     assert (report.lease, report.delivered, report.failed, report.blocked, report.requeued) == (1, 2, 0, None, [])
 
 
-def test_the_log_tells_of_the_new_attempt_only_and_the_dead_letter_of_the_whole_story():
-    carried = Carried(registry(), turn(waiting(attempts=1, retries=7, history=(FAILED,))), "server_error")
-    told = carried.written()
-    [entry] = told["attempts"][0]["entries"]
+def test_a_dead_letter_has_the_whole_attempt_history():
+    delivered = Delivered(registry(), lease(waiting(attempts=1, retries=7, history=(FAILED,))), "server_error")
+    written = delivered.written()
+    [entry] = written["attempts"][0]["entries"]
     assert (entry["kind"], entry["attempt"]) == ("attempt", 2)
-    [letter] = told["dead"]
+    [letter] = written["dead"]
     assert (letter["reason"], [attempt["attempt"] for attempt in letter["attempts"]]) == ("server_error", [1, 2])
-    assert carried.report.requeued == []
-    assert carried.report.failed == 1
-    counted = counters.count(carried.results, cpu_s=0)
+    assert delivered.report.requeued == []
+    assert delivered.report.failed == 1
+    counted = counters.count(delivered.results, cpu_s=0)
     assert (counted.attempts, counted.deliveries) == ({"server_error": 1}, {("dead_lettered", "server_error"): 1})
 
 
-def test_what_fails_comes_back_for_its_next_attempt_by_the_endpoints_schedule_of_now():
+def test_a_failed_entry_is_requeued_by_the_current_schedule():
     known = registry(retrying=Retrying(schedule_s=(1, 100, 1000)))
-    carried = Carried(known, turn(waiting(attempts=2, retries=1)), "unavailable", retry_after_s=500.0)
-    [back] = carried.report.requeued
+    delivered = Delivered(known, lease(waiting(attempts=2, retries=1)), "unavailable", retry_after_s=500.0)
+    [back] = delivered.report.requeued
     assert (back.place, back.reason, back.next_attempt.retries) == (0, "unavailable", 2)
     assert back.next_attempt.at_ms == NOW_MS + 550_000  # the middle of 500 s and a fifth more
     assert [attempt.number for attempt in back.attempts] == [3]
-    report = carried.report
+    report = delivered.report
     assert (report.delivered, report.failed, report.retry_after_s) == (0, 1, 500.0)
-    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.POSTPONED]
+    assert [outcome.kind for outcome in delivered.results.outcomes] == [OutcomeKind.POSTPONED]
 
 
-def test_what_would_come_back_after_it_expires_is_a_dead_letter_now():
-    carried = Carried(registry(), turn(waiting(expires_ms=NOW_MS + 10)), "timeout")
-    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
+def test_a_retry_after_the_expiry_is_a_dead_letter_now():
+    delivered = Delivered(registry(), lease(waiting(expires_ms=NOW_MS + 10)), "timeout")
+    assert [outcome.kind for outcome in delivered.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
 
 
 @pytest.mark.parametrize("error_class", ["refused", "redirect"])
-def test_what_the_circuit_of_a_fast_lane_takes_for_an_answer_is_none_of_an_endpoint_that_is_ill(error_class):
-    report = Carried(registry(), turn(), error_class).report
+def test_only_unhealthy_error_classes_count_as_failed(error_class):
+    report = Delivered(registry(), lease(), error_class).report
     assert (report.delivered, report.failed, report.refused) == (0, 0, 1)
 
 
-def test_a_fault_of_ours_is_no_failure_of_the_endpoint():
-    report = Carried(registry(), turn(), errors.LocalFailure.error_class).report
+def test_our_own_fault_is_no_failure_of_the_endpoint():
+    report = Delivered(registry(), lease(), errors.LocalFailure.error_class).report
     assert (report.failed, len(report.requeued)) == (0, 1)
 
 
-def test_in_order_nothing_is_attempted_after_what_has_failed():
-    carried = Carried(registry(), turn(waiting(), waiting(), waiting(), order_key="k"), "server_error")
-    assert len(carried.sent) == 1
-    assert (carried.report.order_key, carried.report.failed) == ("k", 1)
-    assert [(back.place, len(back.attempts)) for back in carried.report.requeued] == [(0, 1), (1, 0), (2, 0)]
+def test_ordered_entries_are_not_attempted_after_a_failure():
+    delivered = Delivered(registry(), lease(waiting(), waiting(), waiting(), order_key="k"), "server_error")
+    assert len(delivered.sent) == 1
+    assert (delivered.report.order_key, delivered.report.failed) == ("k", 1)
+    assert [(back.place, len(back.attempts)) for back in delivered.report.requeued] == [(0, 1), (1, 0), (2, 0)]
 
 
 ELSEWHERE = builders.subscription(endpoint_id="ep2")
@@ -127,13 +128,13 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
     ],
 )
 @pytest.mark.parametrize("given_up", [{}, {"given_up": retry_reasons.EXPIRED, "number": 0}])
-def test_what_is_gone_or_stopped_while_it_waited_is_skipped_and_says_why(of, snapshot, reason, given_up):
+def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(of, snapshot, reason, given_up):
     made = registry if of == 1 else batch_registry
-    carried = Carried(snapshot(made), turn(waiting(*(builders.event() for _ in range(of))), **given_up))
-    assert carried.sent == []
-    assert carried.deliveries() == {("skipped", reason): of}
-    assert (carried.report.requeued, carried.report.delivered) == ([], 0)
-    [entry] = carried.written()["attempts"][0]["entries"]
+    delivered = Delivered(snapshot(made), lease(waiting(*(builders.event() for _ in range(of))), **given_up))
+    assert delivered.sent == []
+    assert delivered.deliveries() == {("skipped", reason): of}
+    assert (delivered.report.requeued, delivered.report.delivered) == ([], 0)
+    [entry] = delivered.written()["attempts"][0]["entries"]
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
 
 
@@ -141,13 +142,13 @@ def of_tenants(*tenants):
     return [builders.event(tenant_id=tenant) for tenant in tenants]
 
 
-def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent():
-    alone = turn(*(waiting(event) for event in of_tenants("t1", "deleted", PLATFORM)))
-    carried = Carried(registry(), alone)
-    assert [made.delivery.event.tenant_id for made in carried.sent] == ["t1", PLATFORM]
-    assert carried.deliveries() == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
+def test_events_of_a_deleted_tenant_are_skipped_alone():
+    alone = lease(*(waiting(event) for event in of_tenants("t1", "deleted", PLATFORM)))
+    delivered = Delivered(registry(), alone)
+    assert [made.delivery.event.tenant_id for made in delivered.sent] == ["t1", PLATFORM]
+    assert delivered.deliveries() == {("delivered", "none"): 2, ("skipped", "tenant_deleted"): 1}
 
-    in_batch = Carried(batch_registry(), turn(waiting(*of_tenants("deleted", "t1", "deleted"))))
+    in_batch = Delivered(batch_registry(), lease(waiting(*of_tenants("deleted", "t1", "deleted"))))
     assert [event.tenant_id for made in in_batch.sent for event in made.delivery.events] == ["t1"]
     assert in_batch.deliveries() == {("delivered", "none"): 1, ("skipped", "tenant_deleted"): 2}
 
@@ -161,47 +162,47 @@ def test_what_waits_of_a_tenant_that_was_deleted_is_skipped_and_the_rest_is_sent
         ({"fault": "a refused URL", "status": EndpointStatus.PAUSED}, retry_reasons.ENDPOINT_QUARANTINED),
     ],
 )
-def test_of_an_endpoint_that_is_stopped_all_come_back_unattempted(fields, hold):
-    carried = Carried(registry(**fields), turn(waiting(retries=2), waiting(retries=0)))
-    report = carried.report
+def test_entries_of_a_stopped_endpoint_are_requeued(fields, hold):
+    delivered = Delivered(registry(**fields), lease(waiting(retries=2), waiting(retries=0)))
+    report = delivered.report
     assert (report.blocked, report.delivered, report.failed) == (hold, 0, 0)
     assert [(back.place, back.reason, back.next_attempt.retries, back.attempts) for back in report.requeued] == [
         (0, hold, 2, ()),
         (1, hold, 0, ()),
     ]
-    assert (carried.sent, carried.results.outcomes) == ([], [])
+    assert (delivered.sent, delivered.results.outcomes) == ([], [])
 
 
 @pytest.mark.parametrize("fields", [*({"status": status} for status in EndpointStatus), {"fault": "a refused URL"}])
 @pytest.mark.parametrize("reason", [retry_reasons.NO_ROOM, retry_reasons.EXPIRED])
-def test_what_is_given_up_is_a_dead_letter_with_its_story(fields, reason):
-    carried = Carried(registry(**fields), turn(waiting(attempts=1, history=(FAILED,)), number=0, given_up=reason))
-    assert carried.sent == []
-    told = carried.written()
-    assert [(letter["reason"], len(letter["attempts"])) for letter in told["dead"]] == [(reason, 1)]
-    assert [entry["kind"] for entry in told["attempts"][0]["entries"]] == ["dead_lettered"]
+def test_an_entry_given_up_is_a_dead_letter_with_its_history(fields, reason):
+    delivered = Delivered(registry(**fields), lease(waiting(attempts=1, history=(FAILED,)), number=0, given_up=reason))
+    assert delivered.sent == []
+    written = delivered.written()
+    assert [(letter["reason"], len(letter["attempts"])) for letter in written["dead"]] == [(reason, 1)]
+    assert [entry["kind"] for entry in written["attempts"][0]["entries"]] == ["dead_lettered"]
 
 
-def test_a_batch_is_sent_as_the_batch_lane_sends_it_and_events_that_the_answer_names_are_dead_letters():
+def test_a_retried_batch_is_sent_as_by_the_batch_lane():
     of = [builders.event() for _ in range(3)]
     rejecting = b'{"rejected": [{"index": 1, "reason": "no such order"}]}'
-    carried = Carried(batch_registry(), turn(waiting(*of, attempts=1, history=(FAILED,))), response=rejecting)
-    [made] = carried.sent
+    delivered = Delivered(batch_registry(), lease(waiting(*of, attempts=1, history=(FAILED,))), response=rejecting)
+    [made] = delivered.sent
     assert (made.number, [one["id"] for one in orjson.loads(made.delivery.body)]) == (2, [event.event_id for event in of])
     assert made.delivery.webhook_id.startswith("batch_")
-    [letter] = carried.written()["dead"]
+    [letter] = delivered.written()["dead"]
     assert (letter["event_id"], letter["reason"]) == (of[1].event_id, "rejected_by_endpoint")
     assert letter["webhook_id"] == payload.webhook_id(of[1], "s1")
-    assert (carried.report.delivered, carried.report.requeued) == (1, [])
+    assert (delivered.report.delivered, delivered.report.requeued) == (1, [])
 
 
-def test_what_is_skipped_of_a_batch_is_told_when_the_batch_has_ended():
+def test_skipped_events_of_a_batch_are_recorded_at_its_end():
     of = [builders.event() for _ in range(3)]
-    parcels = waiting(*of, through=("s1", "gone", "s1"))
-    failed = Carried(batch_registry(), turn(parcels), "server_error")
+    entries = waiting(*of, through=("s1", "gone", "s1"))
+    failed = Delivered(batch_registry(), lease(entries), "server_error")
     assert failed.deliveries() == {("postponed", "server_error"): 2}
     [back] = failed.report.requeued
-    ended = Carried(batch_registry(), turn(parcels.requeued(back)))
+    ended = Delivered(batch_registry(), lease(entries.requeued(back)))
     assert ended.deliveries() == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 1}
 
 
@@ -219,37 +220,37 @@ LATER = 2
     ids=["endpoint", "subscription", "tenant"],
 )
 @pytest.mark.parametrize(("waited_ms", "wait_ms"), [(0, 5000), (20_000, 20_000), (3_599_999, 300_000)])
-def test_what_a_later_registry_made_due_waits_until_it_is_known_here_and_others_do_not(snapshot, of, waited_ms, wait_ms):
+def test_an_entry_of_a_newer_registry_waits_for_it(snapshot, of, waited_ms, wait_ms):
     behind = msgspec.structs.replace(of, since_ms=NOW_MS - waited_ms, retries=1)
-    carried = Carried(snapshot, turn(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
-    [back] = carried.report.requeued
+    delivered = Delivered(snapshot, lease(behind, *([waiting(revision=LATER)] if snapshot.endpoints else [])))
+    [back] = delivered.report.requeued
     assert (back.place, back.reason, back.next_attempt, back.attempts) == (0, "registry_behind", (NOW_MS + wait_ms, 1), ())
-    assert len(carried.sent) == len(snapshot.endpoints)
-    assert not any(kind == "skipped" for kind, _ in carried.deliveries())
+    assert len(delivered.sent) == len(snapshot.endpoints)
+    assert not any(kind == "skipped" for kind, _ in delivered.deliveries())
 
 
-def test_what_is_not_there_in_the_registry_that_made_it_due_or_a_later_one_is_skipped():
+def test_an_entry_missing_in_its_own_registry_is_skipped():
     for fields in ({"revision": 0}, {"revision": 1}, {"revision": LATER, "since_ms": NOW_MS - 3_600_000}):
-        carried = Carried(registry(), turn(waiting(subscriptions=["s-old"], **{"since_ms": NOW_MS} | fields)))
-        assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
+        delivered = Delivered(registry(), lease(waiting(subscriptions=["s-old"], **{"since_ms": NOW_MS} | fields)))
+        assert delivered.deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
-def test_in_order_nothing_passes_what_waits_for_the_registry():
+def test_ordered_entries_wait_behind_one_for_the_registry():
     key = {"order_key": "a"}
-    carried = Carried(
-        registry(), turn(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
+    delivered = Delivered(
+        registry(), lease(waiting(revision=LATER, subscriptions=["s-new"], since_ms=NOW_MS, **key), waiting(**key), **key)
     )
-    assert (len(carried.sent), [back.place for back in carried.report.requeued]) == (0, [0, 1])
+    assert (len(delivered.sent), [back.place for back in delivered.report.requeued]) == (0, [0, 1])
 
 
-def test_what_is_given_up_does_not_wait_for_the_registry():
-    of = turn(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_reasons.EXPIRED)
-    assert Carried(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
+def test_an_entry_given_up_does_not_wait_for_the_registry():
+    of = lease(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_reasons.EXPIRED)
+    assert Delivered(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
 
 
-def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
+def test_a_refused_lease_is_requeued_unchanged():
     one = LeaseInFlight(
-        turn(waiting(retries=2), waiting()),
+        lease(waiting(retries=2), waiting()),
         registries.Destination(None, {}),
         until=0.0,
         revision=1,
@@ -264,52 +265,52 @@ def test_what_is_turned_away_comes_back_in_a_moment_as_it_was():
     ]
 
 
-def test_events_that_cannot_be_read_come_back_later_and_the_others_go_on(monkeypatch, caplog):
+def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog):
     broken, unpack = waiting(retries=3), segment.unpacked
     monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
     paused = registry(builders.subscription(status=SubscriptionStatus.PAUSED))
-    carried = Carried(paused, turn(waiting(), broken, waiting()))
-    [back] = carried.report.requeued
+    delivered = Delivered(paused, lease(waiting(), broken, waiting()))
+    [back] = delivered.report.requeued
     assert (back.place, back.reason, back.next_attempt) == (1, "unforeseen", (NOW_MS + 300_000, 3))
     assert [attempt.error_class for attempt in back.attempts] == ["local"]
-    assert (carried.report.failed, len(carried.results.outcomes)) == (0, 2)
+    assert (delivered.report.failed, len(delivered.results.outcomes)) == (0, 2)
     assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
-def test_events_that_cannot_be_read_and_are_given_up_are_set_apart_whole_and_the_others_go_on(caplog, subscriptions):
-    """Such a parcel failed the task of its lane for ever: its shard had forgotten it, and nothing could be told of it."""
+def test_unreadable_entries_given_up_are_quarantined(caplog, subscriptions):
+    """Such an entry failed the task of its lane for ever: its shard had deleted it, and it could have no dead letter."""
     broken = b"\xc1" * 2 * topic_rows.MAX_REJECTED_BYTES  # no event
-    given_up = turn(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_reasons.EXPIRED)
-    carried = Carried(registry(*subscriptions), given_up)
-    assert len(carried.results.outcomes) == 2
-    [row] = carried.written()["rejected"]
+    given_up = lease(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_reasons.EXPIRED)
+    delivered = Delivered(registry(*subscriptions), given_up)
+    assert len(delivered.results.outcomes) == 2
+    [row] = delivered.written()["rejected"]
     assert (row["reason"], row["topic"], row["appended_at_ms"]) == ("unreadable", "(retry lane)", 5)
     assert base64.b64decode(row["value_base64"]) == broken
     assert all(word in row["detail"] for word in ("ep1", "c1", "s1", retry_reasons.EXPIRED))
     assert "cannot be read" in caplog.text
 
 
-def test_of_a_batch_that_is_given_up_what_can_be_skipped_is_told_of_and_the_unreadable_rest_is_set_apart():
+def test_unreadable_events_of_a_batch_are_quarantined():
     good = waiting(builders.event(), builders.event(), through=("gone", "s1"))
     broken = msgspec.structs.replace(good, packed=[good.packed[0], b"\xc1"])
-    carried = Carried(batch_registry(), turn(broken, number=0, given_up=retry_reasons.NO_ROOM))
-    assert carried.deliveries() == {("skipped", "subscription_deleted"): 1}
-    assert [rejection.record.value for rejection in carried.results.rejections] == [b"\xc1"]
+    delivered = Delivered(batch_registry(), lease(broken, number=0, given_up=retry_reasons.NO_ROOM))
+    assert delivered.deliveries() == {("skipped", "subscription_deleted"): 1}
+    assert [rejection.record.value for rejection in delivered.results.rejections] == [b"\xc1"]
 
 
-def test_content_that_cannot_be_made_is_a_dead_letter(monkeypatch, caplog):
+def test_content_that_cannot_be_built_is_a_dead_letter(monkeypatch, caplog):
     monkeypatch.setattr(payload, "content", lambda *_: 1 / 0)
-    carried = Carried(registry(), turn(waiting(expires_ms=LATER_MS)))
-    assert carried.deliveries() == {("dead_lettered", "unforeseen"): 1}
+    delivered = Delivered(registry(), lease(waiting(expires_ms=LATER_MS)))
+    assert delivered.deliveries() == {("dead_lettered", "unforeseen"): 1}
     assert "unforeseen" in caplog.text
 
 
-def ended_of(*parcels):
+def ended_of(*entries):
     """The keys of deliveries that an earlier run has written as accepted."""
     return {
         completed_work.key_of_packed(segment.unpacked(packed), name)
-        for one in parcels
+        for one in entries
         for packed, name in zip(one.packed, revalidation.subscription_ids(one, range(len(one.packed))), strict=True)
     }
 
@@ -318,26 +319,26 @@ def event(number):
     return builders.event(event_id=f"e{number}", record=builders.record(offset=number))
 
 
-def test_what_an_earlier_run_of_the_micro_batch_has_delivered_is_not_sent_again_and_its_shard_forgets_it():
+def test_an_entry_accepted_in_an_earlier_run_is_not_sent():
     before, left = waiting(event(1)), waiting(event(2))
-    carried = Carried(registry(), turn(before, left), ended=ended_of(before))
-    assert [made.place for made in carried.sent] == [1]
-    assert (carried.report.delivered, carried.report.requeued) == (2, [])
-    assert [outcome.delivery.event.event_id for outcome in carried.results.outcomes] == ["e2"]
+    delivered = Delivered(registry(), lease(before, left), ended=ended_of(before))
+    assert [made.place for made in delivered.sent] == [1]
+    assert (delivered.report.delivered, delivered.report.requeued) == (2, [])
+    assert [outcome.delivery.event.event_id for outcome in delivered.results.outcomes] == ["e2"]
 
 
-def test_a_batch_of_which_a_part_was_accepted_leaves_whole():
+def test_a_partly_accepted_batch_is_sent_whole():
     batch, part = waiting(event(1), event(2)), waiting(event(1))
-    assert len(Carried(batch_registry(), turn(batch), ended=ended_of(part)).sent) == 1
-    assert Carried(batch_registry(), turn(batch), ended=ended_of(batch)).sent == []
+    assert len(Delivered(batch_registry(), lease(batch), ended=ended_of(part)).sent) == 1
+    assert Delivered(batch_registry(), lease(batch), ended=ended_of(batch)).sent == []
 
 
-def test_a_replay_is_sent_though_what_it_repeats_was_delivered_a_moment_before():
+def test_a_replay_is_sent_despite_an_earlier_delivery():
     replayed = waiting(event(1), replay="rpl_1")
-    assert len(Carried(registry(), turn(replayed), ended=ended_of(replayed)).sent) == 1
+    assert len(Delivered(registry(), lease(replayed), ended=ended_of(replayed)).sent) == 1
 
 
-def test_what_is_given_up_has_its_dead_letter_whatever_the_journal_says():
+def test_an_entry_given_up_always_has_a_dead_letter():
     given_up = waiting(event(1))
-    carried = Carried(registry(), turn(given_up, number=0, given_up=retry_reasons.EXPIRED), ended=ended_of(given_up))
-    assert [outcome.kind for outcome in carried.results.outcomes] == [OutcomeKind.DEAD_LETTERED]
+    delivered = Delivered(registry(), lease(given_up, number=0, given_up=retry_reasons.EXPIRED), ended=ended_of(given_up))
+    assert [outcome.kind for outcome in delivered.results.outcomes] == [OutcomeKind.DEAD_LETTERED]

@@ -1,4 +1,4 @@
-"""An endpoint that keeps failing is not asked for a while, then by one request, and by all again once it answers."""
+"""A failing endpoint gets no request for a while, then one at a time, and all again once it responds."""
 
 import pytest
 
@@ -10,7 +10,7 @@ OK, DOWN, HANGS = None, error_classes.SERVER_ERROR, "timeout"
 
 
 def recorded(*answers, each_s=1.0):
-    """Return (the circuit, now) after requests that each began when the one before had ended."""
+    """Return (the breaker, now) after requests that each began when the previous one had ended."""
     made, now = circuit_breaker.CircuitBreaker(), 0.0
     for answer in answers:
         made.record(answer, now, now + each_s)
@@ -24,7 +24,7 @@ def recorded(*answers, each_s=1.0):
         ([DOWN] * 4, False),
         ([DOWN] * 5, True),
         ([DOWN] * 4 + [OK] + [DOWN] * 4, False),  # not in a row
-        ([DOWN] * 4 + [error_classes.REFUSED] + [DOWN] * 4, False),  # that one was answered, for itself
+        ([DOWN] * 4 + [error_classes.REFUSED] + [DOWN] * 4, False),  # a refusal is a response
         ([HANGS], False),
         ([HANGS, HANGS], True),  # 3 + 3
         ([HANGS, DOWN, DOWN], True),  # 3 + 1 + 1
@@ -33,18 +33,18 @@ def recorded(*answers, each_s=1.0):
         ([error_classes.GONE] * 5, True),
         ([error_classes.REFUSED] * 100, False),
         ([error_classes.REDIRECT] * 100, False),
-        ([errors.LocalFailure.error_class] * 100, False),  # it was not asked
+        ([errors.LocalFailure.error_class] * 100, False),  # the endpoint had no part in it
         ([retry_reasons.CONFIGURATION] * 100, False),
-        ([errors.AddressBlocked.error_class] * 5, True),  # as a name that there is not: the difference is not told
-        ([DOWN] * 4 + [errors.LocalFailure.error_class, DOWN], True),  # nor does that interrupt a row
+        ([errors.AddressBlocked.error_class] * 5, True),  # as for an unknown name: both must look alike
+        ([DOWN] * 4 + [errors.LocalFailure.error_class, DOWN], True),  # and does not interrupt a row
     ],
 )
-def test_a_circuit_opens_after_failures_in_a_row(answers, is_open):
+def test_a_breaker_opens_after_failures_in_a_row(answers, is_open):
     made, now = recorded(*answers)
     assert made.is_open(now) == is_open
 
 
-def test_every_class_of_error_is_a_failure_or_an_answer_or_says_nothing():
+def test_every_error_class_is_unhealthy_refused_or_neutral():
     classes = {error.error_class for error in errors.AttemptFailed.__subclasses__()}
     classes |= {error_classes.error_class_of(status) for status in range(300, 600)} | {retry_reasons.CONFIGURATION}
     answered = classes - circuit_breaker.UNHEALTHY - circuit_breaker._NEUTRAL
@@ -56,18 +56,18 @@ def opened():
     return made, now + circuit_breaker.OPEN_S
 
 
-def test_an_open_circuit_lets_requests_through_again_after_a_while_one_at_a_time():
+def test_an_open_breaker_turns_half_open_after_a_while():
     made, then = opened()
     assert (made.is_open(then - 0.1), made.is_open(then), made.is_suspect) == (True, False, True)
 
 
-def test_on_trial_one_failure_opens_it_again_for_as_long():
+def test_one_failure_opens_a_half_open_breaker_again():
     made, then = opened()
     made.record(DOWN, then, then + 1)
     assert (made.is_open(then + circuit_breaker.OPEN_S), made.is_open(then + 1 + circuit_breaker.OPEN_S)) == (True, False)
 
 
-def test_on_trial_it_closes_only_after_some_answers_in_a_row():
+def test_a_half_open_breaker_closes_after_responses_in_a_row():
     made, then = opened()
     for _ in range(circuit_breaker.CLOSES_AFTER - 1):
         made.record(OK, then, then)
@@ -78,14 +78,14 @@ def test_on_trial_it_closes_only_after_some_answers_in_a_row():
     assert not made.is_open(then)
 
 
-def test_what_was_under_way_when_it_opened_says_nothing_new():
+def test_requests_from_before_the_opening_change_nothing():
     made, now = recorded(*[DOWN] * circuit_breaker.OPENS_AFTER)
     for late in (OK, DOWN):
         made.record(late, now - 2, now + 5)
     assert (made.is_open(now + circuit_breaker.OPEN_S - 0.1), made.is_open(now + circuit_breaker.OPEN_S)) == (True, False)
 
 
-def test_an_endpoint_without_a_circuit_is_asked():
+def test_an_endpoint_without_a_breaker_may_be_sent_to():
     made, now = recorded(*[DOWN] * circuit_breaker.OPENS_AFTER)
     assert circuit_breaker.is_open({"ep1": made}, "ep1", now)
     assert not circuit_breaker.is_open({"ep1": made}, "ep2", now)

@@ -1,4 +1,4 @@
-"""What a fast lane must not, or need not, attempt now goes to the retry lane at once, with all that is needed there."""
+"""A fast lane defers deliveries that it must not attempt now, with all that the retry lane needs."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ def broken():
 
 
 def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, **of_subscription):
-    """Deliver an event of each value through the direct lane; return its results and how many requests were made."""
+    """Deliver an event of each value through the direct lane; return its results and the number of requests."""
     clock, breakers = fakes.Clock(NOW_S), {} if breakers is None else breakers
     snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*", **of_subscription))
     sender = fakes.FakeSender(lambda *_: error_class, clock)
@@ -56,13 +56,13 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 
 
 def postponed(results):
-    """Return what the results hand over, as it stands in the retries topic."""
-    told = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    return [(row.key, message) for row in told for message in retry_records.messages(row.value)]
+    """Return the deferred deliveries of the results, as written to the retries topic."""
+    deferred = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
+    return [(row.key, retry_messages.message(row.value)) for row in deferred if row.value is not None]
 
 
 def health(results):
-    """Return what else the results tell, as it stands there."""
+    """Return the health hints of the results, as written there."""
     return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health_hint_rows(results, TOPICS, now_ms=NOW_MS)]
 
 
@@ -82,7 +82,7 @@ PAUSED, DISABLED = EndpointStatus.PAUSED, EndpointStatus.DISABLED
         ({"order_by": "n"}, ("ep1",), retry_reasons.ORDERED),
     ],
 )
-def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedule(fields, suppressed, reason):
+def test_a_blocked_endpoint_defers_even_without_a_schedule(fields, suppressed, reason):
     results, attempts = deliver(builders.endpoint(**fields), {"n": 1}, {"n": 2}, suppressed=suppressed)
     assert attempts == 0
     assert [(o.kind, o.reason, o.next_attempt) for o in results.outcomes] == [
@@ -95,28 +95,28 @@ def test_what_is_not_to_be_attempted_is_postponed_at_once_also_without_a_schedul
     ]
 
 
-def test_an_endpoint_whose_circuit_is_open_gets_nothing_and_no_body_is_made_for_it(monkeypatch):
+def test_an_open_breaker_sends_nothing_and_builds_no_body(monkeypatch):
     monkeypatch.setattr(payload, "content", lambda *_: pytest.fail("a body was made"))
     results, attempts = deliver(builders.endpoint(), {}, breakers={"ep1": broken()})
     assert (attempts, [o.reason for o in results.outcomes]) == (0, [retry_reasons.CIRCUIT_OPEN])
 
 
-def test_a_held_endpoint_keeps_nothing_from_the_others():
+def test_a_suppressed_endpoint_does_not_delay_the_others():
     results, attempts = deliver(builders.endpoint(), {}, {}, suppressed=["other"], breakers={"other": broken()})
     assert (attempts, {o.kind for o in results.outcomes}) == (2, {OutcomeKind.DELIVERED})
 
 
-def test_what_is_skipped_is_skipped_whatever_its_endpoint_is():
+def test_a_skip_takes_precedence_over_a_deferral():
     results, _ = deliver(builders.endpoint(fault="a secret that does not open"), {}, status=SubscriptionStatus.PAUSED)
     assert [(o.kind, o.reason) for o in results.outcomes] == [(OutcomeKind.SKIPPED, "subscription_paused")]
 
 
-def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():
+def test_ordered_events_carry_their_key_in_arrival_order():
     values = [{"data": {"order": order}} for order in (7, "7", 7, None)] + [{}]
     results, _ = deliver(builders.endpoint(order_by="data.order"), *values)
-    [(key, told)] = postponed(results)
-    assert (key, told.endpoint_id, told.customer_id) == (b"ep1", "ep1", "c1")
-    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in told.entries] == [
+    [(key, deferred)] = postponed(results)
+    assert (key, deferred.endpoint_id, deferred.customer_id) == (b"ep1", "ep1", "c1")
+    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in deferred.entries] == [
         ("e0", "7"),
         ("e1", '"7"'),
         ("e2", "7"),
@@ -125,26 +125,26 @@ def test_events_in_order_carry_their_key_in_the_order_in_which_they_came():
     ]
 
 
-def test_of_what_an_endpoint_accepts_the_lane_tells_once_at_its_end():
+def test_the_lane_reports_an_accepting_endpoint_once():
     results, _ = deliver(builders.endpoint(), {}, {}, {})
     assert health(results) == [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
 
 
 @pytest.mark.parametrize(
-    ("error_class", "told"),
+    ("error_class", "hints"),
     [
         (error_classes.REFUSED, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (error_classes.SERVER_ERROR, [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=False, at_ms=NOW_MS))]),
         (errors.LocalFailure.error_class, []),
     ],
 )
-def test_of_what_is_given_up_at_once_no_parcel_tells_and_so_the_lane_does(error_class, told):
+def test_the_lane_reports_failures_that_leave_no_entry(error_class, hints):
     results, _ = deliver(builders.endpoint(retrying=Retrying(schedule_s=())), {}, error_class=error_class)
     assert {outcome.kind for outcome in results.outcomes} == {OutcomeKind.DEAD_LETTERED}
-    assert (postponed(results), health(results)) == ([], told)
+    assert (postponed(results), health(results)) == ([], hints)
 
 
-def test_who_accepts_one_event_and_fails_another_accepts_something():
+def test_an_endpoint_that_accepts_some_events_is_accepting():
     endpoint = builders.endpoint(retrying=Retrying(schedule_s=()))
     delivered, _ = deliver(endpoint, {})
     given_up, _ = deliver(endpoint, {}, error_class=error_classes.REFUSED)
@@ -152,10 +152,10 @@ def test_who_accepts_one_event_and_fails_another_accepts_something():
     assert health(delivered) == [(b"ep1", retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW_MS))]
 
 
-def test_a_parcel_holds_all_that_a_dead_letter_tells():
+def test_an_entry_holds_all_fields_of_a_dead_letter():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=error_classes.SERVER_ERROR)
-    [outcome], [(_, told)] = results.outcomes, postponed(results)
-    [one] = told.entries
+    [outcome], [(_, deferred)] = results.outcomes, postponed(results)
+    [one] = deferred.entries
     assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
         content=None, record=outcome.delivery.event.record._replace(value=None)
     )
@@ -164,35 +164,35 @@ def test_a_parcel_holds_all_that_a_dead_letter_tells():
     assert (one.attempts, one.history) == (3, outcome.attempts)
 
 
-def test_a_parcel_says_by_which_registry_at_most_it_is_due():
+def test_an_entry_names_the_newest_registry_of_its_match():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS, revision=7)
     assert [one.revision for one in retry_messages.message(row.value).entries] == [7]
 
 
-def test_attempts_of_what_is_postponed_are_logged_and_are_no_dead_letter():
+def test_attempts_of_a_deferred_delivery_are_logged():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=error_classes.REFUSED)
     written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
     assert [topic for topic, _ in written] == ["attempts", "attempts"]  # the log, and the receipt
     assert [(entry["kind"], entry["error_class"]) for entry in written[0][1]["entries"]] == [("attempt", "refused")]
 
 
-def test_parcels_of_an_endpoint_share_rows_of_a_bounded_size():
+def test_entries_of_an_endpoint_share_bounded_rows():
     results, _ = deliver(builders.endpoint(status=PAUSED), *[{"text": "x" * 20_000}] * 60)
-    told = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
-    assert len(told) == 20  # three of them fit
-    assert max(len(row.value) for row in told) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
-    parcels = [one for row in told for one in retry_messages.message(row.value).entries]
-    assert [segment.unpacked(one.packed[0]).event_id for one in parcels] == [f"e{n}" for n in range(60)]
+    deferred = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
+    assert len(deferred) == 20  # three of them fit
+    assert max(len(row.value) for row in deferred) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
+    entries = [one for row in deferred for one in retry_messages.message(row.value).entries]
+    assert [segment.unpacked(one.packed[0]).event_id for one in entries] == [f"e{n}" for n in range(60)]
 
 
-def test_records_of_the_retries_topic_have_no_more_than_4_kib_each_on_average_whatever_they_hold():
-    """A micro-batch is bounded in records: 1,000 batches that were postponed could be 10 GB."""
+def test_retries_records_have_at_most_4_kib_on_average():
+    """A micro-batch is bounded in records: 1,000 deferred batches could be 10 GB."""
     for payloads in ([{"text": "x" * 200_000}], [{"text": "x" * 20_000}] * 60, [{}] * 1000):
         results, _ = deliver(builders.endpoint(status=PAUSED), *payloads)
-        told = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
-        assert len({(row.topic, row.key) for row in told}) == 1  # all in one partition
-        assert sum(len(row.value or b"") for row in told) <= len(told) * retry_records.PADDED_BYTES == len(told) * 4096
+        rows = list(topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS))
+        assert len({(row.topic, row.key) for row in rows}) == 1  # all in one partition
+        assert sum(len(row.value or b"") for row in rows) <= len(rows) * retry_records.PADDED_BYTES == len(rows) * 4096
 
 
 def test_a_small_record_of_the_retries_topic_counts_once():
@@ -201,8 +201,8 @@ def test_a_small_record_of_the_retries_topic_counts_once():
     assert 0 < len(row.value) < retry_records.PADDED_BYTES
 
 
-def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
-    """Rows are cut by it; Kafka's bound is far above theirs."""
+def test_the_estimated_size_of_an_entry_is_close():
+    """Rows are cut by the estimate; Kafka's bound is far above it."""
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=error_classes.SERVER_ERROR)
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
     [one] = retry_messages.message(row.value).entries
@@ -217,17 +217,17 @@ def test_what_a_parcel_takes_is_no_less_than_was_reckoned_but_for_little():
         ({}, ("ep1",), "circuit_open"),
     ],
 )
-def test_a_batch_that_leaves_is_postponed_whole(fields, suppressed, reason):
+def test_a_batch_is_deferred_whole(fields, suppressed, reason):
     snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
     of = batches.events(3)
-    lot = batches.pending_batch(*of[:2], subscription="s1")
-    lot.extend(batches.pending_batch(of[2], subscription="s2"))
-    results, posted = deliver_batches(snapshot, lot, suppressed=suppressed)
+    batch = batches.pending_batch(*of[:2], subscription="s1")
+    batch.extend(batches.pending_batch(of[2], subscription="s2"))
+    results, posted = deliver_batches(snapshot, batch, suppressed=suppressed)
     assert posted == []
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
-    [(_, told)] = postponed(results)
-    [one] = told.entries
+    [(_, deferred)] = postponed(results)
+    [one] = deferred.entries
     assert ([segment.unpacked(packed).event_id for packed in one.packed], one.subscription_places) == (
         [e.event_id for e in of],
         [0, 0, 1],
@@ -235,23 +235,23 @@ def test_a_batch_that_leaves_is_postponed_whole(fields, suppressed, reason):
     assert (one.subscriptions, one.left_by, one.reason, one.retries) == (["s1", "s2"], "count", reason, 0)
 
 
-def test_of_a_batch_that_is_postponed_what_has_nobody_is_skipped():
-    lot = batches.pending_batch(*batches.events(2), subscription="s1")
-    lot.extend(batches.pending_batch(*batches.events(3), subscription="gone"))
+def test_a_deferred_batch_skips_events_without_a_subscription():
+    batch = batches.pending_batch(*batches.events(2), subscription="s1")
+    batch.extend(batches.pending_batch(*batches.events(3), subscription="gone"))
     snapshot = builders.snapshot(batches.endpoint(status=PAUSED), builders.subscription("s1"))
-    results, _ = deliver_batches(snapshot, lot)
+    results, _ = deliver_batches(snapshot, batch)
     assert [(b.outcome.kind, len(b.outcome.delivery.events)) for b in results.batches] == [
         (OutcomeKind.POSTPONED, 2),
         (OutcomeKind.SKIPPED, 3),
     ]
 
 
-def test_a_batch_that_fails_is_postponed_with_its_story_and_keeps_its_id():
+def test_a_failed_batch_keeps_its_id_and_attempt_history():
     of = batches.events(3)
     snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
     results, _ = deliver_batches(snapshot, batches.pending_batch(*of), answers=(500,))
     assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
-    [(_, told)] = postponed(results)
-    [one] = told.entries
+    [(_, deferred)] = postponed(results)
+    [one] = deferred.entries
     assert (one.reason, one.retries, [attempt.status for attempt in one.history]) == ("server_error", 1, [500])
     assert one.packed == segment.decoded_batch(batches.sent(batches.pending_batch(*of))).packed

@@ -1,4 +1,4 @@
-"""No endpoint makes the others wait, and no bound on what is under way is passed, nor any endpoint's pace."""
+"""No endpoint delays the others, and no limit of requests in flight or rate is exceeded."""
 
 import asyncio
 import collections
@@ -12,14 +12,14 @@ from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
 
 
-def test_no_bound_on_what_is_under_way_is_passed():
+def test_no_limit_of_requests_in_flight_is_exceeded():
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: None, clock)
     run(sender, deliveries(50, "a") + deliveries(50, "b"), clock, max_in_flight=10, max_in_flight_per_endpoint=4)
     assert sender.most_in_flight == {"a": 4, "b": 4}
 
 
-def test_the_most_that_was_under_way_is_told():
+def test_the_report_has_the_maximum_in_flight():
     sender = fakes.FakeSender(lambda *_: None, fakes.Clock())
 
     async def main():
@@ -27,16 +27,16 @@ def test_the_most_that_was_under_way_is_told():
         for delivery in deliveries(3, "a") + deliveries(4, "b"):
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        return dispatcher.most_in_flight
+        return dispatcher.report().most_in_flight
 
     assert asyncio.run(main()) == sum(sender.most_in_flight.values()) == 7
 
 
-def test_endpoints_take_turns_however_much_one_of_them_has_waiting():
+def test_endpoints_share_the_slots_round_robin():
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: None, clock)
     run(sender, deliveries(100, "hot") + deliveries(3, "quiet"), clock, max_in_flight=2)
-    # Two slots and two endpoints: after the first round every second attempt is the quiet one's, until it has none left.
+    # Two slots and two endpoints: after the first round every second attempt goes to the quiet one, until it has none left.
     assert "quiet" in sender.order[:3]
     assert sender.order.index("quiet") < 3
     assert len([e for e in sender.order[:9] if e == "quiet"]) == 3
@@ -67,25 +67,25 @@ def paced(per_second, count, *, others=0, workers=1, queue_timeout_s=1e9):
         for delivery in [builders.delivery(endpoint=slow) for _ in range(count)] + deliveries(others, "free"):
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        return dispatcher.ended()
+        return dispatcher.drain()
 
     return starts, asyncio.run(main())
 
 
 @pytest.mark.parametrize(("per_second", "workers", "share"), [(5, 1, 5), (10, 2, 5), (100, 1, 100), (0.5, 1, 0.5)])
-def test_in_no_second_do_more_requests_begin_than_the_rate_allows(per_second, workers, share):
+def test_no_second_has_more_requests_than_the_rate(per_second, workers, share):
     starts, outcomes = paced(per_second, 40, workers=workers)
     assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
     for start in starts["paced"]:
         assert sum(start <= other < start + 1 - 1e-6 for other in starts["paced"]) <= max(1, share)
 
 
-def test_who_waits_for_a_pace_holds_up_nobody():
+def test_a_wait_for_a_rate_delays_no_other_endpoint():
     starts, _ = paced(1, 5, others=50)
     assert (starts["paced"][-1], set(starts["free"])) == (4.0, {0.0})
 
 
-def test_what_would_wait_too_long_for_its_pace_is_handed_over_with_that_reason():
+def test_a_long_wait_for_a_rate_is_deferred_as_rate_limited():
     _, outcomes = paced(1, 10, queue_timeout_s=3.5)
     # One at 0, 1, 2 and 3 s; the others would begin after more than three and a half.
     assert collections.Counter((outcome.kind, outcome.reason) for outcome in outcomes) == {
@@ -94,7 +94,7 @@ def test_what_would_wait_too_long_for_its_pace_is_handed_over_with_that_reason()
     }
 
 
-def test_a_pace_goes_on_over_micro_batches():
+def test_a_rate_holds_across_micro_batches():
     paces, clock = {}, fakes.PassingClock(now=0.0)
 
     async def main():
@@ -103,15 +103,15 @@ def test_a_pace_goes_on_over_micro_batches():
             dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, paces=paces, queue_timeout_s=0.5)
             dispatcher.submit(*deliveries(1, max_per_second=1))
             await dispatcher.finish()
-            yield [outcome.reason for outcome in dispatcher.ended()]
+            yield [outcome.reason for outcome in dispatcher.drain()]
 
-    async def told():
+    async def reasons():
         return [reasons async for reasons in main()]
 
-    assert asyncio.run(told()) == [[None], [retry_reasons.RATE_LIMITED]]
+    assert asyncio.run(reasons()) == [[None], [retry_reasons.RATE_LIMITED]]
 
 
-def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
+def test_the_lane_pauses_reading_while_many_queues_are_ready():
     clock, gate = fakes.Clock(), asyncio.Event()
 
     class Sender(fakes.FakeSender):
@@ -130,12 +130,12 @@ def test_no_more_is_asked_for_while_many_endpoints_wait_for_a_slot():
         gate.set()
         await waiting
         await dispatcher.finish()
-        return was_held, len(dispatcher.ended())
+        return was_held, len(dispatcher.drain())
 
     assert asyncio.run(main()) == (True, dispatch.ENOUGH_READY + 5)
 
 
-def test_what_was_abandoned_is_sent_no_more():
+def test_an_abandoned_dispatcher_sends_nothing():
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock)
 
@@ -151,3 +151,26 @@ def test_what_was_abandoned_is_sent_no_more():
 
     sent, in_the_end = asyncio.run(main())
     assert 0 < sent == in_the_end
+
+
+@pytest.mark.parametrize("wait", [lambda dispatcher: dispatcher.finish(), lambda dispatcher: dispatcher.wait_for_unsettled(0)])
+def test_a_cancelled_wait_does_not_revive_an_abandoned_dispatcher(wait):
+    """A worker cancels the wait and abandons the dispatcher; the wait notices its end only afterwards."""
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: None, clock)
+
+    async def main():
+        dispatcher = dispatcher_of(sender, clock)
+        dispatcher.submit(*deliveries(1))
+        waiting = asyncio.create_task(wait(dispatcher))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        dispatcher.abandon()
+        await asyncio.gather(waiting, return_exceptions=True)
+        sent = len(sender.order)
+        dispatcher.submit(*deliveries(1))
+        await asyncio.sleep(0.01)
+        return sent, len(sender.order), dispatcher.drain()
+
+    sent, in_the_end, outcomes = asyncio.run(main())
+    assert (sent, outcomes) == (in_the_end, [])

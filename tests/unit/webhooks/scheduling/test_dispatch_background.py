@@ -1,4 +1,4 @@
-"""What is not answered when nothing else is left to do goes on alone; what comes of it is told later."""
+"""Overdue attempts go on in the background when nothing else is left to do; their results are reported later."""
 
 import asyncio
 import collections
@@ -16,7 +16,7 @@ NEVER_S = 3600.0
 
 
 class Endpoints(fakes.FakeSender):
-    """Each takes as long as `seconds` says of it, by default none, and ends by `errors`, by default well."""
+    """Endpoints that take the time in `seconds` (default 0) and end as in `errors` (default accepted)."""
 
     def __init__(self, clock, seconds, errors=()):
         super().__init__(lambda delivery, _: dict(errors).get(delivery.endpoint.endpoint_id), clock)
@@ -33,11 +33,11 @@ class Endpoints(fakes.FakeSender):
 
 
 class Worker:
-    """What outlives a micro-batch."""
+    """The state that outlives a micro-batch."""
 
     def __init__(self, sender, clock, *, most=256, **bounds):
         self.sender, self.clock, self.bounds = sender, clock, bounds
-        self.told = []
+        self.reported = []
         self._came = asyncio.Event()
         self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
         self.breakers, self.response_times = {}, {}
@@ -49,23 +49,23 @@ class Worker:
             self.sender,
             self.clock,
             breakers=self.breakers,
-            alone=self.late,
+            background=self.late,
             response_times=self.response_times,
             **self.bounds,
         )
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        self.ended, self.silent = dispatcher.ended(), dispatcher.unresponsive()
+        self.ended, self.unresponsive = dispatcher.drain(), dispatcher.report().unresponsive
         kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
         return round(self.clock.now - began, 3), kinds
 
     def _take(self, ended):
-        self.told.append(ended)
+        self.reported.append(ended)
         self._came.set()
 
     async def until_reported(self, count=1):
-        while len(self.told) < count:
+        while len(self.reported) < count:
             self._came.clear()
             await self._came.wait()
         await asyncio.sleep(0)  # its runner ends
@@ -90,11 +90,11 @@ FINE = {(f"fine{number}", "delivered", None): 1 for number in range(20)}
 
 
 def apart(*names):
-    """A delivery to each of these endpoints, each at a host of its own and of another customer."""
+    """A delivery to each of these endpoints, each at its own host and customer."""
     return [one for name in names for one in deliveries(1, name, url=f"https://{name}.example/", customer_id=f"c-{name}")]
 
 
-def test_a_micro_batch_ends_without_an_endpoint_that_hangs_and_the_next_does_not_ask_it():
+def test_a_hanging_endpoint_delays_one_micro_batch_only():
     async def play(worker):
         first = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
         second = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
@@ -109,42 +109,42 @@ def test_a_micro_batch_ends_without_an_endpoint_that_hangs_and_the_next_does_not
     assert second == (0.0, FINE | {("hangs", "postponed", retry_reasons.SLOW): 30})
 
 
-def test_who_kept_a_micro_batch_waiting_and_did_not_answer_is_told_of_and_who_answers_slowly_or_was_not_waited_for_is_not():
+def test_only_an_endpoint_without_a_response_is_unresponsive():
     async def play(worker):
-        told = []
+        reported = []
         for _ in range(2):
             await worker.micro_batch(*fine(), *deliveries(3, "hangs"), *deliveries(2, "slow"))
-            told.append(worker.silent)
-        return told
+            reported.append(worker.unresponsive)
+        return reported
 
     assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
 
 
-def test_who_is_known_to_take_longer_than_anybody_waits_is_not_told_of_each_time():
+def test_a_known_slow_endpoint_is_not_reported_each_time():
     async def play(worker):
-        told = []
+        reported = []
         for _ in range(3):
             await worker.micro_batch(*deliveries(1, "slow"))
-            told.append(worker.silent)
-            await worker.until_reported(len(told))
-        return told
+            reported.append(worker.unresponsive)
+            await worker.until_reported(len(reported))
+        return reported
 
     assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
 
 
-def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
+def test_an_accepted_background_attempt_is_reported_by_name():
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying()))
         [placeholder] = worker.ended
         at_ms = round(worker.clock.now * 1000)
         await worker.until_reported()
-        return placeholder, at_ms, worker.told
+        return placeholder, at_ms, worker.reported
 
-    placeholder, at_ms, [told] = playing(play, {"slow": 1.5})
+    placeholder, at_ms, [reported] = playing(play, {"slow": 1.5})
     assert (placeholder.attempts, placeholder.next_attempt) == ((), NextAttempt(at_ms + 32_000, 0))
-    assert told.name == placeholder.background_attempt
-    assert (told.outcome.kind, [attempt.number for attempt in told.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
-    assert told.outcome.delivery == placeholder.delivery
+    assert reported.name == placeholder.background_attempt
+    assert (reported.outcome.kind, [attempt.number for attempt in reported.outcome.attempts]) == (OutcomeKind.DELIVERED, [1])
+    assert reported.outcome.delivery == placeholder.delivery
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_what_went_on_alone_is_told_by_its_name_when_it_was_accepted():
             (7, 60),
             OutcomeKind.POSTPONED,
             0.001,
-        ),  # a quick retry was left, for which the lane has no time
+        ),  # a quick retry was left, but no time in the lane
         (error_classes.SERVER_ERROR, (), OutcomeKind.POSTPONED, 0.001),
     ],
 )
-def test_what_went_on_alone_and_failed_is_told_as_it_would_have_ended(error_class, schedule_s, kind, wait_s):
+def test_a_failed_background_attempt_is_reported_by_name(error_class, schedule_s, kind, wait_s):
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", retrying=Retrying(schedule_s=schedule_s)))
         await worker.until_reported()
-        return worker.told[0].outcome, worker.clock.now
+        return worker.reported[0].outcome, worker.clock.now
 
     outcome, now = playing(play, {"slow": 1.5}, {"slow": error_class})
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (kind, error_class, 1)
@@ -174,7 +174,7 @@ def test_what_went_on_alone_and_failed_is_told_as_it_would_have_ended(error_clas
         assert outcome.next_attempt.at_ms == pytest.approx((now + wait_s) * 1000, abs=500)
 
 
-def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_stay_in_the_story():
+def test_earlier_attempts_are_reported_with_the_placeholder():
     class Sender(Endpoints):
         async def attempt(self, delivery, number):
             self.seconds = {"slow": 0 if number == 1 else 1.5}
@@ -187,14 +187,14 @@ def test_attempts_before_the_one_that_goes_on_are_told_with_the_placeholder_and_
         worker = Worker(Sender(clock, {}), clock)
         await worker.micro_batch(*deliveries(1, "slow"))
         await worker.until_reported()
-        return worker.ended[0], worker.told[0].outcome
+        return worker.ended[0], worker.reported[0].outcome
 
     placeholder, outcome = asyncio.run(main())
     assert [attempt.number for attempt in placeholder.attempts] == [1]
     assert ([a.number for a in outcome.earlier], [a.number for a in outcome.attempts]) == ([1], [2])
 
 
-def test_timeouts_of_what_went_on_alone_open_the_circuit():
+def test_timeouts_of_background_attempts_open_the_breaker():
     async def play(worker):
         await worker.micro_batch(*fine(), *deliveries(2, "hangs", retrying=Retrying()))
         await worker.until_reported(2)
@@ -204,7 +204,7 @@ def test_timeouts_of_what_went_on_alone_open_the_circuit():
     assert (took, kinds) == (0.0, {("hangs", "postponed", retry_reasons.CIRCUIT_OPEN): 1})
 
 
-def test_an_endpoint_that_answers_meanwhile_is_asked_on_though_one_of_its_answers_takes_long():
+def test_a_responding_endpoint_gets_requests_despite_a_slow_one():
     class Sender(Endpoints):
         async def attempt(self, delivery, number):
             self.seconds = {"busy": 2.0 if not self.order and not getattr(self, "begun", 0) else 0.2}
@@ -223,7 +223,7 @@ def test_an_endpoint_that_answers_meanwhile_is_asked_on_though_one_of_its_answer
     assert second == {("busy", "delivered", None): 1}
 
 
-def test_what_goes_on_alone_counts_against_what_its_endpoint_takes_at_once():
+def test_background_attempts_count_against_the_endpoint_limit():
     async def play(worker):
         await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
         _, kinds = await worker.micro_batch(*deliveries(1, "slow", max_in_flight=1))
@@ -237,7 +237,7 @@ def test_what_goes_on_alone_counts_against_what_its_endpoint_takes_at_once():
     assert most == 1
 
 
-def test_an_endpoint_is_waited_for_no_longer_than_it_usually_takes():
+def test_the_task_waits_for_the_usual_response_time():
     async def play(worker):
         for _ in range(20):
             await worker.micro_batch(*deliveries(1, "was-quick"))
@@ -248,7 +248,7 @@ def test_an_endpoint_is_waited_for_no_longer_than_it_usually_takes():
     assert took == MIN_RESPONSE_DEADLINE_S
 
 
-def test_when_hardly_any_endpoint_answers_the_fault_may_be_ours_and_the_micro_batch_waits():
+def test_a_possible_local_outage_makes_the_task_wait():
     async def play(worker):
         return await worker.micro_batch(*apart(*(f"ep{number}" for number in range(12))))
 
@@ -259,7 +259,7 @@ def test_when_hardly_any_endpoint_answers_the_fault_may_be_ours_and_the_micro_ba
     assert {(kind, reason) for _, kind, reason in kinds} == {("dead_lettered", "timeout")}
 
 
-def test_while_many_go_on_alone_a_micro_batch_waits_for_the_rest():
+def test_a_task_waits_when_the_background_is_full():
     async def play(worker):
         return await worker.micro_batch(*deliveries(5, "slow"))
 
@@ -267,8 +267,8 @@ def test_while_many_go_on_alone_a_micro_batch_waits_for_the_rest():
     assert (took, kinds) == (1.5, {("slow", "postponed", retry_reasons.UNDER_WAY): 3, ("slow", "delivered", None): 2})
 
 
-def test_an_endpoint_that_has_answered_is_given_time_when_much_waits_for_it():
-    """Half a second of silence was enough for thousands of its deliveries to be handed over."""
+def test_a_responding_endpoint_with_a_long_queue_gets_time():
+    """Half a second without a response was enough to defer thousands of its deliveries."""
 
     class Sender(Endpoints):
         async def attempt(self, delivery, number):
@@ -284,12 +284,12 @@ def test_an_endpoint_that_has_answered_is_given_time_when_much_waits_for_it():
     assert kinds == {("busy", "delivered", None): 50}
 
 
-def test_when_what_went_on_alone_ends_within_the_micro_batch_its_endpoint_takes_the_next():
-    """Nobody took it: what waited was handed over as to an endpoint that is ill, though it answered."""
+def test_an_ended_background_attempt_frees_its_slot():
+    """No runner took the slot: waiting deliveries were deferred although the endpoint responded."""
 
     class Sender(Endpoints):
         async def attempt(self, delivery, number):
-            is_throttled = self.begun == 1  # the second, which is asked to come again when the first has gone on alone
+            is_throttled = self.begun == 1  # the second one, which is throttled after the first has moved to the background
             self.seconds = {"busy": [1.0, 0.05, 0.01][self.begun]}
             self.begun += 1
             attempt = await super().attempt(delivery, number)
@@ -310,22 +310,22 @@ def test_when_what_went_on_alone_ends_within_the_micro_batch_its_endpoint_takes_
     assert (took, kinds) == (1.01, {("busy", "postponed", retry_reasons.UNDER_WAY): 1, ("busy", "delivered", None): 1})
 
 
-def test_who_answers_meanwhile_is_not_called_slow_by_the_lane():
-    """It was, as long as one of its answers took long: a count of none was taken for one."""
-    alone = fakes.background()
+def test_an_endpoint_that_responds_meanwhile_is_not_slow():
+    """It counted as slow while one of its responses took long: a count of zero was taken for one."""
+    background = fakes.unreported_background()
 
     async def main():
         runner = asyncio.ensure_future(asyncio.sleep(NEVER_S))
-        alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=False)
-        deferrals = fakes.deferrals(fakes.Clock(), alone=alone)
+        background.begin(deliveries(1, "busy")[0], runner, is_unresponsive=False)
+        deferrals = fakes.deferrals(fakes.Clock(), background=background)
         reason = deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
-        alone.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
+        background.begin(deliveries(1, "busy")[0], runner, is_unresponsive=True)
         return reason, deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
 
     assert asyncio.run(main()) == (None, retry_reasons.SLOW)
 
 
-def test_endpoints_that_fall_silent_one_after_another_are_judged_together():
+def test_unresponsive_endpoints_are_judged_together():
     async def play(worker):
         for number, usual_s in enumerate([0.02, 0.05, 0.08]):
             for _ in range(20):
@@ -339,7 +339,7 @@ def test_endpoints_that_fall_silent_one_after_another_are_judged_together():
     assert (took, {kind for _, kind, _ in kinds}) == (2.0, {"delivered"})
 
 
-def test_nothing_is_counted_any_more_when_all_that_went_on_alone_has_ended():
+def test_no_counts_remain_after_all_background_attempts():
     async def play(worker):
         await worker.micro_batch(*deliveries(3, "slow"))
         [to] = {outcome.delivery.endpoint.endpoint_id for outcome in worker.ended}

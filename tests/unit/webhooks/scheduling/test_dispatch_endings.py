@@ -1,4 +1,4 @@
-"""Every delivery ends in one outcome: delivered, handed over to the retry lane, or a dead letter."""
+"""Every delivery ends in one outcome: delivered, deferred to the retry lane, or dead-lettered."""
 
 import asyncio
 import collections
@@ -26,7 +26,7 @@ def test_nothing_to_deliver_ends_at_once():
     assert run(fakes.FakeSender(lambda *_: None, clock), [], clock) == []
 
 
-def test_a_failure_that_often_passes_is_retried_and_every_attempt_is_told():
+def test_a_transient_failure_is_retried_with_all_attempts_kept():
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda _, number: error_classes.SERVER_ERROR if number < 3 else None, clock)
     [outcome] = run(sender, deliveries(1), clock)
@@ -37,13 +37,13 @@ def test_a_failure_that_often_passes_is_retried_and_every_attempt_is_told():
 @pytest.mark.parametrize(
     ("error_class", "attempts"), [(error_classes.SERVER_ERROR, 3), (error_classes.REFUSED, 1), ("timeout", 1)]
 )
-def test_when_the_lane_has_no_attempt_left_the_delivery_is_dead_lettered_with_the_last_error(error_class, attempts):
+def test_the_last_failed_attempt_leads_to_a_dead_letter(error_class, attempts):
     clock = fakes.Clock()
     [outcome] = run(fakes.FakeSender(lambda *_: error_class, clock), deliveries(1), clock)
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (OutcomeKind.DEAD_LETTERED, error_class, attempts)
 
 
-def test_what_fails_is_postponed_by_its_endpoints_schedule():
+def test_a_failed_delivery_is_deferred_by_its_schedule():
     clock = fakes.Clock()
     submitted = deliveries(1, retrying=Retrying(schedule_s=(7, 60)))
     [outcome] = run(fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock), submitted, clock)
@@ -51,14 +51,14 @@ def test_what_fails_is_postponed_by_its_endpoints_schedule():
     assert outcome.next_attempt == NextAttempt(round((clock.now + 7) * 1000), 1)
 
 
-def test_a_fault_of_our_own_postpones_and_uses_up_no_wait():
+def test_our_own_fault_defers_and_uses_up_no_wait():
     clock = fakes.Clock()
     [outcome] = run(fakes.FakeSender(lambda *_: "local", clock), deliveries(1, retrying=Retrying()), clock)
     assert (outcome.kind, outcome.reason, outcome.next_attempt.retries) == (OutcomeKind.POSTPONED, "local", 0)
 
 
 @pytest.mark.parametrize(("schedule_s", "kind"), [((5,), OutcomeKind.POSTPONED), ((), OutcomeKind.DEAD_LETTERED)])
-def test_an_endpoint_that_says_that_it_is_gone_is_told_of_once(schedule_s, kind):
+def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
     clock = fakes.Clock()
     sender = fakes.FakeSender(
         lambda delivery, _: error_classes.GONE if delivery.endpoint.endpoint_id == "gone" else None, clock
@@ -69,18 +69,18 @@ def test_an_endpoint_that_says_that_it_is_gone_is_told_of_once(schedule_s, kind)
         for delivery in deliveries(2, "gone", retrying=Retrying(schedule_s=schedule_s)) + deliveries(2, "here"):
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        kinds = {o.kind for o in dispatcher.ended() if o.delivery.endpoint.endpoint_id == "gone"}
-        return kinds, dispatcher.gone(), dispatcher.gone()
+        kinds = {o.kind for o in dispatcher.drain() if o.delivery.endpoint.endpoint_id == "gone"}
+        return kinds, dispatcher.report().gone
 
-    assert asyncio.run(main()) == ({kind}, {"gone"}, frozenset())
+    assert asyncio.run(main()) == ({kind}, {"gone"})
 
 
-def test_what_is_postponed_without_need_of_a_schedule_uses_up_none_and_may_go_at_once():
+def test_an_unattempted_deferral_uses_up_no_wait():
     outcome = fakes.deferrals(fakes.Clock(5.0)).unattempted(builders.delivery(), retry_reasons.LANE_DEADLINE)
     assert (outcome.kind, outcome.next_attempt) == (OutcomeKind.POSTPONED, NextAttempt(5000, 0))
 
 
-def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_way():
+def test_results_count_unreachable_destinations():
     clock = fakes.Clock()
     fates = {
         "down": "connect",
@@ -102,21 +102,21 @@ def test_it_is_told_how_many_endpoints_were_asked_and_to_how_many_there_was_no_w
         for name in [*fates, "flaps"]:
             dispatcher.submit(*deliveries(1, name, url=f"https://{name}.example/"))
         await dispatcher.finish()
-        return dispatcher.reachability()
+        return dispatcher.report().reachability
 
     seen = asyncio.run(main())
     assert (seen.asked, seen.unreachable) == (5, 2)
 
 
-def test_our_own_exhaustion_is_never_counted_against_the_endpoint():
-    """Thirty attempts of a second each are far beyond the lane's deadline, and the endpoint was not asked once."""
+def test_our_own_exhaustion_never_counts_against_endpoints():
+    """Thirty attempts of a second each exceed the queue timeout by far, although the endpoint was never reached."""
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: errors.LocalFailure.error_class, clock, seconds_per_attempt=1.0)
     outcomes = run(sender, deliveries(10), clock, max_in_flight_per_endpoint=1, queue_timeout_s=3.0)
     assert collections.Counter((o.reason, len(o.attempts)) for o in outcomes) == {("local", 3): 10}
 
 
-def test_a_retry_after_that_the_lane_has_time_for_is_waited_for_and_a_longer_one_ends_the_delivery():
+def test_the_lane_waits_for_a_short_retry_after_only():
     clock = fakes.Clock()
     asked_s = {"soon": 0.02, "late": 60.0}
     began = {}
@@ -138,7 +138,7 @@ def test_a_retry_after_that_the_lane_has_time_for_is_waited_for_and_a_longer_one
     assert second - first >= asked_s["soon"]
 
 
-def test_a_fault_of_the_sender_itself_fails_the_task_instead_of_losing_the_delivery():
+def test_an_error_of_the_sender_fails_the_task():
     clock = fakes.Clock()
 
     def broken(*_):
@@ -148,7 +148,7 @@ def test_a_fault_of_the_sender_itself_fails_the_task_instead_of_losing_the_deliv
         run(fakes.FakeSender(broken, clock), deliveries(3), clock)
 
 
-def test_who_has_finished_leaves_no_task_behind_in_the_workers_event_loop():
+def test_a_finished_dispatcher_leaves_no_asyncio_task():
     clock = fakes.Clock()
 
     async def main():

@@ -1,6 +1,6 @@
-"""An endpoint that fails, or is slow, is waited for but once: breakers and stragglers.
+"""A failing or slow endpoint delays a micro-batch once: circuit breakers and the queue timeout.
 
-Here a micro-batch has the patience to wait for every attempt; test_dispatch_late is of what it has none for.
+Here a micro-batch waits for every attempt; test_dispatch_background is about the response deadline.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tests.support.dispatching import deliveries, dispatcher_of, run
 
 
 class SlowSender(fakes.FakeSender):
-    """Takes as long as `seconds` says of an endpoint, by the event loop's clock; those in `hangs` answer never."""
+    """Takes the time in `seconds` of an endpoint, by the event loop's clock. Endpoints in `hangs` never respond."""
 
     def __init__(self, clock, seconds, hangs=()):
         super().__init__(lambda delivery, _: "timeout" if delivery.endpoint.endpoint_id in hangs else None, clock)
@@ -27,27 +27,27 @@ class SlowSender(fakes.FakeSender):
 
 
 def in_passing_time(sender_of, *micro_batches, **bounds):
-    """Deliver one micro-batch after the other; return of each (seconds it took, count by endpoint, kind, reason, attempts)."""
+    """Deliver micro-batches in turn; return for each (seconds it took, count by endpoint, kind, reason, attempts)."""
     clock, breakers, bounds = fakes.PassingClock(), {}, {"response_deadline_s": math.inf} | bounds
     sender = sender_of(clock)
 
     async def main():
         clock.install()
-        told = []
+        counted = []
         for submitted in micro_batches:
             began, dispatcher = clock.now, dispatcher_of(sender, clock, breakers=breakers, **bounds)
             for delivery in submitted:
                 dispatcher.submit(delivery)
             await dispatcher.finish()
-            ended = dispatcher.ended()
+            ended = dispatcher.drain()
             endings = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind, o.reason, len(o.attempts)) for o in ended)
-            told.append((clock.now - began, endings))
-        return told
+            counted.append((clock.now - began, endings))
+        return counted
 
     return asyncio.run(main())
 
 
-def test_an_endpoint_that_hangs_costs_one_micro_batch_the_time_of_an_attempt_and_the_next_none():
+def test_a_hanging_endpoint_costs_one_attempt_once():
     micro_batch = deliveries(100, "hangs") + deliveries(100, "fine")
     first, second = in_passing_time(
         lambda clock: SlowSender(clock, {"hangs": 2.0}, hangs=["hangs"]),
@@ -66,15 +66,15 @@ def test_an_endpoint_that_hangs_costs_one_micro_batch_the_time_of_an_attempt_and
     })  # fmt: skip
 
 
-def test_few_deliveries_that_time_out_are_waited_for_at_once_too():
-    """Two timeouts open the circuit: the third in line does not begin after them."""
+def test_a_few_timeouts_run_in_parallel():
+    """Two timeouts open the breaker: the third in line does not begin after them."""
     [(took, endings)] = in_passing_time(
         lambda clock: SlowSender(clock, {"hangs": 2.0}, hangs=["hangs"]), deliveries(3, "hangs"), max_in_flight_per_endpoint=2
     )
     assert (took, endings["hangs", OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0]) == (2.0, 1)
 
 
-def test_after_a_failure_the_endpoint_is_asked_by_one_request_at_a_time_until_it_answers():
+def test_a_failing_endpoint_gets_one_request_at_a_time():
     clock = fakes.Clock()
     fates = iter([error_classes.REFUSED, error_classes.SERVER_ERROR] + [None] * 100)
     under_way = []
@@ -86,30 +86,30 @@ def test_after_a_failure_the_endpoint_is_asked_by_one_request_at_a_time_until_it
             return attempt
 
     run(Sender(lambda *_: next(fates), clock), deliveries(40), clock, max_in_flight_per_endpoint=2)
-    assert under_way[:3] == [1, 1, 0]  # beside the one that ended; after the failure nothing more was begun
+    assert under_way[:3] == [1, 1, 0]  # beside the one that ended; after the failure no further request began
     assert 1 in under_way[3:6]
 
 
-def test_a_delivery_whose_quick_retry_comes_when_the_circuit_is_open_is_handed_over_with_its_attempts():
+def test_a_quick_retry_at_an_open_breaker_is_deferred():
     clock = fakes.Clock()
     outcomes = run(fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock), deliveries(6), clock, max_in_flight=1)
-    told = collections.Counter((o.kind, o.reason, len(o.attempts)) for o in outcomes)
-    # Five first attempts open it. The fifth is not tried again; the four before it come back to an open circuit.
-    assert told == {
+    counted = collections.Counter((o.kind, o.reason, len(o.attempts)) for o in outcomes)
+    # Five first attempts open it. The fifth is not retried; the four before it are retried at an open breaker.
+    assert counted == {
         (OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 1): 4,
         (OutcomeKind.DEAD_LETTERED, "server_error", 1): 1,
         (OutcomeKind.POSTPONED, retry_reasons.CIRCUIT_OPEN, 0): 1,
     }
 
 
-def test_who_keeps_a_micro_batch_waiting_by_itself_is_handed_over_after_the_lane_deadline():
+def test_the_queue_timeout_defers_what_waits_for_its_endpoint():
     [(took, endings)] = in_passing_time(
         lambda clock: SlowSender(clock, {"slow": 2.0}),
         deliveries(100, "slow") + deliveries(50, "fine"),
         max_in_flight_per_endpoint=1,
         queue_timeout_s=3.0,
     )
-    # Attempts begin at 0 s and 2 s. At 3 s the deadline has passed; what is under way is waited for.
+    # Attempts begin at 0 s and 2 s. At 3 s the timeout has passed, and the attempt in flight is awaited.
     assert (took, endings) == (4.0, {
         ("fine", OutcomeKind.DELIVERED, None, 1): 50,
         ("slow", OutcomeKind.DELIVERED, None, 1): 2,
@@ -117,8 +117,8 @@ def test_who_keeps_a_micro_batch_waiting_by_itself_is_handed_over_after_the_lane
     })  # fmt: skip
 
 
-def test_nor_does_it_keep_the_lane_from_reading_on_for_longer_than_that():
-    """As the batch lane waits for room in memory: for one after the other to end."""
+def test_the_queue_timeout_also_bounds_a_wait_for_memory():
+    """As the batch lane waits for memory: for one delivery after the other to end."""
     clock = fakes.PassingClock()
 
     async def main():
@@ -128,12 +128,12 @@ def test_nor_does_it_keep_the_lane_from_reading_on_for_longer_than_that():
             dispatcher.submit(delivery)
         for unsettled in range(10, 0, -1):
             await dispatcher.wait_for_unsettled(unsettled)
-        return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.ended())
+        return clock.now - began, collections.Counter(outcome.reason for outcome in dispatcher.drain())
 
     assert asyncio.run(main()) == (3.0, {None: 1, retry_reasons.LANE_DEADLINE: 18})
 
 
-def test_what_has_not_waited_for_long_is_no_straggler_while_more_may_come():
+def test_the_queue_timeout_spares_recent_deliveries():
     clock = fakes.PassingClock()
 
     async def main():
@@ -143,12 +143,12 @@ def test_what_has_not_waited_for_long_is_no_straggler_while_more_may_come():
             for delivery in deliveries(number, "slow"):
                 dispatcher.submit(delivery)
             await dispatcher.wait_for_unsettled(1)
-        return {outcome.kind for outcome in dispatcher.ended()}
+        return {outcome.kind for outcome in dispatcher.drain()}
 
     assert asyncio.run(main()) == {OutcomeKind.DELIVERED}
 
 
-def test_nobody_is_handed_over_for_waiting_for_a_slot_that_others_have():
+def test_a_wait_for_a_busy_slot_is_not_deferred():
     endpoints = [f"ep{n}" for n in range(10)]
     [(took, endings)] = in_passing_time(
         lambda clock: SlowSender(clock, dict.fromkeys(endpoints, 1.0)),
@@ -159,7 +159,7 @@ def test_nobody_is_handed_over_for_waiting_for_a_slot_that_others_have():
     assert (took, {kind for _, kind, _, _ in endings}) == (10.0, {OutcomeKind.DELIVERED})
 
 
-def test_a_retry_that_would_come_after_the_stragglers_were_handed_over_is_handed_over_too():
+def test_a_retry_after_the_queue_timeout_is_deferred():
     class Sender(fakes.FakeSender):
         async def attempt(self, delivery, number):
             return (await super().attempt(delivery, number))._replace(retry_after_s=2.0)

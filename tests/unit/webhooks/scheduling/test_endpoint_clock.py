@@ -35,7 +35,7 @@ def run(main, delay=None):
     return virtual.run(started())
 
 
-def test_without_a_delay_it_is_the_loops_clock():
+def test_without_own_delay_it_equals_the_loops_clock():
     async def main(clock, loop):
         await asyncio.sleep(7.0)
         return clock.time() - loop.time(), clock.own_delay_s()
@@ -45,7 +45,7 @@ def test_without_a_delay_it_is_the_loops_clock():
     assert left_out_s == pytest.approx(0)
 
 
-def test_a_stopped_process_judges_nobody_by_the_time_it_was_stopped():
+def test_the_time_of_a_stopped_process_does_not_count():
     async def main(clock, loop):
         await asyncio.sleep(1.0)
         loop.stall(30.0)
@@ -57,7 +57,7 @@ def test_a_stopped_process_judges_nobody_by_the_time_it_was_stopped():
     assert left_out_s == pytest.approx(30.0, abs=2 * (BEAT_S + STALL_S))
 
 
-def test_half_of_the_time_spent_waiting_for_a_cpu_is_half_the_speed():
+def test_half_the_time_without_a_cpu_means_half_speed():
     async def main(clock, _):
         await asyncio.sleep(10.0)
         return clock.time()
@@ -65,7 +65,7 @@ def test_half_of_the_time_spent_waiting_for_a_cpu_is_half_the_speed():
     assert run(main, Delay(0.5)) == pytest.approx(5.0, abs=2 * BEAT_S)
 
 
-def test_however_much_delay_there_is_it_goes_on():
+def test_it_advances_whatever_the_delay():
     async def main(clock, _):
         await asyncio.sleep(10.0)
         return clock.time()
@@ -74,7 +74,7 @@ def test_however_much_delay_there_is_it_goes_on():
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0, 1.5), st.floats(0, 2)), max_size=60))
-def test_it_never_goes_back_and_never_faster_than_the_loop(steps):
+def test_it_is_monotonic_and_never_faster_than_the_loop(steps):
     async def main(clock, loop):
         last = clock.time(), loop.time()
         for wait_s, share, stall_s in steps:

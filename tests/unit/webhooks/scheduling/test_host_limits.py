@@ -1,4 +1,4 @@
-"""What goes to one host is bounded, whoever's endpoints are there, and nobody else waits for it."""
+"""The requests to one host are limited, over all customers, and no other endpoint waits for it."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ LONG_S = 3600.0
 
 
 class Receivers:
-    """Endpoints that answer after `wait_s`. Remembers, by host, how many requests were there at once, and when each began."""
+    """Endpoints that respond after `wait_s`. Remembers, by host, the requests at once and the start of each."""
 
     def __init__(self, wait_s):
         self._wait_s = wait_s
@@ -48,13 +48,13 @@ def delivered(urls, *, wait_s=0.05, each=1, known=None, **bounds):
             for _ in range(each):
                 dispatcher.submit(builders.delivery(endpoint=endpoint))
         await dispatcher.finish()
-        return dispatcher.ended(), loop.time(), all_hosts.drain_delayed()
+        return dispatcher.drain(), loop.time(), all_hosts.drain_delayed()
 
     outcomes, took_s, waited = virtual.run(main())
     return receivers, outcomes, took_s, waited
 
 
-def test_one_event_to_a_thousand_endpoints_at_one_host_reaches_it_at_its_bounds():
+def test_a_thousand_endpoints_at_one_host_keep_its_limits():
     """One event made 2,000 requests in 0.43 s over 256 connections to one host of ten customers."""
     urls = [f"{VICTIM}:{443 + n % 3}/{n}" for n in range(1000)]
     receivers, outcomes, took_s, waited = delivered(urls, max_per_host=8, max_per_second_per_host=100.0)
@@ -63,18 +63,18 @@ def test_one_event_to_a_thousand_endpoints_at_one_host_reaches_it_at_its_bounds(
     assert receivers.most == {"victim.example": 8}
     began = receivers.began["victim.example"]
     assert max(sum(at <= one < at + 0.999 for one in began) for at in began) <= 100
-    assert took_s == pytest.approx(10, rel=0.1)  # and not much slower than it may be
+    assert took_s == pytest.approx(10, rel=0.1)  # and not much slower than the limit
     assert waited >= 900
 
 
-def test_while_a_host_is_full_the_others_do_not_wait():
+def test_a_full_host_does_not_delay_other_hosts():
     urls = [f"{VICTIM}/{n}" for n in range(300)] + [f"https://other{n}.example/" for n in range(50)]
     receivers, _, _, _ = delivered(urls, wait_s=1.0, max_per_host=2, max_per_second_per_host=1000.0, max_in_flight=64)
 
     assert max(began for n in range(50) for began in receivers.began[f"other{n}.example"]) < 1.0
 
 
-def test_a_host_that_is_meant_to_get_more_has_no_bounds():
+def test_an_unlimited_host_has_no_limits():
     urls = [f"https://hooks.gateway.example/{n}" for n in range(100)]
     for names in (("hooks.gateway.example",), ("*.gateway.example",)):
         receivers, _, _, waited = delivered(urls, max_per_host=2, unlimited_hosts=names)
@@ -82,7 +82,7 @@ def test_a_host_that_is_meant_to_get_more_has_no_bounds():
         assert waited == 0
 
 
-def test_what_waits_for_a_host_until_the_lanes_deadline_is_handed_over_as_limited():
+def test_a_long_wait_for_a_host_is_deferred_as_rate_limited():
     urls = [f"{VICTIM}/{n}" for n in range(50)]
     _, outcomes, _, _ = delivered(urls, max_per_host=4, max_per_second_per_host=10.0, queue_timeout_s=1.0)
 
@@ -96,7 +96,7 @@ def test_what_waits_for_a_host_until_the_lanes_deadline_is_handed_over_as_limite
     st.integers(1, 4),
     st.sampled_from([5.0, 50.0, 1000.0]),
 )
-def test_whatever_shares_a_host_all_of_it_is_delivered_within_its_bounds(where, each, most, per_second):
+def test_all_deliveries_of_a_host_end_within_its_limits(where, each, most, per_second):
     urls = [f"https://host{host}.example/{n}" for n, host in enumerate(where)]
     receivers, outcomes, _, _ = delivered(
         urls, each=each, max_per_host=most, max_per_second_per_host=per_second, max_in_flight_per_endpoint=3
@@ -107,7 +107,7 @@ def test_whatever_shares_a_host_all_of_it_is_delivered_within_its_bounds(where, 
     assert max(receivers.most.values()) <= most
 
 
-def test_a_micro_batch_that_is_given_up_keeps_no_place_at_a_host():
+def test_an_abandoned_micro_batch_frees_its_host_capacity():
     async def main():
         loop = asyncio.get_running_loop()
         bounds = {"max_per_host": 2, "queue_timeout_s": LONG_S, "response_deadline_s": LONG_S}
@@ -122,18 +122,18 @@ def test_a_micro_batch_that_is_given_up_keeps_no_place_at_a_host():
         for n in range(10):
             following.submit(builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=f"{VICTIM}/{n}")))
         await following.finish()
-        return len(following.ended()), loop.time()
+        return len(following.drain()), loop.time()
 
     count, took_s = virtual.run(main())
     assert count == 10
     assert took_s < 1
 
 
-def test_the_operator_is_told_which_host_it_is_and_what_to_do(caplog):
+def test_the_warning_names_the_host_and_the_setting(caplog):
     with caplog.at_level(logging.WARNING):
         delivered([f"{VICTIM}/{n}" for n in range(30)], max_per_host=2)
-    [told] = [record.getMessage() for record in caplog.records if "victim.example" in record.getMessage()]
-    assert "delivery.unlimited_hosts" in told
+    [warning] = [record.getMessage() for record in caplog.records if "victim.example" in record.getMessage()]
+    assert "delivery.unlimited_hosts" in warning
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_each_worker_has_its_share_and_at_least_one_connection():
     assert limits.Limits(max_per_host=2, workers=40).in_flight_to_host() == 1
 
 
-def test_endpoints_take_turns_at_a_host():
+def test_endpoints_share_a_host_round_robin():
     urls = [f"{VICTIM}/{n}" for n in range(4)]
     _, outcomes, _, _ = delivered(urls, each=5, wait_s=0.01, max_per_host=1, max_in_flight_per_endpoint=1)
 
@@ -163,7 +163,7 @@ def test_endpoints_take_turns_at_a_host():
     assert [set(order[first : first + 4]) for first in range(0, 20, 4)] == [{"ep0", "ep1", "ep2", "ep3"}] * 5
 
 
-def test_a_place_for_which_an_endpoint_of_an_abandoned_micro_batch_was_called_goes_to_the_next():
+def test_an_abandoned_reservation_goes_to_the_next_queue():
     async def main():
         loop = asyncio.get_running_loop()
         known = host_limits.Host("victim.example", 1, 1000.0, loop.time)
@@ -183,7 +183,7 @@ def test_a_place_for_which_an_endpoint_of_an_abandoned_micro_batch_was_called_go
     assert virtual.run(main()) == ["first", "second"]
 
 
-def test_a_share_that_has_changed_holds_for_hosts_that_are_known():
+def test_a_changed_share_applies_to_known_hosts():
     shared = host_limits.Hosts(limits.Limits(max_per_host=4), clock=lambda: 0.0)
     host = shared.host_of(VICTIM)
     host.enter()
@@ -196,7 +196,7 @@ def test_a_share_that_has_changed_holds_for_hosts_that_are_known():
     assert host.has_room
 
 
-def test_who_waits_for_a_host_is_called_when_the_share_grows():
+def test_a_larger_share_wakes_waiting_queues():
     async def main():
         shared = host_limits.Hosts(limits.Limits(max_per_host=4, workers=4), asyncio.get_running_loop().time)
         host, called = shared.host_of(VICTIM), asyncio.Event()

@@ -1,4 +1,4 @@
-"""How much may go to an endpoint: its own bounds shared by the workers, and a pace that no second exceeds."""
+"""The requests to an endpoint: its own limits are shared by the workers, and no second exceeds its rate."""
 
 import math
 
@@ -13,25 +13,25 @@ from tests.support import builders
 
 @pytest.mark.parametrize(
     ("own", "workers", "share"),
-    [(None, 4, 16), (8, 4, 2), (7, 2, 3), (1, 4, 1)],  # 7 of two workers: never 4 + 4; and nobody starves
+    [(None, 4, 16), (8, 4, 2), (7, 2, 3), (1, 4, 1)],  # 7 for two workers: never 4 + 4; and each has at least one
 )
-def test_a_bound_on_what_is_under_way_is_shared_by_the_workers(own, workers, share):
+def test_workers_share_a_limit_of_requests_in_flight(own, workers, share):
     bounds = limits.Limits(workers=workers)
     assert bounds.in_flight_to(builders.endpoint(max_in_flight=own)) == share
 
 
 @pytest.mark.parametrize(("own", "share"), [(None, 8), (16, 2), (3, 1)])
-def test_slices_that_are_at_work_at_once_share_a_workers_part(own, share):
+def test_slices_share_the_limit_of_their_worker(own, share):
     bounds = limits.Limits(workers=4, slices=2)
     assert bounds.in_flight_to(builders.endpoint(max_in_flight=own)) == share
 
 
-def test_two_slices_of_the_real_time_lane_are_at_work_at_once():
+def test_the_real_time_lane_plans_for_two_slices():
     assert worker_plans.of_realtime(settings.Settings()).limits.slices == 2
 
 
 @pytest.mark.parametrize(("own", "workers", "share"), [(None, 4, None), (10.0, 4, 2.5)])
-def test_a_rate_is_shared_by_the_workers(own, workers, share):
+def test_workers_share_a_rate(own, workers, share):
     assert limits.Limits(workers=workers).rate_to(builders.endpoint(max_per_second=own)) == share
 
 
@@ -39,7 +39,7 @@ def test_a_rate_is_shared_by_the_workers(own, workers, share):
     st.floats(0.1, 5000),
     st.lists(st.floats(0, 0.5), min_size=1, max_size=300),
 )
-def test_in_no_second_does_more_go_than_the_rate_whenever_it_is_asked(per_second, idle):
+def test_no_second_exceeds_the_rate_at_any_offset(per_second, idle):
     pace, now, gone = limits.Pace(per_second), 0.0, []
     for pause in idle:
         now += pause
@@ -50,11 +50,11 @@ def test_in_no_second_does_more_go_than_the_rate_whenever_it_is_asked(per_second
         assert sum(start <= other < start + 0.999 for other in gone) <= max(1, math.ceil(per_second))
 
 
-def test_a_sender_that_wakes_up_late_loses_nothing_of_a_high_rate():
+def test_a_late_sender_still_reaches_a_high_rate():
     pace, now, gone = limits.Pace(1000.0), 0.0, 0
     while now < 10.0:
         while pace.wait_s(now) == 0:
             pace.consume(now)
             gone += 1
-        now += 0.013  # thirteen requests' time
+        now += 0.013  # the time of thirteen requests
     assert gone >= 10 * 1000 * (1 - limits.BURST_SHARE)

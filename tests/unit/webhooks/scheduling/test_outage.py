@@ -1,4 +1,4 @@
-"""When hardly any destination of several customers can be reached the fault is ours: the lanes pause until some can be."""
+"""If hardly any destination of several customers is reachable, the fault is ours: the lanes pause until some are."""
 
 import random
 import threading
@@ -14,7 +14,7 @@ from tests.support import builders, fakes
 
 
 def seen(reached=0, unreachable=0, customers=5):
-    """As many destinations, of customers that have some of each kind."""
+    """These numbers of destinations, of customers that have some of each kind."""
     numbers = range(reached + unreachable)
     return outage.reachability(
         (
@@ -32,25 +32,25 @@ ALL_DOWN, ALL_UP = seen(unreachable=20), seen(reached=20)
     ("reached", "unreachable", "is_ours"),
     [(0, 9, False), (0, 10, True), (1, 9, True), (3, 7, False), (0, 0, False), (2, 100, False)],
 )
-def test_the_fault_is_ours_when_most_of_enough_destinations_cannot_be_reached(reached, unreachable, is_ours):
-    """Of the last, 2 of 7 customers were reached."""
+def test_most_destinations_unreachable_means_an_outage(reached, unreachable, is_ours):
+    """In the last case, 2 of 7 customers responded."""
     assert seen(reached, unreachable).is_broken() == is_ours
 
 
 def test_endpoints_behind_one_gateway_are_one_destination():
-    """Sixty endpoints of one customer at one closed port paused the lanes of all."""
+    """Sixty endpoints of one customer at one closed port paused the lanes of all customers."""
     dead = [builders.endpoint(f"d{n}", url=f"https://one.example:8443/{n}", customer_id=f"c{n}") for n in range(60)]
     assert not outage.reachability((one, False) for one in dead).is_broken()
 
 
-def test_the_dead_hosts_of_one_customer_pause_nobody_else():
+def test_dead_hosts_of_one_customer_pause_no_lane():
     dead = [builders.endpoint(f"d{n}", url=f"https://d{n}.example/", customer_id="acme") for n in range(60)]
     well = [builders.endpoint(f"w{n}", url=f"https://w{n}.example/", customer_id="beta") for n in range(5)]
     assert not outage.reachability((one, False) for one in dead).is_broken()
     assert not outage.reachability([*((one, False) for one in dead), *((one, True) for one in well)]).is_broken()
 
 
-def test_a_url_with_a_user_or_in_capitals_is_the_same_destination():
+def test_user_and_capitals_do_not_change_the_destination():
     urls = ["https://a.example/x", "https://A.example/y", "https://u:p@a.example/"]
     assert outage.reachability((builders.endpoint(url=url), False) for url in urls).asked == 1
 
@@ -69,7 +69,7 @@ def test_samples_merge_in_any_order_and_stay_small(known, rng: random.Random):
     assert one.asked <= outage.MAX_SAMPLE
 
 
-def test_the_pause_doubles_up_to_a_bound_while_it_lasts_and_begins_anew_afterwards():
+def test_the_pause_doubles_during_an_outage():
     state, pauses = outage.NetworkHealth(), []
     for _ in range(6):
         state = state.after(ALL_DOWN, 1000.0)
@@ -84,11 +84,11 @@ def test_the_pause_doubles_up_to_a_bound_while_it_lasts_and_begins_anew_afterwar
     ("reached", "unreachable", "is_broken"),
     [(0, 0, True), (0, 1, True), (4, 5, True), (5, 5, True), (1, 0, False), (5, 4, False)],
 )
-def test_a_broken_network_is_mended_when_most_of_those_asked_are_reached_however_few(reached, unreachable, is_broken):
+def test_an_outage_ends_when_most_destinations_respond(reached, unreachable, is_broken):
     assert outage.NetworkHealth().after(ALL_DOWN, 0.0).after(seen(reached, unreachable), 5.0).is_broken == is_broken
 
 
-def test_the_next_micro_batch_of_each_lane_waits_and_says_why():
+def test_an_outage_pauses_each_lane_with_a_reason():
     clock = fakes.Clock(0.0)
     ours = network_outage.Network(clock)
     take = ours.pausing(lambda: clock.now, threading.Event())
@@ -100,8 +100,8 @@ def test_the_next_micro_batch_of_each_lane_waits_and_says_why():
     assert take() == 5.0
 
 
-def test_a_sign_of_recovery_ends_the_pause_of_all_lanes_at_once():
-    """A lane that had just been told to pause for 40 s slept them to their end, though another found the network mended."""
+def test_recovery_ends_the_pause_of_all_lanes_at_once():
+    """A lane that had just begun a pause of 40 s slept to its end, although another lane found the network working."""
     ours, taken = network_outage.Network(fakes.Clock(0.0)), threading.Barrier(3)
     ours.record(ALL_DOWN)
     take = ours.pausing(lambda: taken.wait(20), threading.Event())
@@ -126,8 +126,9 @@ def failing(ours, since_s, failed_s, after_s=20):
     return ours.failing([Failing("ep1", since_s * 1000, failed_s * 1000)], after_s) == ["ep1"]
 
 
-def test_what_failed_while_the_fault_was_ours_disables_nobody_whatever_comes_first():
-    """As the receivers answered again after 45 s all were disabled: one lane had told so, then the retry lane reported."""
+def test_failures_during_an_outage_disable_no_endpoint():
+    """When the receivers responded again after 45 s, all were disabled: one lane had reported it, then the retry lane
+    reported."""
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
     ours.record(ALL_UP)
@@ -136,13 +137,13 @@ def test_what_failed_while_the_fault_was_ours_disables_nobody_whatever_comes_fir
     assert not failing(ours, 1001, 1044)  # while it lasts
     clock.now = 1045.0
     ours.record(ALL_UP)
-    assert not failing(ours, 1001, 1044)  # told by a micro-batch that began before
+    assert not failing(ours, 1001, 1044)  # reported by a micro-batch that began before
     assert not failing(ours, 1001, 1050)  # an attempt that had begun before
-    assert not failing(ours, 1001, 1074)  # 1 s before, and 19 s from when all of it was over
+    assert not failing(ours, 1001, 1074)  # 1 s before, and 19 s after the end of the outage
     assert failing(ours, 1001, 1076)
 
 
-def test_an_endpoint_that_failed_before_an_outage_goes_on_failing_after_it():
+def test_failures_before_and_after_an_outage_add_up():
     clock = fakes.Clock(1000.0)
     ours = network_outage.Network(clock, clock)
     ours.record(ALL_UP)
@@ -152,7 +153,7 @@ def test_an_endpoint_that_failed_before_an_outage_goes_on_failing_after_it():
     assert failing(ours, 985, 1061)  # 15 s and 6 s
 
 
-def test_in_a_network_that_works_the_time_from_the_first_failure_counts():
+def test_without_an_outage_all_failing_time_counts():
     ours = network_outage.Network(fakes.Clock(0.0), fakes.Clock(0.0))
     assert failing(ours, 1000, 1020)
     assert not failing(ours, 1000, 1019)

@@ -1,4 +1,4 @@
-"""An endpoint is waited for as long as it usually takes, and some; nobody for less than a moment, nor for more than may be."""
+"""A task waits as long as an endpoint usually takes and a little longer, within a minimum and a maximum."""
 
 import pytest
 from hypothesis import given
@@ -14,31 +14,31 @@ def response_deadline_s(*answers_s, most_s=0.5):
     return response_time.deadline_s(most_s)
 
 
-def test_one_that_has_never_answered_is_waited_for_as_long_as_may_be():
+def test_without_a_response_the_deadline_is_the_maximum():
     assert response_deadline_s() == 0.5
 
 
-def test_the_first_answer_is_the_mean_and_its_half_the_spread():
+def test_the_first_response_sets_mean_and_spread():
     assert response_deadline_s(0.1, most_s=2.0) == pytest.approx(0.1 + 4 * 0.05)
 
 
-def test_later_answers_count_as_in_rfc_6298():
+def test_later_responses_count_as_in_rfc_6298():
     # SRTT = 7/8 · 0.1 + 1/8 · 0.3, RTTVAR = 3/4 · 0.05 + 1/4 · |0.1 - 0.3|
     assert response_deadline_s(0.1, 0.3, most_s=2.0) == pytest.approx(0.125 + 4 * 0.0875)
 
 
-def test_one_that_always_takes_the_same_time_is_waited_for_little_longer():
+def test_a_constant_response_time_has_a_close_deadline():
     assert response_deadline_s(*[0.3] * 50, most_s=2.0) == pytest.approx(0.3, abs=0.001)
 
 
-def test_one_that_answers_at_once_may_take_a_moment():
+def test_a_fast_endpoint_has_the_minimum_deadline():
     assert response_deadline_s(*[0.001] * 50) == MIN_RESPONSE_DEADLINE_S
 
 
-def test_one_that_takes_longer_than_is_waited_for_is_not_waited_for_in_vain():
+def test_a_slow_endpoint_has_the_minimum_deadline():
     assert response_deadline_s(*[1.5] * 3) == MIN_RESPONSE_DEADLINE_S
 
 
 @given(st.lists(st.floats(1e-6, 100)), st.floats(MIN_RESPONSE_DEADLINE_S, 10))
-def test_the_patience_is_between_its_bounds_whatever_came(answers_s, most_s):
+def test_the_deadline_is_always_within_its_bounds(answers_s, most_s):
     assert MIN_RESPONSE_DEADLINE_S <= response_deadline_s(*answers_s, most_s=most_s) <= most_s

@@ -1,4 +1,4 @@
-"""A receiver is asked whether it wants deliveries, and its answer is read as the specification of web hooks says."""
+"""A receiver is asked for permission, and its reply is parsed by the specification of web hooks."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ WITH_CALLBACK = Question(origin=ORIGIN, callback="https://api.example.com/v1/end
 
 
 def answer(**headers):
-    """The headers of an answer; each value that is a list stands once for each."""
+    """The headers of a reply. A list stands for several headers of that name."""
     named = {"origin": b"WebHook-Allowed-Origin", "rate": b"webhook-allowed-RATE"}
     several = {name: value if isinstance(value, list) else [value] for name, value in headers.items()}
     return [(named[name], value) for name, values in several.items() for value in values]
@@ -36,7 +36,7 @@ def answer(**headers):
         (b"9" * 5000, MAX_PER_MINUTE),
     ],
 )
-def test_our_origin_or_any_with_a_rate_permits_so_many_a_minute(question, origin, rate, per_minute):
+def test_an_allowed_origin_with_a_rate_permits_that_rate(question, origin, rate, per_minute):
     assert handshake.parse_reply(question, answer(origin=origin, rate=rate)) == Reply(State.PERMITTED, per_minute)
 
 
@@ -46,13 +46,13 @@ def test_our_origin_or_any_with_a_rate_permits_so_many_a_minute(question, origin
      [b"100", b"200"], [b"100", b"100"], [b"*", b"*"]],
 )  # fmt: skip
 @pytest.mark.parametrize("question", [ASKED, WITH_RATE, WITH_CALLBACK])
-def test_a_rate_that_makes_no_sense_permits_nothing(question, rate):
+def test_an_invalid_rate_permits_nothing(question, rate):
     reply = handshake.parse_reply(question, answer(origin=b"*", rate=rate))
     assert reply.state is State.REFUSED
     assert reply.reason.startswith("WebHook-Allowed-Rate: is neither")
 
 
-def test_without_a_rate_it_is_permitted_only_if_none_was_asked_for():
+def test_a_missing_rate_permits_only_if_none_was_requested():
     assert handshake.parse_reply(ASKED, answer(origin=b"*")) == Reply(State.PERMITTED)
     refused = handshake.parse_reply(WITH_RATE, answer(origin=b"*"))
     assert refused == Reply(State.REFUSED, reason="WebHook-Request-Rate was sent, and the answer has no WebHook-Allowed-Rate")
@@ -70,7 +70,7 @@ def test_another_origin_refuses_and_is_not_quoted(question, origin):
 
 
 @pytest.mark.parametrize("headers", [[], answer(rate=b"100"), [(b"access-control-allow-origin", b"*"), (b"allow", b"POST")]])
-def test_an_answer_that_names_no_origin_is_no_consent_but_the_callback_may_follow(headers):
+def test_a_reply_without_an_origin_is_no_permission(headers):
     assert handshake.parse_reply(ASKED, headers) == Reply(State.REFUSED, reason="the answer has no WebHook-Allowed-Origin")
     assert handshake.parse_reply(WITH_CALLBACK, headers).state is State.ASKED
 
@@ -79,7 +79,7 @@ def test_an_answer_that_names_no_origin_is_no_consent_but_the_callback_may_follo
     ("max_per_second", "per_minute"),
     [(None, None), (1, 60), (2.5, 150), (0.5, 30), (0.01, 1), (0.001, 1), (100_000, MAX_PER_MINUTE)],  # 0.01 · 60 = 0.6
 )
-def test_the_rate_asked_for_is_the_endpoints_own_a_minute_and_at_least_one(max_per_second, per_minute):
+def test_the_requested_rate_is_the_endpoints_own_limit(max_per_second, per_minute):
     assert handshake.wished_per_minute(max_per_second) == per_minute
 
 
@@ -87,14 +87,14 @@ def test_the_rate_asked_for_is_the_endpoints_own_a_minute_and_at_least_one(max_p
     ("own", "permitted", "limit"),
     [(None, None, None), (5, None, 5), (None, 90, 1.5), (5, 90, 1.5), (1, 90, 1), (0.001, 1, 0.001)],  # 90 / 60 = 1.5
 )
-def test_the_lower_of_both_bounds_counts(own, permitted, limit):
+def test_the_lower_of_both_limits_applies(own, permitted, limit):
     assert handshake.limit_per_s(own, permitted) == limit
 
 
 @given(
     own=st.none() | st.floats(min_value=1e-6, max_value=100_000), permitted=st.none() | st.integers(1, MAX_PER_MINUTE)
 )  # fmt: skip
-def test_no_bound_is_ever_passed_and_none_is_made_up(own, permitted):
+def test_no_limit_is_exceeded_or_invented(own, permitted):
     limit = handshake.limit_per_s(own, permitted)
     bounds = [bound for bound in (own, None if permitted is None else permitted / 60) if bound is not None]
     assert (limit is None) == (bounds == [])
@@ -102,11 +102,11 @@ def test_no_bound_is_ever_passed_and_none_is_made_up(own, permitted):
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"webhook-allowed-origin", b"webhook-allowed-rate"]), st.binary(max_size=12))))
-def test_whatever_a_receiver_answers_is_read(headers):
+def test_any_reply_of_a_receiver_is_parsed(headers):
     assert handshake.parse_reply(WITH_RATE, headers).state in State
 
 
-def test_the_question_goes_to_the_very_url_with_what_is_asked_and_nothing_else():
+def test_the_handshake_goes_to_the_exact_url_alone():
     endpoint = builders.endpoint(url="https://hooks.example.com/a%20b?x=%2F", headers=(("X-Team", "billing"),), origin="old")
     question = Question(origin=ORIGIN, per_minute=60, callback="https://api.example.com/1")
     asked = request.prepare_handshake(endpoint, question, guard.Guard())
@@ -124,12 +124,12 @@ def test_the_question_goes_to_the_very_url_with_what_is_asked_and_nothing_else()
     assert "api.example.com" not in repr(asked) + repr(question)
 
 
-def test_no_question_goes_where_no_delivery_may():
+def test_no_handshake_goes_to_a_forbidden_address():
     with pytest.raises(errors.TargetRefused):
         request.prepare_handshake(builders.endpoint(url="https://169.254.169.254/"), ASKED, guard.Guard())
 
 
-def test_a_delivery_says_as_whom_it_was_permitted_and_no_other_does():
+def test_only_permitted_deliveries_carry_the_origin():
     permitted, other = (
         request.prepare(builders.endpoint(origin=origin), guard.Guard()).head.decode().split("\r\n")
         for origin in (ORIGIN, None)

@@ -1,4 +1,4 @@
-"""Access tokens: asked for once by many, renewed in time, never shown, and a broken token server is left alone for a while."""
+"""Access tokens: one request for many attempts, renewed in time, never shown; a broken token server gets a pause."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ def granted(value="t1", **fields):
 
 
 class Servers:
-    """A token server and an endpoint behind one transport. Each answers by its script, the last step for ever."""
+    """A token server and an endpoint behind one transport. Each responds by its script; the last step repeats."""
 
     def __init__(self, *grants, answers=(200,)):
         self._grants, self._answers = list(grants), list(answers)
@@ -63,8 +63,8 @@ def tokens(servers, clock=None):
     return oauth.Tokens(servers, timeout_s=TIMEOUT_S, clock=clock or fakes.Clock())
 
 
-def test_the_request_authenticates_by_basic_with_both_parts_form_encoded():
-    """RFC 6749, section 2.3.1: a colon in the id or a space in the secret must not move the border between them."""
+def test_token_requests_use_form_encoded_basic_auth():
+    """RFC 6749, section 2.3.1: a colon in the id or a space in the secret must not shift the border between them."""
     lines = GRANT.to.head.decode().split("\r\n")
     assert lines[:2] == ["POST /token?tenant=1 HTTP/1.1", "host: login.example.com"]
     assert "authorization: Basic " + base64.b64encode(b"client%3A1:s3cret%3A%26%C3%BC").decode() in lines
@@ -85,7 +85,7 @@ def test_many_deliveries_wait_for_one_token_request():
     assert asyncio.run(main()) == ({b"authorization: Bearer t1\r\n"}, 1)
 
 
-def test_one_that_gives_up_waiting_leaves_the_request_to_the_others():
+def test_a_cancelled_wait_leaves_the_request_to_others():
     async def main():
         servers = Servers(granted(expires_in=60))
         servers.is_open.clear()
@@ -103,9 +103,9 @@ def test_one_that_gives_up_waiting_leaves_the_request_to_the_others():
     ("age_s", "sent", "requests"),
     [
         (0, b"t1", 1),
-        (79, b"t1", 1),  # of 100 s the last 20 are for renewing
-        (81, b"t1", 2),  # the old one serves while a new one is fetched
-        (101, b"t2", 2),  # it has ended: the new one is waited for
+        (79, b"t1", 1),  # the last 20 of 100 s are for renewing
+        (81, b"t1", 2),  # the old token is used while a new one is fetched
+        (101, b"t2", 2),  # the old token has ended: wait for the new one
     ],
 )
 def test_a_token_is_renewed_before_it_ends(age_s, sent, requests):
@@ -158,7 +158,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("answer", "detail"), REFUSALS)
-def test_a_failed_token_request_is_the_answer_to_all_for_a_while(answer, detail):
+def test_a_failed_token_request_holds_for_all_for_a_while(answer, detail):
     async def main():
         clock = fakes.Clock()
         servers = Servers(answer)
@@ -177,7 +177,7 @@ def test_a_failed_token_request_is_the_answer_to_all_for_a_while(answer, detail)
     assert asyncio.run(main()) == (1, 2)
 
 
-def test_our_own_exhaustion_is_not_the_token_servers_and_not_remembered():
+def test_our_own_exhaustion_is_not_remembered():
     async def main():
         of = tokens(servers := Servers(errors.LocalFailure("Too many open files"), granted()))
         with pytest.raises(errors.LocalFailure):
@@ -216,15 +216,15 @@ def test_each_request_carries_the_token_and_the_signature():
     assert b"webhook-signature: v1," in servers.posted[0]
 
 
-def test_after_a_401_the_token_is_renewed_and_the_attempt_repeated_once():
+def test_a_401_renews_the_token_and_repeats_once():
     [made] = attempts(servers := Servers(granted("t1"), granted("t2"), answers=(401, 200)))
     assert (made.error_class, servers.tokens_sent()) == (None, [b"t1", b"t2"])
 
 
-def test_a_second_401_is_a_refusal_and_does_not_ask_for_tokens_without_end():
+def test_a_second_401_is_a_refusal_without_a_renewal():
     made = attempts(servers := Servers(granted(), answers=(401,)), count=20)
     assert {(one.status, one.error_class) for one in made} == {(401, "refused")}
-    assert len(servers.token_requests) == 2  # the first token, and one renewal in PAUSE_S
+    assert len(servers.token_requests) == 2  # the first token, and one renewal in RETRY_PAUSE_S
     assert len(servers.posted) == 21
 
 
@@ -263,7 +263,7 @@ def test_neither_secret_nor_token_show_anywhere(caplog):
         {"token_url": "http://login.example.com/token"},
     ],
 )
-def test_settings_that_make_no_token_request_are_refused(changes):
+def test_incomplete_oauth_settings_are_refused(changes):
     fields = {"kind": AUTH.kind, "client_id": "c", "secret": AUTH.secret, "token_url": AUTH.token_url}
     with pytest.raises(errors.TargetRefused) as refused:
         request.prepare(builders.endpoint(auth=Auth(**fields | changes)), guard.Guard())

@@ -1,4 +1,4 @@
-"""What a customer receives."""
+"""The body and headers that a customer receives."""
 
 import orjson
 import pytest
@@ -8,7 +8,7 @@ from delivery.webhooks.sending import payload
 from tests.support import builders
 
 
-def test_the_payload_stands_in_the_body_byte_for_byte():
+def test_the_payload_is_in_the_body_byte_for_byte():
     event = builders.event(data=b'{ "amount" : 1.50 }', sub_tenant_id="100")
     body = payload.content(event, ContentMode.STANDARD).body
     assert b'"data":{ "amount" : 1.50 }}' in body
@@ -23,7 +23,7 @@ def test_the_payload_stands_in_the_body_byte_for_byte():
     }
 
 
-def test_the_webhook_id_is_stable_and_safe_in_a_header_whatever_the_event_id_holds():
+def test_the_webhook_id_is_stable_and_safe_in_a_header():
     event = builders.event(event_id="a.b\0é" * 50)
     first = payload.webhook_id(event, "s1")
     assert first == payload.webhook_id(event, "s1")
@@ -37,25 +37,25 @@ def test_different_events_have_different_webhook_ids(other):
     assert payload.webhook_id(builders.event(**same), "s1") != payload.webhook_id(builders.event(**same | other), "s1")
 
 
-def test_two_subscriptions_to_one_event_have_different_webhook_ids():
+def test_each_subscription_has_its_own_webhook_id():
     event = builders.event()
     assert payload.webhook_id(event, "s1") != payload.webhook_id(event, "s2")
 
 
-def test_an_event_without_further_attributes_is_as_it_was():
+def test_events_without_attributes_are_unchanged():
     event = builders.event(attributes=())
     assert b"attributes" not in payload.content(event, ContentMode.STANDARD).body
     assert payload.content(event, ContentMode.CLOUDEVENTS_BINARY).headers.count(b"\r\n") == 7
 
 
 @pytest.mark.parametrize("name", ["id", "ID", "a\r\nwebhook-id: msg_1", "", "data", "a b"])
-def test_a_name_that_would_be_another_header_makes_none_even_out_of_state(name):
+def test_an_invalid_attribute_name_never_becomes_a_header(name):
     event = builders.event(attributes=((name, "x"),))
     with pytest.raises(ValueError, match="another header"):
         payload.content(event, ContentMode.CLOUDEVENTS_BINARY)
 
 
-def test_none_takes_the_place_of_an_attribute_that_is_ours():
+def test_no_attribute_replaces_one_of_ours():
     event = builders.event(attributes=(("id", "forged"), ("time", "forged"), ("data", "forged")))
     structured = payload.content(event, ContentMode.CLOUDEVENTS_STRUCTURED).body
     assert b"forged" not in orjson.dumps(orjson.loads(structured))
@@ -63,7 +63,7 @@ def test_none_takes_the_place_of_an_attribute_that_is_ours():
     assert (standard["id"], standard["data"]) == (event.event_id, {"amount": 5})
 
 
-def test_a_value_stands_in_a_header_percent_encoded():
+def test_attribute_values_are_percent_encoded():
     event = builders.event(attributes=(("subject", 'a "b" 100% é\r\nx'), ("sampled", True), ("sequence", -5)))
     lines = payload.content(event, ContentMode.CLOUDEVENTS_BINARY).headers.decode().split("\r\n")
     assert lines[-4:] == ["ce-subject: a%20%22b%22%20100%25%20%C3%A9%0D%0Ax", "ce-sampled: true", "ce-sequence: -5", ""]

@@ -1,4 +1,4 @@
-"""The unchanging part of a request: line, host, authentication; nothing a customer says can end a header."""
+"""The unchanging part of a request: line, host, authentication. No text of a customer can end a header."""
 
 import base64
 
@@ -25,7 +25,7 @@ def test_the_request_line_carries_path_and_query():
     ]
 
 
-def test_a_url_without_a_path_asks_for_the_root():
+def test_a_url_without_a_path_requests_the_root():
     assert head(url="https://hooks.example.com")[0] == "POST / HTTP/1.1"
 
 
@@ -38,7 +38,7 @@ def test_a_url_without_a_path_asks_for_the_root():
         ("https://[2606:2800:220:1::1]:8443/", "[2606:2800:220:1::1]:8443"),
     ],
 )
-def test_the_host_header_names_the_port_only_where_it_is_not_the_schemes_own(url, host):
+def test_the_host_header_omits_the_default_port(url, host):
     assert f"host: {host}" in head(url=url)
 
 
@@ -71,13 +71,13 @@ def test_each_kind_of_authentication_adds_its_header(auth, line):
         Auth(kind=AuthKind.API_KEY, header="Transfer-Encoding", secret=Secret(b"chunked")),
     ],
 )
-def test_authentication_that_would_break_the_request_is_refused_without_quoting_it(auth):
+def test_invalid_credentials_are_refused_unquoted(auth):
     with pytest.raises(errors.TargetRefused) as refused:
         head(auth=auth)
     assert "tok" not in str(refused.value)
 
 
-def test_headers_of_the_customers_choice_go_with_each_request():
+def test_custom_headers_go_with_each_request():
     lines = head(headers=(("X-Environment", "staging"), ("x-team", "a b")))
     assert {"X-Environment: staging", "x-team: a b"} < set(lines)
 
@@ -107,13 +107,13 @@ API_KEY = Auth(kind=AuthKind.API_KEY, header="X-Key", secret=Secret(b"k"))
         pytest.param(tuple((f"X-{n}", "1") for n in range(200)), Auth(), id="200 headers"),
     ],
 )
-def test_a_header_that_is_not_the_customers_to_set_makes_no_target(headers, auth):
+def test_a_reserved_custom_header_is_refused(headers, auth):
     with pytest.raises(errors.TargetRefused) as refused:
         head(headers=headers, auth=auth)
     assert refused.value.path.startswith("headers")
 
 
-def test_endpoints_of_one_host_share_an_origin_unless_their_tls_differs():
+def test_endpoints_share_an_origin_unless_tls_differs():
     def origin(**fields):
         return request.prepare(builders.endpoint(**fields), GUARD).origin
 
@@ -124,7 +124,7 @@ def test_endpoints_of_one_host_share_an_origin_unless_their_tls_differs():
     assert plain != origin(url="https://hooks.example.com/a", tls=client)
 
 
-def test_a_url_that_the_guard_refuses_makes_no_target():
+def test_a_url_refused_by_the_guard_has_no_target():
     with pytest.raises(errors.TargetRefused):
         head(url="https://169.254.169.254/latest/meta-data")
 

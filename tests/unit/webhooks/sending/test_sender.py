@@ -1,4 +1,4 @@
-"""One attempt: signed anew, and whatever comes of it is data."""
+"""One attempt: it has its own signature, and its result is data."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def test_an_accepted_attempt_has_a_status_and_no_error():
 
 
 @pytest.mark.parametrize(("status", "error_class"), [(302, "redirect"), (404, "refused"), (500, "server_error")])
-def test_a_refusal_keeps_the_status_and_the_beginning_of_the_response(status, error_class):
+def test_a_refusal_keeps_status_and_response(status, error_class):
     made, _, _ = attempt(status)
     assert (made.status, made.error_class, made.response) == (status, error_class, b"ok")
 
@@ -45,17 +45,17 @@ def test_every_failure_to_get_a_response_becomes_its_class(failure):
     assert (made.status, made.error_class, made.detail) == (None, failure.error_class, "why")
 
 
-def test_the_failures_above_are_all_there_are():
+def test_all_failure_classes_are_covered():
     assert set(FAILURES) == set(errors.AttemptFailed.__subclasses__())
 
 
-def test_a_surprise_at_one_endpoint_is_that_endpoints_failure_and_nobody_elses(caplog):
+def test_an_unforeseen_error_affects_one_endpoint_only(caplog):
     made, _, _ = attempt(RuntimeError("from the depths"))
     assert (made.error_class, made.status) == ("local", None)
     assert "unforeseen" in caplog.text
 
 
-def test_an_endpoint_that_makes_no_request_fails_by_its_own_configuration():
+def test_an_invalid_endpoint_fails_by_configuration():
     made, transport, _ = attempt(200, endpoint=builders.endpoint(url="http://127.0.0.1/"))
     assert (made.error_class, transport.posted) == ("configuration", [])
 
@@ -79,12 +79,12 @@ def test_a_changed_endpoint_gets_a_new_target():
     ("status", "value", "wait_s"),
     [
         (429, "5", 5.0),
-        (503, "Tue, 14 Nov 2023 22:13:50 GMT", 30.0),  # the clock stands at 22:13:20
+        (503, "Tue, 14 Nov 2023 22:13:50 GMT", 30.0),  # the clock is at 22:13:20
         (404, "7", 7.0),
         (503, "soon", None),
         (200, "5", None),
     ],
 )
-def test_a_failed_attempt_tells_how_long_the_endpoint_asked_to_wait(status, value, wait_s):
+def test_a_failed_attempt_carries_retry_after(status, value, wait_s):
     made, _, _ = attempt(transport.Response(status=status, headers=[(b"Retry-After", value.encode())], body=b""))
     assert made.retry_after_s == wait_s

@@ -1,4 +1,4 @@
-"""What we sign, the public libraries verify; what was changed, they refuse."""
+"""The public libraries verify our signatures, and refuse changed content."""
 
 import base64
 import time
@@ -33,11 +33,11 @@ def headers(*keys, body=b'{"a":1}', webhook_id="msg_1", at=None):
 @pytest.mark.parametrize(("library", "_refusal"), LIBRARIES)
 def test_the_public_libraries_verify_a_signature(library, _refusal):
     key = signing.generate()
-    library(signing.to_text(key)).verify(b'{"a":1}', headers(key))  # raises when it does not
+    library(signing.to_text(key)).verify(b'{"a":1}', headers(key))  # raises if it does not verify
 
 
 @pytest.mark.parametrize(("library", "_refusal"), LIBRARIES)
-def test_while_a_rotation_lasts_the_old_and_the_new_secret_both_verify(library, _refusal):
+def test_during_a_rotation_both_secrets_verify(library, _refusal):
     new, old = signing.generate(), signing.generate()
     for key in (new, old):
         library(signing.to_text(key)).verify(b'{"a":1}', headers(new, old))
@@ -54,7 +54,7 @@ def test_while_a_rotation_lasts_the_old_and_the_new_secret_both_verify(library, 
         pytest.param({"key": builders.KEY}, id="other key"),
     ],
 )
-def test_the_public_libraries_refuse_what_was_changed(library, refusal, change):
+def test_the_public_libraries_refuse_changed_content(library, refusal, change):
     key = signing.generate()
     signed = headers(change.get("key", key), at=change.get("at"))
     signed |= {name: value for name, value in change.items() if name in signed}
@@ -66,18 +66,18 @@ RAW_SEED = bytes(range(32))
 ASYMMETRIC = SigningKey(secret=Secret(RAW_SEED), scheme=SignatureScheme.ED25519)
 
 
-def test_an_ed25519_signature_verifies_with_the_public_key_alone():
+def test_ed25519_verifies_with_the_public_key_alone():
     """Standard Webhooks 1.0, "v1a": ed25519 over the same content."""
     public = ed25519.Ed25519PrivateKey.from_private_bytes(RAW_SEED).public_key()
     version, _, signature = signing.sign([ASYMMETRIC], "msg_1", 1_700_000_000, b'{"a":1}').partition(",")
     assert version == "v1a"
-    public.verify(base64.b64decode(signature, validate=True), b'msg_1.1700000000.{"a":1}')  # raises when it does not
+    public.verify(base64.b64decode(signature, validate=True), b'msg_1.1700000000.{"a":1}')  # raises if it does not verify
     with pytest.raises(InvalidSignature):
         public.verify(base64.b64decode(signature), b'msg_1.1700000000.{"a":2}')
 
 
 @pytest.mark.parametrize(("library", "_refusal"), LIBRARIES)
-def test_a_receiver_that_knows_only_hmac_passes_over_the_other_signature(library, _refusal):
+def test_an_hmac_receiver_ignores_the_other_signature(library, _refusal):
     at = int(time.time())
     signature = signing.sign([ASYMMETRIC, builders.KEY], "msg_1", at, b"{}")
     assert [one[:4] for one in signature.split(" ")] == ["v1a,", "v1," + signature.split(" ")[1][3]]
@@ -93,13 +93,13 @@ def test_a_key_signs_until_it_expires(at, signatures):
 
 
 @pytest.mark.parametrize("keys", [[], [SigningKey(secret=Secret(b"o" * 32), expires_at_s=1000.0)]])
-def test_without_a_key_that_holds_there_is_no_signature_and_that_is_an_error(keys):
+def test_signing_without_a_valid_key_is_an_error(keys):
     with pytest.raises(errors.RegistrationError, match="signing_keys"):
         signing.sign(keys, "msg_1", 1000, b"")
 
 
 @pytest.mark.parametrize("scheme", SignatureScheme)
-def test_a_key_survives_the_way_to_its_text_and_back(scheme):
+def test_a_key_round_trips_through_its_text(scheme):
     key = signing.generate(scheme)
     assert signing.from_text(signing.to_text(key)) == key
 
@@ -110,7 +110,7 @@ PAIR = base64.b64encode(base64.b64decode(SEED) + base64.b64decode(PUBLIC)).decod
 
 
 @pytest.mark.parametrize("encoded", [SEED, PAIR])
-def test_an_ed25519_key_is_read_with_or_without_its_public_key(encoded):
+def test_an_ed25519_key_may_omit_its_public_key(encoded):
     key = signing.from_text("whsk_" + encoded)
     assert key == SigningKey(secret=Secret(base64.b64decode(SEED)), scheme=SignatureScheme.ED25519)
     assert (signing.to_text(key), signing.public_text(key)) == ("whsk_" + PAIR, "whpk_" + PUBLIC)
@@ -129,7 +129,7 @@ def test_an_ed25519_key_is_read_with_or_without_its_public_key(encoded):
         ("whsk_" + base64.b64encode(base64.b64decode(SEED) + b"x" * 32).decode(), "the public key in it"),
     ],
 )
-def test_a_text_that_is_no_secret_is_refused_without_being_quoted(text, said):
+def test_an_invalid_secret_is_refused_unquoted(text, said):
     with pytest.raises(errors.RegistrationError, match=said) as refused:
         signing.from_text(text)
     assert text not in str(refused.value)

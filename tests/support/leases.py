@@ -1,4 +1,4 @@
-"""Parcels that wait, and the turns in which they leave."""
+"""Retry entries, and the leases in which they leave their shard."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ LATER_MS = 2**60
 
 
 def registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
-    """One endpoint with a schedule, and what leads to it."""
+    """A registry of one endpoint with a schedule and its subscriptions."""
     endpoint = builders.endpoint(**{"retrying": Retrying()} | fields)
     return builders.snapshot(endpoint, *(subscriptions or [builders.subscription()]))
 
 
 def batch_registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
-    """The same, of an endpoint that takes batches."""
+    """The same registry for an endpoint in batch mode."""
     return registry(*subscriptions, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
 
 
 def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> retry_messages.RetryEntry:
-    """A parcel of one event, or of several as a batch."""
+    """An entry of one event, or of several as a batch."""
     of = events or (builders.event(),)
     names = list(dict.fromkeys(through))
     defaults: dict[str, Any] = {
@@ -52,7 +52,7 @@ def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -
     return retry_messages.RetryEntry(**defaults | fields)
 
 
-def turn(*parcels: retry_messages.RetryEntry, endpoint: str = "ep1", **fields: Any) -> retry_messages.Lease:
+def lease(*parcels: retry_messages.RetryEntry, endpoint: str = "ep1", **fields: Any) -> retry_messages.Lease:
     defaults: dict[str, Any] = {
         "endpoint_id": EndpointId(endpoint),
         "customer_id": CustomerId("c1"),

@@ -2,8 +2,8 @@
 
 import logging
 
-from delivery.stages.lanes import clock_check
-from delivery.stages.lanes.clock_check import WARNED_EVERY_S
+from delivery.observability import clock_check
+from delivery.observability.clock_check import WARNED_EVERY_S
 from tests.support import fakes
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.stages.lanes import local_address
+from delivery.stages import local_address
 
 
 def missing(environ=None, master="local[2,4]", *, resolves=False, own="10.0.0.7"):

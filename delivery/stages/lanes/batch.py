@@ -1,0 +1,85 @@
+"""Run the batch lane: route events to shards, keep them in state, deliver due batches.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from pyspark.sql import DataFrame, SparkSession
+
+from delivery.config import settings
+from delivery.observability import health
+from delivery.stages.kafka import source
+from delivery.stages.lanes import lane_context
+from delivery.stages.lanes.lane_context import Acquire, LaneContext
+from delivery.stages.lanes.stateful import StatefulLane
+from delivery.stages.lanes.streaming_lane import Result
+from delivery.stages.registry import task_delta
+from delivery.stages.tasks import batch_shard, deliver_batches, route
+from delivery.webhooks.routing import registries
+
+TRIGGERS_EARLY = 2
+"""Trigger intervals by which a batch may leave early: it is sent only after the micro-batch in which it becomes due."""
+
+
+class Batch(StatefulLane):
+    """The batch lane."""
+
+    NAME = "batch"
+    _delta: task_delta.TaskDelta
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        spark: SparkSession,
+        acquire: Acquire,
+        stop: threading.Event,
+        context: LaneContext,
+        *,
+        rejects: bool,
+    ) -> None:
+        super().__init__(config, spark, acquire, stop, context)
+        self._rejects = rejects
+
+    def run(self, watch: health.Watch, *, once: bool) -> None:
+        """Run until the job is asked to stop, or with `once` until all records are handled."""
+        self._run(self._planned, self._handle, watch, once=once)
+
+    def _planned(self) -> DataFrame | None:
+        self._prepare_plan()
+        known = self._acquire()
+        if known is None:
+            return None
+        self._delta = task_delta.TaskDelta(self._spark.sparkContext, known)
+        ticks_topic = self._config.batch.ticks_topic
+        at_most = self._config.batch.max_events_per_micro_batch * self._size.executors
+        records = source.read(self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic)
+        return self._routed(records.where(records.topic != ticks_topic))
+
+    def _routed(self, records: DataFrame) -> DataFrame:
+        early_s = self._interval_s * TRIGGERS_EARLY
+        routed = route.route(
+            records,
+            self._tools,
+            self._delta.source,
+            self._size.tasks,
+            shard_keys=self._shard_keys,
+            immediate_flush_s=early_s,
+            rejects=self._rejects,
+        )
+        return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)
+
+    def _handle(self, left: DataFrame, known: registries.RefreshedSource) -> Result:
+        is_current = self._size == self._context.sizing.now() and self._delta.fits(known)
+        if not lane_context.confirm_plan(self._reruns, is_current=is_current):
+            return Result.REPLAN
+        self._delta.publish(known)
+        tools = self._tools.stamped(self._context.sizing.workers())
+        suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
+        due = deliver_batches.deliver_batches(left, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log)
+        if (result := self._deliver(due)) is Result.COMMITTED:
+            self._context.record(self._seen.publish())
+            self._take_backlog()
+        return result

@@ -1,0 +1,72 @@
+"""Share state between the lanes of one application, and build the tools of their tasks.
+
+Runs on the driver. Each lane calls from its own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from delivery.config import kafka_clients, settings, worker_plans
+from delivery.model import EndpointId
+from delivery.observability.clock_check import ClockCheck
+from delivery.stages.checkpoint import recovery
+from delivery.stages.kafka import sink
+from delivery.stages.lanes import telemetry
+from delivery.stages.lanes.network_outage import Network
+from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
+from delivery.stages.scaling import size
+from delivery.stages.tasks import task_context
+from delivery.webhooks.policy import error_classes
+from delivery.webhooks.routing import registries
+
+LAST_TASKS_S = 3.0
+"""Seconds for which tasks of an abandoned job may run: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
+Acquire = Callable[[], registries.RefreshedSource | None]
+"""Returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop."""
+Disable = Callable[[Iterable[EndpointId], str], None]
+"""Requests that endpoints be disabled, for a reason. Must not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneContext:
+    """The state that the lanes of one application share."""
+
+    suppressed: SuppressedEndpoints
+    network: Network
+    disable: Disable
+    sizing: size.Sizing
+    clocks: ClockCheck = field(default_factory=ClockCheck)
+
+    def record(self, report: telemetry.WorkerReport) -> None:
+        """Apply the workers' report of a micro-batch of any lane."""
+        self.network.record(report.tally.reach)
+        self.clocks.record(report.tally.clock_ahead_s)
+        if not self.network.is_broken:
+            self.suppressed.add_unresponsive(report.unresponsive)
+        if report.gone:
+            self.disable(report.gone, error_classes.GONE)
+
+
+def create(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> LaneContext:
+    """Return the shared state for the lanes of one application."""
+    suppressed = SuppressedEndpoints(config.delivery.attempt_timeout_s)
+    return LaneContext(suppressed=suppressed, network=network, disable=disable, sizing=sizing)
+
+
+def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:
+    """Return the tools for each task of a lane."""
+    writing = sink.to(kafka_clients.for_librdkafka(config.kafka))
+    return task_context.Tools(plan=worker_plans.of(config), observe=seen.observer, sink=writing)
+
+
+def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:
+    """Return `is_current`. If it is False, record that nothing of the micro-batch was sent: the query gets a new plan.
+
+    A plan contains the number of executors: in the number of tasks, and in the limit of events. Spark also assigns each shard's
+    task to its last executor, and spreads the shards over new executors only with a new plan.
+    """
+    if not is_current:
+        reruns.mark_untouched()
+    return is_current

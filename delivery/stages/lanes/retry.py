@@ -1,0 +1,74 @@
+"""Run the retry lane: keep deferred deliveries in state, lease due ones, deliver them again.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from delivery.config import worker_plans
+from delivery.observability import health, metrics
+from delivery.stages.kafka import source
+from delivery.stages.lanes import lane_context
+from delivery.stages.lanes.stateful import StatefulLane
+from delivery.stages.lanes.streaming_lane import Result
+from delivery.stages.registry.endpoint_disabler import FAILING
+from delivery.stages.tasks import deliver_retries, retry_shard
+from delivery.webhooks.results.completed_work import RetryLaneLog
+from delivery.webhooks.routing import registries
+from delivery.webhooks.state.backlog import Pending
+
+WHOLE_LEASE_S = 300.0
+"""Seconds that are longer than any lease lasts."""
+
+
+class Retry(StatefulLane):
+    """The retry lane."""
+
+    NAME = "retry"
+    JOURNAL = RetryLaneLog
+    _waits_for_all = False
+
+    def run(self, watch: health.Watch, *, once: bool) -> None:
+        """Run until the job is asked to stop, or with `once` until all records are handled and all leases have ended."""
+        self._waits_for_all = once  # no later micro-batch could report late answers
+        self._run(self._planned, self._handle, watch, once=once)
+
+    def _planned(self) -> DataFrame:
+        self._prepare_plan()
+        records = source.read_retries(self._spark, self._config, executors=self._size.executors)
+        return self._leased(records.where(records.topic == self._config.delivery.retries_topic))
+
+    def _leased(self, records: DataFrame) -> DataFrame:
+        return retry_shard.take_leases(
+            records,
+            worker_plans.retry_policy(self._config.retry),
+            round(self._interval_s * 1000),
+            self._pending,
+            self._tools,
+            parallelism=self._size.tasks,
+            shard_keys=self._shard_keys,
+        )
+
+    def _handle(self, left: DataFrame, known: registries.RefreshedSource) -> Result:
+        if not lane_context.confirm_plan(self._reruns, is_current=self._size == self._context.sizing.now()):
+            return Result.REPLAN
+        settle_s = WHOLE_LEASE_S if self._waits_for_all else self._config.retry.settle_s
+        tools, work_log = self._tools.stamped(self._context.sizing.workers()), self._reruns.work_log
+        due = deliver_retries.deliver_leases(left, tools, known, self._size.tasks, settle_s=settle_s, work_log=work_log)
+        if (result := self._deliver(due)) is not Result.COMMITTED:
+            return result
+        self._context.record(self._seen.publish())
+        if (backlog := self._take_backlog()) is not None:
+            self._apply(backlog)
+        return result
+
+    def _apply(self, backlog: Pending) -> None:
+        """Suppress the endpoints that the shards suppress, and disable those that have failed for too long."""
+        self._context.suppressed.set_failing(backlog.suppressed)
+        metrics.HELD_ENDPOINTS.set(len(backlog.suppressed))
+        metrics.FAILING_ENDPOINTS.set(len(backlog.failing))
+        failing = self._context.network.failing(backlog.failing, self._config.retry.disable_after_s)
+        if failing:
+            self._context.disable(failing, FAILING)

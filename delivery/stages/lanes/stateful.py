@@ -1,0 +1,115 @@
+"""Run a lane with state: the part that the batch and the retry lane share.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from delivery.config import settings
+from delivery.observability import health
+from delivery.stages.checkpoint import recovery, shards
+from delivery.stages.kafka import outage, wakeups
+from delivery.stages.lanes import lane_context, streaming_lane, telemetry
+from delivery.stages.lanes.streaming_lane import Result
+from delivery.stages.tasks import observer, task_context
+from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
+from delivery.webhooks.routing import registries
+from delivery.webhooks.state.backlog import Pending
+
+log = logging.getLogger(__name__)
+
+MOST_RESTARTS = 3
+"""Consecutive restarts after lost executors before a lane fails."""
+
+
+class StatefulLane:
+    """The part of the batch and the retry lane that does not depend on the lane."""
+
+    NAME: ClassVar[str]
+    JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
+
+    def __init__(
+        self,
+        config: settings.Settings,
+        spark: SparkSession,
+        acquire: lane_context.Acquire,
+        stop: threading.Event,
+        context: lane_context.LaneContext,
+    ) -> None:
+        name, area = self.NAME, config.batch if self.NAME == "batch" else config.retry
+        self._config, self._acquire, self._stop, self._context = config, acquire, stop, context
+        self._spark = shards.session(spark, area.shards)
+        self._interval_s = area.trigger_interval_s
+        self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
+        self._tools = lane_context.task_tools(config, self._seen)
+        self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+        self._waker = wakeups.Waker(config, name, stop)
+        shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
+        self._shard_keys = shards.keys(spark, area.shards)
+        self._reruns = recovery.Reruns(config, spark, name, self.JOURNAL)
+        self._restarts = 0
+        """Restarts after lost executors since the last complete micro-batch."""
+        self._size = context.sizing.now()
+
+    def _run(
+        self,
+        planned: Callable[[], DataFrame | None],
+        handle: Callable[[DataFrame, registries.RefreshedSource], Result],
+        watch: health.Watch,
+        *,
+        once: bool,
+    ) -> None:
+        if once:
+            self._waker.wake()  # a micro-batch comes and due entries leave, even without records
+        else:
+            self._waker.start()
+        lane = streaming_lane.Lane(
+            self.NAME,
+            acquire=self._acquire,
+            handle=handle,
+            stop=self._stop,
+            watch=watch,
+            is_kafka_back=functools.partial(outage.is_over, self._config.kafka),
+            on_begin=self._reruns.begin,
+            is_woken=True,
+        )
+        lane.run(planned, self._config.spark, self._interval_s, once=once)
+
+    def _prepare_plan(self) -> None:
+        self._reruns.load()
+        self._size = self._context.sizing.now()
+        self._pending.value = Pending()  # an interrupted micro-batch may have reported a part
+
+    def _deliver(self, due: DataFrame) -> Result:
+        """Run the tasks that deliver. Return REPLAN if an executor ended with rows that they had to read."""
+        try:
+            with self._context.sizing.shuffles.in_use():
+                task_context.run(due)
+        except task_context.RowsLost:
+            self._restarts += 1
+            if self._restarts > MOST_RESTARTS:
+                raise
+            log.warning(
+                "an executor ended, and lane %s lost rows with it: the lane restarts, and repeats only deliveries without a "
+                "result", self.NAME,
+            )  # fmt: skip
+            self._stop.wait(lane_context.LAST_TASKS_S)
+            return Result.REPLAN
+        self._restarts = 0
+        return Result.COMMITTED
+
+    def _take_backlog(self) -> Pending | None:
+        """Return the backlog after a micro-batch, and schedule the lane's next wake-up. None: no shard has reported."""
+        backlog, self._pending.value = self._pending.value, Pending()
+        if backlog.shards < len(self._shard_keys):  # a micro-batch without input partitions asks no shard
+            return None
+        self._waker.update(backlog)
+        return backlog

@@ -1,0 +1,101 @@
+"""Build the lanes, run each on a thread of its own, and end all when one ends.
+
+Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool, so that no lane's
+tasks wait for all tasks of another lane. When one lane ends by itself, all end, and the process manager restarts the process: a
+process that silently delivers only a part would look healthy.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from pyspark import InheritableThread, SparkContext
+from pyspark.sql import SparkSession
+
+from delivery.config import settings
+from delivery.observability import health
+from delivery.stages.lanes import batch, direct, lane_context, retry, telemetry
+from delivery.stages.lanes.lane_context import Acquire, LaneContext
+from delivery.stages.lanes.network_outage import Network
+from delivery.stages.tasks import drain
+from delivery.webhooks.routing import registries
+
+log = logging.getLogger(__name__)
+
+
+class Lane(Protocol):
+    """A lane, as the supervisor runs it."""
+
+    def run(self, watch: health.Watch, *, once: bool) -> None:
+        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
+
+
+class Registry(Protocol):
+    """The registry on the driver, by broadcast or by look-up."""
+
+    def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
+        """Return the registry for a lane's next micro-batch. Waits while it is too old; None: the job is asked to stop."""
+
+
+def acquirers(
+    names: Collection[str], registry: Registry, network: Network, spark: SparkSession, stop: threading.Event
+) -> dict[str, Acquire]:
+    """Return a function for each lane that returns the registry, and waits while our own network is broken."""
+    sources: dict[str, Acquire] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in names}
+    return {name: network.pausing(source, stop) for name, source in sources.items()}
+
+
+def build(
+    config: settings.Settings,
+    spark: SparkSession,
+    acquire: Mapping[str, Acquire],
+    stop: threading.Event,
+    context: LaneContext,
+) -> dict[str, Lane]:
+    """Return the lanes that have an entry in `acquire`."""
+    built: dict[str, Lane] = {}
+    if "direct" in acquire:
+        built["direct"] = direct.Direct(config, spark, acquire["direct"], stop, context)
+    if "batch" in acquire:
+        built["batch"] = batch.Batch(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
+    if "retry" in acquire:
+        built["retry"] = retry.Retry(config, spark, acquire["retry"], stop, context)
+    return built
+
+
+def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
+    """Run all lanes, each on its thread, until they end; raise the failure of the first lane that failed."""
+    failures: list[BaseException] = []
+
+    def run_one(name: str, lane: Lane) -> None:
+        SparkSession.active().sparkContext.setLocalProperty("spark.scheduler.pool", name)
+        try:
+            lane.run(watches[name], once=once)
+        except BaseException as failure:  # noqa: BLE001  # raised below, on the caller's thread
+            failures.append(failure)
+        finally:
+            if failures or not once:
+                stop.set()
+
+    threads = [InheritableThread(run_one, args=(name, lane), name=f"lane {name}") for name, lane in lanes.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
+    """Wait for the background attempts in the workers, after the lanes have ended. Never raises: it only prevents repeats."""
+    if not lanes:  # only the real-time lane ran, and its tasks have waited already
+        return
+    tools = lane_context.task_tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs))
+    try:
+        drain.drain_workers(spark, tools, config.delivery.stop_within_s)
+    except Exception as failure:  # noqa: BLE001  # all lanes have ended well, so no failure here matters
+        log.warning("background attempts in the workers could not be awaited, and the next start may repeat them: %s", failure)

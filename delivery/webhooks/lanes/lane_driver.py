@@ -1,0 +1,133 @@
+"""Run a lane's coroutines from a task's thread, and pass on its results while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from delivery.webhooks.lanes import drain_gate
+from delivery.webhooks.results.results import Results
+
+RESULTS_EVERY_S = 0.05
+"""Seconds between two sets of results of a running task. Results that leave are in Kafka some 10 ms later, and are not repeated
+when this process is killed."""
+DRAIN_S = 1.0
+"""Seconds that a failing task waits for attempts in flight. Results that arrive in time are recorded and not repeated."""
+Returned = TypeVar("Returned")
+
+
+class LoopThread:
+    """An event loop on a thread of its own.
+
+    So the loop closes idle connections and keeps others alive between micro-batches. The threads do not compete for the
+    interpreter: while the loop works, the task's thread only waits.
+    """
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="deliveries", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+        """Run `work` in the loop, and return its result."""
+        return self.begin(work).result()
+
+    def begin(self, work: Coroutine[Any, Any, Returned]) -> concurrent.futures.Future[Returned]:
+        """Begin `work` in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Schedule `function` in the loop."""
+        self.loop.call_soon_threadsafe(function)
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self.call_soon(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Lane(Protocol):
+    """A lane's part of one task."""
+
+    async def submit(self, chunk: Iterable[Any], /) -> Results: ...
+    async def finish(self) -> Results: ...
+    def drain(self) -> Results: ...
+    def abandon(self) -> None: ...
+
+
+class LaneDriver:
+    """Drive one lane through one task. Its methods are called in the task's thread.
+
+    `gate` is in front of the lane's sender. `require_jvm` raises if the JVM is gone. `complete` completes the last results.
+    """
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        lane: Lane,
+        gate: drain_gate.DrainGate,
+        require_jvm: Callable[[], None],
+        complete: Callable[[Results], Results],
+    ) -> None:
+        self._thread = thread
+        self._lane = lane
+        self._gate = gate
+        self._require_jvm = require_jvm
+        self._complete = complete
+
+    def results(self, chunks: Iterable[Iterable[Any]]) -> Iterator[Results]:
+        """Yield the results of all `chunks`. After a failure, yield those of attempts in flight that end soon, then raise."""
+        try:
+            for chunk in chunks:
+                self._require_jvm()
+                yield from self._results_of(self._lane.submit(chunk))
+            yield from map(self._complete, self._results_of(self._lane.finish()))
+        except Exception:  # the JVM is gone, and its pipe may show that before the signal does; or a fault of ours
+            yield from self._last_results()
+            raise  # never end well: a JVM that still listens would commit records that were not begun
+        finally:  # done, or the task no longer reads the results
+            self._thread.call_soon(self._lane.abandon)
+
+    def _results_of(self, work: Coroutine[Any, Any, Results]) -> Iterator[Results]:
+        """Yield the result of `work`; until then, yield the results so far each RESULTS_EVERY_S."""
+        ready: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
+        running = self._thread.begin(self._run(work, ready.put))
+        running.add_done_callback(lambda _: ready.put(None))
+        try:
+            yield from iter(ready.get, None)
+            yield running.result()
+        finally:  # the task no longer reads the results
+            running.cancel()
+
+    async def _run(self, work: Coroutine[Any, Any, Results], report: Callable[[Results], None]) -> Results:
+        """Return the result of `work`; until then, report the results so far each RESULTS_EVERY_S.
+
+        Runs in the loop. The loop is busy, and each request from the task's thread would wait for it.
+        """
+        running = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([running], timeout=RESULTS_EVERY_S))[0]:
+                ended = self._lane.drain()
+                if ended.outcomes or ended.batches:
+                    report(ended)
+                self._require_jvm()
+            return running.result()
+        finally:
+            running.cancel()
+
+    def _last_results(self) -> Iterator[Results]:
+        """Begin no further attempts; yield the results of those in flight, for at most DRAIN_S."""
+        closing = self._thread.begin(self._gate.close(DRAIN_S))
+        while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
+            yield self._thread.run(self._drain())
+        yield self._thread.run(self._drain())
+
+    async def _drain(self) -> Results:
+        return self._lane.drain()
