@@ -35,7 +35,7 @@ class Operations(Area):
     backlog_events: Annotated[int, Field(gt=0)] = 1000
     """A backlog is reported as growing when this many deliveries to an endpoint are postponed unattempted within `quiet_s`."""
     quiet_s: Seconds = 3600
-    """Each kind of event is sent at most once per endpoint in this time."""
+    """Each kind of operational event (failing, backlog, …) is sent at most once per endpoint in this time."""
 
 
 class Api(Area):

@@ -51,7 +51,10 @@ def try_(
     try:
         document = matching.filter_document(parsing.parse(record, worker_plans.layout_of(config)))
     except errors.EventRejected as exc:
-        raise errors.RegistrationError("--event", f"the job would reject this event ({exc.reason}: {exc.detail})") from None
+        raise errors.RegistrationError(
+            "--event",
+            f"the filter was not tried: the job would reject this event ({exc.reason}: {exc.detail}). Correct the event",
+        ) from None
     is_match = compiled.matches(document)
     detail = "the filter matches the event" if is_match else explain.differing_fields(wanted, document)
     warnings = [str(warning) for warning in lint.filter_roots(wanted)]

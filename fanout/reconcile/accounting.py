@@ -58,11 +58,11 @@ class Terms:
     """Seconds that an event may wait for its batch."""
     from_first: bool = True
     """True if a lane must have handled a partition from its first record. False: from its first receipt."""
-    retries_known: bool = True
+    retries_complete: bool = True
     """True if the retries topic still has every record of the judged time."""
-    rejected_known: bool = True
+    rejected_complete: bool = True
     """True if the topic of rejected records still has every record of the judged time."""
-    letters_known: bool = True
+    letters_complete: bool = True
     """True if the dead-letter topic still has every record of the judged time."""
 
 
@@ -195,8 +195,8 @@ class _Walk:
     def _reset_range(self) -> None:
         """Reset the counts for the next range."""
         self._named_in_range = 0
-        """Deliveries of the range that a topic names: ended, waiting or lost."""
-        self._rejected = self._rejected_by_a_lane = 0
+        """Deliveries of the range for which some topic has a record."""
+        self._rejected = self._rejected_in_one_lane = 0
 
     def _account_records(self) -> None:
         """Account for the records of the partition: find gaps, and records that the lane skipped."""
@@ -236,7 +236,7 @@ class _Walk:
             if REJECTED in states:
                 self._rejected += 1
             else:
-                self._rejected_by_a_lane += 1
+                self._rejected_in_one_lane += 1
 
     def add(self, offset: int, recipient: Recipient, states: list[int]) -> None:
         """Count one delivery by all its states. Replays are counted apart: they do not prove that a delivery was due."""
@@ -267,7 +267,7 @@ class _Walk:
             counts.repeated += states.count(DELIVERED) - 1
         elif "dead-lettered" in outcomes:
             counts.dead_lettered += 1
-            if DEAD not in states and self._terms.letters_known:
+            if DEAD not in states and self._terms.letters_complete:
                 self._find(Kind.NO_LETTER, offset, offset, 1, recipient)
         elif "skipped" in outcomes:
             counts.skipped[self._evidence.reasons[next(state for state in states if state >= SKIPPED) - SKIPPED]] += 1
@@ -285,7 +285,7 @@ class _Walk:
             counts.pending += 1
             if self._evidence.expires_ms(highest) + GRACE_MS < self._terms.now_ms:
                 self._find(Kind.OVERDUE, offset, offset, 1, recipient)
-        elif self._terms.retries_known and self._terms.letters_known:
+        elif self._terms.retries_complete and self._terms.letters_complete:
             counts.lost += 1
             self._find(Kind.NOT_HANDED_OVER, offset, offset, 1, recipient)
         else:
@@ -306,8 +306,8 @@ class _Walk:
 
     def _judge(self, handled: HandledRange) -> None:
         """Compare a receipt with the outcomes in its range, and go to the next range."""
-        more = handled.rejected - self._rejected - self._rejected_by_a_lane
-        if more > 0 and self._terms.rejected_known:
+        more = handled.rejected - self._rejected - self._rejected_in_one_lane
+        if more > 0 and self._terms.rejected_complete:
             self._find(Kind.REJECTED_UNTOLD, handled.first, handled.last, more)
         if (fewer := self._rejected - handled.rejected) > 0:
             self._find(Kind.REJECTED_UNCOUNTED, handled.first, handled.last, fewer)

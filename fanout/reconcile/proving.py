@@ -109,9 +109,9 @@ class _Reading:
         """
         lane = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {
-            "retries_known": (lane.retries_topic, self._add_retries),
-            "rejected_known": (lane.rejected_topic, self._add_rejected),
-            "letters_known": (lane.dead_letter_topic, self._add_dead_letter),
+            "retries_complete": (lane.retries_topic, self._add_retries),
+            "rejected_complete": (lane.rejected_topic, self._add_rejected),
+            "letters_complete": (lane.dead_letter_topic, self._add_dead_letter),
         }
         known = {}
         for term, (name, add) in adders.items():
@@ -156,9 +156,9 @@ def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[st
     """Return notes about what the account cannot cover."""
     lane = config.delivery
     known = {
-        lane.retries_topic: terms.retries_known,
-        lane.dead_letter_topic: terms.letters_known,
-        lane.rejected_topic: terms.rejected_known,
+        lane.retries_topic: terms.retries_complete,
+        lane.dead_letter_topic: terms.letters_complete,
+        lane.rejected_topic: terms.rejected_complete,
     }
     return [
         *(f"lane {name} has no receipt: it has not run in this time" for name in accounting.LANES if name not in account.lanes),

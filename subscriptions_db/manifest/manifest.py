@@ -171,7 +171,7 @@ class ManifestEndpoint(EndpointFields):
 
 
 class SubscriptionFields(ManifestPart):
-    """The fields of a subscription that can change later."""
+    """The fields that the API takes both to create and to change a subscription."""
 
     event_type: EventType
     everything: bool = False

@@ -1,7 +1,7 @@
 """Register a manifest: compute the differences to the registry, then write them in one transaction.
 
 Runs in the command and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name stay
-unchanged. With `prune`, they are deleted if they are endpoints or subscriptions of customers that the manifest names.
+unchanged. `prune` deletes those that are endpoints or subscriptions of customers that the manifest names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def apply(
 ) -> Result:
     """Register the manifest; raise RegistrationError if a check or a constraint refuses it.
 
-    `known_types` are event types that exist beside those of the catalogue. `strict` refuses manifests with lint warnings.
+    `known_types` are event types that exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
     If another transaction changes the same rows, RegistryUnavailable is raised and nothing is written: call again.
     """
     with connect.translated_errors(), exclusive(connection), connection.transaction(force_rollback=dry_run):
@@ -128,7 +128,7 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 
 @contextlib.contextmanager
 def exclusive(connection: connect.Connection) -> Iterator[None]:
-    """Serialize with other applies: each computes its differences from the registry, which the other changes."""
+    """Let one apply run at a time: another would change the registry from which this one computes its differences."""
     connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))
     try:
@@ -150,7 +150,7 @@ class _Secrets:
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.ManifestEndpoint) -> dict[str, Any]:
-        """Return placeholders of the secrets for the comparison; equal secrets have the registry's placeholder."""
+        """Return a placeholder for each secret: the registry's if the secret is unchanged, another if it is new."""
         return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
     def _mark(self, endpoint_id: str, name: str, wanted: list[EndpointSecret] | None) -> str | None:
@@ -170,7 +170,7 @@ class _Secrets:
         replaced, rows = [], []
         for endpoint in endpoints:
             for name, wanted in _secrets_of(endpoint).items():
-                secrets = self._first_one(endpoint.id) if wanted is None else wanted
+                secrets = self._created_unless_stored(endpoint.id) if wanted is None else wanted
                 if secrets is not None and secrets != self._opened(endpoint.id, name):
                     purposes = [purpose for purpose, field in endpoint_secrets.FIELD_OF.items() if field == name]
                     replaced.append({"endpoint_id": endpoint.id, "purposes": purposes})
@@ -183,7 +183,7 @@ class _Secrets:
             _execute_all(cursor, "delete_secrets", replaced)
             _execute_all(cursor, "put_secrets", rows)
 
-    def _first_one(self, endpoint_id: str) -> list[EndpointSecret] | None:
+    def _created_unless_stored(self, endpoint_id: str) -> list[EndpointSecret] | None:
         if (endpoint_id, "signing_secrets") in self._rows:
             return None
         key = signing.generate()
@@ -264,15 +264,17 @@ def _write(
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
         _execute_all(cursor, "put_tenants", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
-        named = [row for row in tenants if row.sub_tenants is not None]
-        keep = [{"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in named]
+        with_sub_tenants = [row for row in tenants if row.sub_tenants is not None]
+        keep = [
+            {"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in with_sub_tenants
+        ]
         _execute_all(cursor, "delete_sub_tenants", keep)
-        departments = [
+        sub_tenants = [
             {"tenant_id": row.id, "id": department.id, "name": department.name}
-            for row in named
+            for row in with_sub_tenants
             for department in row.sub_tenants or ()
         ]
-        _execute_all(cursor, "put_sub_tenants", departments)
+        _execute_all(cursor, "put_sub_tenants", sub_tenants)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]
         _execute_all(cursor, "put_customers", customers)
         endpoints = [row for row in wanted.endpoints if row.id in ids["endpoint"]]
@@ -349,7 +351,7 @@ def _event_type(row: manifest.ManifestEventType) -> dict[str, Any]:
 
 
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement for each row. `executemany` takes three round trips, even without rows, so one row avoids it."""
+    """Execute a statement for each row. `executemany` takes three round trips; one row or none does without it."""
     if len(rows) == 1:
         cursor.execute(query(name), rows[0])
     elif rows:

@@ -92,7 +92,11 @@ class Reruns:
             )
             return
         if found is not None:
-            log.info("micro-batch %d of %s was interrupted, and runs again", found.batch_id, self._checkpoint)
+            log.info(
+                "micro-batch %d of %s was interrupted, and runs again without the deliveries that the topics name as completed",
+                found.batch_id,
+                self._checkpoint,
+            )
             interrupted = dataclasses.replace(self._fresh, since_ms=found.since_ms)
             self._first = found.batch_id, dataclasses.replace(interrupted, known=completed_reader.read(interrupted))
 

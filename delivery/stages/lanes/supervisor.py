@@ -1,8 +1,8 @@
-"""Build the lanes, run each on a thread of its own, and end all when one ends.
+"""Build the lanes, run each on a thread of its own, and end all when one fails.
 
-Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool, so that no lane's
-tasks wait for all tasks of another lane. When one lane ends by itself, all end, and the process manager restarts the process: a
-process that silently delivers only a part would look healthy.
+Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool, so that no
+lane queues behind another lane's whole micro-batch. When a lane ends by itself, all end; with `once`, only when it fails. The
+process manager restarts the process: one that silently delivers only a part would look healthy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lane(Protocol):
 
 
 class Registry(Protocol):
-    """The registry on the driver, by broadcast or by look-up."""
+    """Where the lanes get the registry: a broadcast copy, or look-ups in Postgres."""
 
     def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
         """Return the registry for a lane's next micro-batch. Waits while it is too old; None: the job is asked to stop."""
@@ -61,6 +61,7 @@ def build(
     if "direct" in acquire:
         built["direct"] = direct.Direct(config, spark, acquire["direct"], stop, context)
     if "batch" in acquire:
+        # One lane reports rejected records: the direct lane where it runs.
         built["batch"] = batch.Batch(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
     if "retry" in acquire:
         built["retry"] = retry.Retry(config, spark, acquire["retry"], stop, context)
@@ -91,11 +92,14 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
 
 
 def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
-    """Wait for the background attempts in the workers, after the lanes have ended. Never raises: it only prevents repeats."""
+    """Wait for the background attempts in the workers, after the lanes have ended. Never raises.
+
+    The wait only saves repeated requests after the next start.
+    """
     if not lanes:  # only the real-time lane ran, and its tasks have waited already
         return
-    tools = lane_context.task_tools(config, telemetry.Telemetry(spark.sparkContext, "rest", config.logs))
+    tools = lane_context.task_tools(config, telemetry.Telemetry(spark.sparkContext, "drain", config.logs))
     try:
         drain.drain_workers(spark, tools, config.delivery.stop_within_s)
-    except Exception as failure:  # noqa: BLE001  # all lanes have ended well, so no failure here matters
+    except Exception as failure:  # noqa: BLE001  # all lanes have ended well, and their stop must not become an error
         log.warning("background attempts in the workers could not be awaited, and the next start may repeat them: %s", failure)

@@ -106,10 +106,12 @@ class LeaseInFlight:
     def begin(self, now_ms: int) -> None:
         """Decide what happens to the lease, and to each of its entries.
 
-        1. The endpoint is quarantined, paused or disabled: all entries are requeued, and nothing is attempted.
-        2. The entry's endpoint, subscriptions or tenants are unknown here, and the entry is of a newer registry: requeued.
-        3. They are deleted, or the subscription is paused or quarantined: skipped.
-        4. The lease is given up: dead letters. An unreadable entry cannot have one, and its shard has deleted it: quarantined.
+        1. The endpoint is quarantined, paused or disabled, and the lease is not given up: all entries are requeued.
+        2. The entry's endpoint, subscriptions or tenants are missing in this worker's registry, which may be older than the
+           entry: requeued.
+        3. Missing otherwise means deleted. The entry is skipped, as it is for a paused or quarantined subscription.
+        4. The lease is given up: dead letters. An unreadable entry cannot become one, and this is its only copy: its
+           events go to the rejected topic.
         5. The entry was accepted in an earlier run of the micro-batch: delivered.
         6. Otherwise it is attempted.
         """
@@ -186,6 +188,7 @@ class LeaseInFlight:
                 extra={"endpoint_id": self.lease.endpoint_id},
             )
             self._record(entry, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=entry.history))
+            self._skip_all(entry, skipped)
             return None
         return Prepared(place, delivery, entry.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
@@ -223,7 +226,10 @@ class LeaseInFlight:
         self._record(entry, Outcome(prepared.delivery, kind, (attempt,), error_class, again, entry.history))
 
     def finish(self, now_ms: int) -> None:
-        """Requeue every entry that was not attempted: time ran out, or an earlier entry of its order key failed."""
+        """Requeue every entry that was not attempted.
+
+        Time ran out, the worker stops, or an earlier entry of its order key was requeued.
+        """
         for place in self.waiting:
             self._requeue(place, NextAttempt(now_ms, self.lease.entries[place].retries))
 
@@ -299,7 +305,7 @@ class LeaseInFlight:
         self._record(entry, Outcome(self._unsent(entry, places), OutcomeKind.SKIPPED, reason=reason))
 
     def _record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
-        """Record how an entry ended in this lease, without its body."""
+        """Record the outcome of an entry in this lease, without its body."""
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):

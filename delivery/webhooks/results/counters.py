@@ -72,7 +72,7 @@ class Counters:
 
 
 def count(results: Results, *, cpu_s: float) -> Counters:
-    """Return the counts of `results`. One pass, with the usual case first: this runs for every delivery."""
+    """Return the counts of `results`. One pass, the usual case first: the loop runs for every delivery."""
     deliveries: Counter[tuple[str, str]] = Counter()
     attempts: Counter[str] = Counter()
     waits_ms: list[float] = []

@@ -112,7 +112,7 @@ class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="red
     redriven_at_ms: int
     """When the dead letter was enqueued."""
     replay: str | None = None
-    """Replay that had asked for the delivery. Null: the delivery was due. Since 2026-11-21."""
+    """Id of the replay that caused the delivery. Null: its event caused it. Since 2026-11-21."""
 
 
 class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):

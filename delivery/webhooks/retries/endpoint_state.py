@@ -28,7 +28,7 @@ class EndpointState(msgspec.Struct, array_like=True):
     events: int = 0
     size: int = 0
     fifos: dict[str | None, fifo.Fifo] = {}
-    """FIFOs by order key. None: entries without order, some of which are in the timer wheel."""
+    """FIFOs by order key. The key None holds the entries without order, some of which are in the timer wheel."""
     background: dict[bytes, tuple[int, int]] = {}
     """Events and bytes of the entries in the timer wheel whose background attempt is in flight, by the attempt's name."""
     completed: dict[bytes, int] = {}

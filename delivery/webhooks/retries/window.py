@@ -55,7 +55,7 @@ class ShardPolicy:
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
-    """The health of an endpoint by the reports of its leases."""
+    """How many requests an endpoint may get now, and since when it fails, by reports of its leases and of other lanes."""
 
     size: int = INITIAL_WINDOW
     """Requests that may be in flight."""

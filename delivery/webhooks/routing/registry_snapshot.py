@@ -56,7 +56,7 @@ class Snapshot:
 class SnapshotChanges:
     """The changes between two revisions: the new state of each changed row, None for a deleted row.
 
-    Changes may be applied twice, or partly before: each row has its whole new state.
+    Applying changes again, or after a part of them, does no harm: each row has its whole new state.
     """
 
     since: Revision

@@ -5,8 +5,8 @@ worker's slots round robin. A delivery that waits for its quick retry, or for it
 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. All that wait for an endpoint whose circuit breaker opens.
-2. Those that still wait for their own endpoint `queue_timeout_s` after all other endpoints were served.
-3. Those whose response is overdue then. Their attempts go on in the background (scheduling.background_attempts).
+2. Those that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
+3. Those whose response is overdue at the end. Their attempts go on in the background (scheduling.background_attempts).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight
 from delivery.webhooks.scheduling.timeouts import Phase
 
 ENOUGH_READY, FEW_READY = 16, 8
-"""Queues that are ready. With more than ENOUGH_READY the lane reads no further events until FEW_READY are left. An event that
+"""Queues that are ready. Above ENOUGH_READY the lane reads no further events; it goes on at FEW_READY. An event that
 is not read yet takes no memory, and is in the processor's cache when it is sent."""
 
 
@@ -76,7 +76,7 @@ class Dispatcher(Generic[Sent]):
         self._attempts: dict[Pending[Sent], InFlight[Sent]] = {}
         self._in_flight = 0
         self._unsettled = 0
-        self._enough_settled = 0
+        self._awaited_unsettled = 0
         self._phase = Phase.READING
         self._timeouts = timeouts.Timeouts(
             bounds,
@@ -104,7 +104,7 @@ class Dispatcher(Generic[Sent]):
         return endpoint_queue.report(self._queues.values(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
-        """Yield to the event loop, then wait while enough queues are ready."""
+        """Yield to the event loop, then wait while more than ENOUGH_READY queues are ready."""
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready) > ENOUGH_READY)
 
@@ -118,16 +118,16 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. Nothing may be submitted meanwhile.
 
-        When no queue is ready, each waiting delivery waits for its own endpoint. After `queue_timeout_s` it is deferred. At the
-        end, attempts in flight have until their endpoint's response deadline, at most `response_deadline_s`. Later ones go on
-        in the background.
+        When no queue is ready, each waiting delivery waits for its own endpoint. After `queue_timeout_s` it is deferred. In
+        `finish`, attempts in flight have until their endpoint's response deadline, at most `response_deadline_s`. Later ones go
+        on in the background.
         """
         self._enter(Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
         self._enter(Phase.READING)
 
     async def _wait_for_unsettled(self, unsettled: int) -> None:
-        self._enough_settled = unsettled
+        self._awaited_unsettled = unsettled
         if not self._ready:
             self._timeouts.start(self._phase)
         try:
@@ -150,7 +150,7 @@ class Dispatcher(Generic[Sent]):
             runner.cancel()
 
     def _enter(self, phase: Phase) -> None:
-        """Enter a phase. Nothing follows ABANDONED: a task that was given up may be cancelled while it waits."""
+        """Enter a phase. Nothing follows ABANDONED: a wait that ends later must not set FAILED."""
         if self._phase is not Phase.ABANDONED:
             self._phase = phase
 
@@ -179,8 +179,8 @@ class Dispatcher(Generic[Sent]):
         """Move overdue attempts to the background when nothing else is left to do.
 
         1. A queue is ready again: do nothing.
-        2. Of more than a few endpoints hardly any responds: the fault may be ours. The end of the attempts will show it.
-        3. An endpoint has sent no response meanwhile: defer its waiting deliveries as well.
+        2. Of more than a few endpoints hardly any responds: move nothing, the fault may be ours.
+        3. Otherwise move the overdue attempts, and defer the deliveries that wait for endpoints without any response.
         """
         if not self._phase.is_last or self._ready:
             return
@@ -307,10 +307,10 @@ class Dispatcher(Generic[Sent]):
     def _may_begin(self, queue: Queue[Sent], now: float) -> bool:
         """Return True if the first delivery of the queue may be attempted now.
 
-        1. The queue is empty, or its endpoint has failed meanwhile and gets one request at a time.
-        2. The rate does not allow a request yet: the queue becomes ready again when it does.
-        3. The host has no capacity: the queue becomes ready again when it has.
-        4. Otherwise the attempt may begin.
+        1. False if the queue is empty, or if its endpoint has failed meanwhile and gets one request at a time.
+        2. False if the rate allows no request yet. The queue becomes ready again when it does.
+        3. False if the host has no capacity. The queue becomes ready again when it has.
+        4. Otherwise True.
         """
         host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
         is_wanted = bool(queue.waiting) and queue.in_flight < queue.limit
@@ -368,7 +368,7 @@ class Dispatcher(Generic[Sent]):
     def _end(self, outcome: Outcome[Sent]) -> None:
         self._ended.append(outcome)
         self._unsettled -= 1
-        if self._unsettled <= self._enough_settled:
+        if self._unsettled <= self._awaited_unsettled:
             self._changed.set()
 
     def _runner_ended(self, runner: asyncio.Task[None]) -> None:

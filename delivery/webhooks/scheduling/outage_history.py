@@ -18,7 +18,8 @@ MAX_PAST = 100
 class Outages:
     """The outages of our own network since this process began.
 
-    An outage begins when the network was last known to work: failures before its detection do not count either.
+    An outage begins when the network was last known to work: failures between then and its detection do not count
+    against an endpoint either.
     """
 
     ended: tuple[tuple[int, int], ...] = ()

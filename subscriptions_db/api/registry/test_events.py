@@ -94,7 +94,7 @@ class TestEventSender:
         self._in_flight = 0
 
     async def send(self, sending: PendingSend) -> TestResult:
-        """Make one attempt; raise Refused with 429 or 503 after too many."""
+        """Make one attempt; raise Refused: 429 within a second of the last one, 503 if MAX_AT_ONCE are in flight."""
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
             attempt = await self._sender.attempt(sending.delivery, 1)
         return TestResult(
@@ -108,7 +108,10 @@ class TestEventSender:
         )
 
     async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
-        """Send a request without a body to a receiver; raise Refused with 429 or 503 after too many."""
+        """Send a request without a body to a receiver.
+
+        Raise Refused with 429 within a second of the last one, and with 503 while MAX_AT_ONCE are in flight.
+        """
         with self._within_limits(to.endpoint.endpoint_id):
             try:
                 return await self._network.post(to, b"", b"", self._timeout_s)

@@ -163,7 +163,10 @@ def position_before(connection: connect.Connection, customer_id: str, since: dt.
 
 
 def end(connection: connect.Connection, customer_id: str) -> int:
-    """Return the position of the newest waiting dead letter. Later dead letters have higher positions."""
+    """Return the position of the newest dead letter in state `waiting`, or the beginning if there is none.
+
+    Later dead letters have higher positions.
+    """
     with connect.translated_errors():
         last = connection.execute(query("last_dead_letter"), {"customer_id": customer_id}).fetchone()
     return int(last["position"]) if last is not None and last["position"] is not None else _BEGINNING

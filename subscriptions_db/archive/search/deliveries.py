@@ -92,7 +92,11 @@ def search(
     before: AttemptPosition | None = None,
     limit: int,
 ) -> FoundDeliveries:
-    """Return the newest matching deliveries that started before `before`. An empty page can have older ones."""
+    """Return the newest matching deliveries that started before `before`.
+
+    One call looks at a bounded number of records. So a page may be empty although older deliveries exist: go on with the next
+    cursor.
+    """
     wanted = attempts.parameters(customer_id, asked, before) | {"limit": limit, "most": MAX_LOOKED_AT}
     wanted |= {"most_of_one": MAX_OF_ONE, "most_letters": MAX_LETTERS}
     with connect.translated_errors():

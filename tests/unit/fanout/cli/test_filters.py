@@ -55,8 +55,12 @@ def test_files_and_standard_input_are_read(tmp_path):
         ("[1]", EVENT, "--filter: is not a filter"),
         ('{"data": {"amount": 5}}', EVENT, r"--filter.*data\.amount"),
         ("missing.json", EVENT, "--filter: is neither JSON nor a readable file"),
-        (LARGE, '{"type": "order.created"}', r"--event: the job would reject this event \(missing_attribute"),
-        (LARGE, "{", r"--event: the job would reject this event \(not_json"),
+        (
+            LARGE,
+            '{"type": "order.created"}',
+            r"--event: the filter was not tried: the job would reject this event \(missing_attribute",
+        ),
+        (LARGE, "{", r"--event: the filter was not tried: the job would reject this event \(not_json"),
     ],
 )
 def test_what_is_no_filter_or_no_event_is_refused_by_its_option(pattern, event, said):

@@ -223,8 +223,8 @@ def test_what_was_postponed_and_is_not_in_the_retries_topic_is_lost_by_name(atte
     account = topics.account()
     assert kinds(account) == {"not_handed_over": (7, 7, 1)}
     assert account.lanes["direct"].counts.lost == 1
-    assert topics.account(retries_known=False).lanes["direct"].counts.pending == 1
-    assert topics.account(retries_known=False).holds
+    assert topics.account(retries_complete=False).lanes["direct"].counts.pending == 1
+    assert topics.account(retries_complete=False).holds
 
 
 def test_a_dead_letter_that_is_gone_from_its_topic_is_named():
@@ -232,7 +232,7 @@ def test_a_dead_letter_that_is_gone_from_its_topic_is_named():
     account = topics.account()
     assert kinds(account) == {"no_letter": (7, 7, 1)}
     assert account.lanes["direct"].counts.dead_lettered == 1
-    assert topics.account(letters_known=False).holds
+    assert topics.account(letters_complete=False).holds
 
 
 def test_an_attempted_delivery_whose_dead_letter_is_gone_is_named():

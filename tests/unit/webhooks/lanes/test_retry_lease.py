@@ -15,7 +15,7 @@ from delivery.webhooks.lanes.retry_lease import LeaseInFlight
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
-from delivery.webhooks.sending import payload
+from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders, fakes
 from tests.support.leases import LATER_MS, NOW_MS, batch_registry, lease, registry, waiting
 
@@ -304,6 +304,14 @@ def test_content_that_cannot_be_built_is_a_dead_letter(monkeypatch, caplog):
     delivered = Delivered(registry(), lease(waiting(expires_ms=LATER_MS)))
     assert delivered.deliveries() == {("dead_lettered", "unforeseen"): 1}
     assert "unforeseen" in caplog.text
+
+
+def test_a_batch_that_cannot_be_built_records_its_skipped_events(monkeypatch):
+    """Regression: reconcile found such events lost, because only the others became dead letters."""
+    monkeypatch.setattr(batch_payload, "content", lambda *_: 1 / 0)
+    batch = waiting(builders.event(), builders.event(), through=("gone", "s1"))
+    delivered = Delivered(batch_registry(), lease(batch))
+    assert delivered.deliveries() == {("dead_lettered", "unforeseen"): 1, ("skipped", "subscription_deleted"): 1}
 
 
 def ended_of(*entries):
