@@ -119,7 +119,7 @@ def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
 def _endpoint(row: dict[str, Any], secrets: list[EndpointSecret]) -> Endpoint:
     signing_keys = tuple(secret.signing_key() for secret in secrets if secret.purpose in endpoint_secrets.SCHEME_OF)
     if not signing_keys:
-        raise errors.SealError("has no valid signing secret: all have expired")
+        raise errors.SealError("has no valid signing secret: run `fanout endpoints rotate-secret`")
     by_purpose = {secret.purpose: secret.secret for secret in secrets}
     return Endpoint(
         endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),

@@ -110,7 +110,7 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     topics.ensure(platform.config.kafka, [dead_letters], 1, {"max.message.bytes": "300"})
     assert platform.start("--once", "--lanes", "direct", spark={"master": "local[2]"}).wait(JOB_TIMEOUT_S) != 0
     assert not platform.ledger().dead_letters
-    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended: ")
+    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended, and all lanes stop: ")
 
     platform.set_topic(dead_letters, "max.message.bytes", "1048576")
     platform.run_once("--lanes", "direct")

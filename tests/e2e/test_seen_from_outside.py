@@ -146,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
     platform.publish(1, first=1)
     assert job.wait(JOB_TIMEOUT_S) == 1
     assert platform.accepted() == ["e0"]
-    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended: ")
+    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended, and all lanes stop: ")
 
     offsets.unlink()
     shutil.move(kept, offsets)

@@ -1,5 +1,6 @@
 """What HTTP clients expect of every answer: HEAD, Allow, Location, a request id, and no versions."""
 
+import dataclasses
 import re
 
 import pytest
@@ -55,7 +56,8 @@ def test_an_answer_to_a_created_resource_names_its_location(acme, operator):
 
 @pytest.mark.parametrize("path", ["/v1/endpoints", "/v1/endpoints/nobody", "/nowhere", "/healthz"])
 def test_every_answer_has_a_request_id_and_no_server_version(acme, path):
-    first, second = acme.get(path), acme.get(path)
+    without_id = dataclasses.replace(acme, request_id=None)
+    first, second = without_id.get(path), without_id.get(path)
     assert "server" not in first.headers
     assert re.fullmatch("req_[0-9a-f]{24}", first.headers["x-request-id"])
     assert first.headers["x-request-id"] != second.headers["x-request-id"]

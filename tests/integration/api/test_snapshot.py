@@ -244,5 +244,5 @@ def test_a_key_for_executors_is_for_nothing_else(route):
 def test_no_customer_has_a_key_for_it(served):
     for name in ("acme", "reader", "poller"):
         assert served.client(served.keys[name]).get(PATH).status == 403
-    with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="of no customer"):
+    with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="belong to no customer"):
         keys.create(opened, customer_id="acme", scope=Scope.EXECUTOR)

@@ -99,11 +99,14 @@ class Client:
 
     port: int
     key: str | None
+    request_id: str | None = "test"
+    """Sent with each request, so that equal answers are equal to the byte."""
 
     def ask(self, method: str, path: str, document: Any = None, *, raw: bytes | None = None, **headers: str) -> Answer:
         body = raw if raw is not None else None if document is None else json.dumps(document).encode()
         sent = {"content-type": "application/json"} if body is not None else {}
         sent |= {} if self.key is None else {"authorization": f"Bearer {self.key}"}
+        sent |= {} if self.request_id is None else {"x-request-id": self.request_id}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         with contextlib.closing(connection):
             connection.request(method, path, body, sent | {name.replace("_", "-"): value for name, value in headers.items()})

@@ -86,7 +86,7 @@ def test_what_changes_nothing_or_is_refused_or_only_tried_is_not_noted(registere
 
 
 def test_a_large_document_is_noted_to_its_end(connection, ring, noted, monkeypatch):
-    monkeypatch.setattr(apply, "NOTED_AT_ONCE", 3)
+    monkeypatch.setattr(apply, "AUDIT_ENTRIES_AT_ONCE", 3)
     applied(connection, ring, DOCUMENT)
     assert len(noted()) == 8
 

@@ -50,7 +50,7 @@ def test_a_permission_makes_nothing_active(asking, ring, status):
 
 def test_what_is_not_permitted_is_not_enabled_by_hand(asking):
     endpoint_status.disable(asking, "ep1", "moving")
-    with pytest.raises(errors.RegistrationError, match="waits for its receiver's permission"):
+    with pytest.raises(errors.RegistrationError, match="before its receiver permits deliveries"):
         endpoint_status.enable(asking, "ep1")
     asking.execute(PERMIT)
     endpoint_status.enable(asking, "ep1")

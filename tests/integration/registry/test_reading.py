@@ -57,7 +57,7 @@ def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(connection, r
 def test_an_expired_signing_key_signs_no_more(connection, ring):
     applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
     connection.execute("update secrets set expires_at = now() - interval '1 s' where purpose = 'signing'")
-    fault = "has no valid signing secret: all have expired"
+    fault = "has no valid signing secret: run `fanout endpoints rotate-secret`"
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 
 
@@ -71,7 +71,7 @@ def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connect
 @pytest.mark.parametrize(
     ("statement", "row", "fault"),
     [
-        ("delete from secrets where endpoint_id = 'ep1' and purpose = 'signing'", "endpoint ep1", "no signing secret"),
+        ("delete from secrets where endpoint_id = 'ep1' and purpose = 'signing'", "endpoint ep1", "no valid signing secret"),
         ("delete from secrets where endpoint_id = 'ep1' and purpose = 'auth'", "endpoint ep1", "basic needs a secret"),
         ("update endpoints set url = 'https://127.0.0.1/' where endpoint_id = 'ep1'", "endpoint ep1", "not allowed"),
         ("update secrets set key_id = 'lost' where endpoint_id = 'ep1'", "endpoint ep1", "key lost is not in keys.ring"),
@@ -89,7 +89,7 @@ def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connect
         (
             "update endpoints set tls_certificate = 'x' where endpoint_id = 'ep1'",
             "endpoint ep1",
-            "tls: certificate and key go",
+            "tls: certificate and key must be given together",
         ),
         (TOKEN_URL_WITHIN, "endpoint ep1", "auth.token_url: the address is not allowed"),
     ],
