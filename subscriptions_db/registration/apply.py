@@ -269,10 +269,11 @@ def _write(
             {"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in with_sub_tenants
         ]
         _execute_all(cursor, "delete_sub_tenants", keep)
+        # By `columns`, where the last one counts of several with the same id: one statement cannot write a row twice.
         sub_tenants = [
-            {"tenant_id": row.id, "id": department.id, "name": department.name}
+            {"tenant_id": row.id, "id": sub_tenant, "name": name}
             for row in with_sub_tenants
-            for department in row.sub_tenants or ()
+            for sub_tenant, name in columns.tenant(row)["sub_tenants"].items()
         ]
         _execute_all(cursor, "put_sub_tenants", sub_tenants)
         customers = [{"id": row.id, "name": row.name} for row in wanted.customers if row.id in ids["customer"]]

@@ -213,8 +213,8 @@ class Dispatcher(Generic[Sent]):
         self._end(self._deferrals.unattempted(pending.delivery, reason, pending.attempts))
 
     def _enqueue(self, pending: Pending[Sent]) -> None:
-        if self._phase is Phase.ABANDONED:
-            return
+        if self._phase in {Phase.FAILED, Phase.ABANDONED}:
+            return  # without an outcome: the task runs again
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
         if queue is None:
@@ -224,7 +224,7 @@ class Dispatcher(Generic[Sent]):
             self._defer(pending, retry_reasons.CIRCUIT_OPEN)
         elif queue.is_unresponsive:
             self._defer(pending, retry_reasons.SLOW)
-        elif self._phase.is_deferring:
+        elif self._phase is Phase.CLOSING:
             self._defer(pending, retry_reasons.LANE_DEADLINE)
         else:
             pending.since = self._endpoint_time()

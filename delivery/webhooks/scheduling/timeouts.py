@@ -22,7 +22,7 @@ class Phase(enum.Enum):
     CLOSING = enum.auto()
     """The queue timeout has passed while finishing: deliveries are deferred instead of queued."""
     FAILED = enum.auto()
-    """The wait has ended by an error. Attempts in flight may still end; the task fails."""
+    """The wait has ended by an error. Attempts in flight may still end; the next run of the task does the rest."""
     ABANDONED = enum.auto()
     """Nothing is sent any more."""
 
@@ -30,7 +30,6 @@ class Phase(enum.Enum):
         # Plain attributes: they are read for each delivery.
         self.is_last = self.name in {"FINISHING", "CLOSING"}
         self.is_waiting = self.is_last or self.name == "WAITING"
-        self.is_deferring = self.name in {"CLOSING", "FAILED"}
 
 
 class Timeouts:

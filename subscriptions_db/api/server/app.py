@@ -214,7 +214,8 @@ def _request_id(request: web.Request) -> str:
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the request id to an answer, and remove aiohttp's `Server` header, which shows versions."""
     response.headers.pop("server", None)
-    response.headers["x-request-id"] = request[REQUEST_ID]
+    # aiohttp answers an unknown `Expect` before the request has an id.
+    response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
 
 
 def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:

@@ -65,6 +65,12 @@ def test_every_answer_has_a_request_id_and_no_server_version(acme, path):
         assert first.json["request_id"] == first.headers["x-request-id"]
 
 
+def test_an_unknown_expectation_is_refused_with_an_id(acme):
+    """Regression: the answer failed with a traceback, because aiohttp gives it before the request has an id."""
+    answer = dataclasses.replace(acme, request_id=None).get("/v1/endpoints", expect="other")
+    assert (answer.status, answer.headers["x-request-id"][:4]) == (417, "req_")
+
+
 def test_a_request_id_of_the_client_is_kept_if_it_is_plain(acme):
     assert acme.get("/v1/endpoints", x_request_id="proxy-7").headers["x-request-id"] == "proxy-7"
     assert acme.get("/v1/endpoints", x_request_id="a b").headers["x-request-id"].startswith("req_")

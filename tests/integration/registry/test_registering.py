@@ -49,6 +49,13 @@ def test_the_first_time_everything_is_made_and_a_missing_signing_secret_is_shown
     assert result.new_secrets["ep2"] not in repr(result)
 
 
+def test_the_last_of_two_equal_sub_tenants_counts(connection, ring):
+    """Regression: one statement for many rows refused to write a row twice."""
+    tenant = {"id": "t", "sub_tenants": [{"id": "a", "name": "first"}, {"id": "b"}, {"id": "a", "name": "last"}]}
+    applied(connection, ring, {"tenants": [tenant]})
+    assert registered_rows.rows_of(connection)["tenant"]["t"]["sub_tenants"] == {"a": "last", "b": ""}
+
+
 def test_the_second_time_nothing_changes(connection, ring):
     applied(connection, ring, DOCUMENT)
     before = registered_rows.revision(connection)

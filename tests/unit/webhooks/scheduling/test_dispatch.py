@@ -174,3 +174,23 @@ def test_a_cancelled_wait_does_not_revive_an_abandoned_dispatcher(wait):
 
     sent, in_the_end, outcomes = asyncio.run(main())
     assert (sent, outcomes) == (in_the_end, [])
+
+
+def test_a_quick_retry_of_a_failed_task_has_no_outcome():
+    """The task runs again and sends it. Deferred as well, it could be sent twice."""
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock)
+
+    async def main():
+        dispatcher = dispatcher_of(sender, clock)
+        dispatcher.submit(*deliveries(1))
+        waiting = asyncio.create_task(dispatcher.finish())
+        for _ in range(20):  # until the attempt has failed
+            await asyncio.sleep(0)
+        assert sender.order
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0.01)  # longer than the quick retry waits
+        return dispatcher.drain()
+
+    assert asyncio.run(main()) == []
