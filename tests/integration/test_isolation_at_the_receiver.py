@@ -77,14 +77,14 @@ def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_no
 
     took_s, kinds = micro_batch(here, source)
     assert kinds == others | {("ep7", "postponed", retry_reasons.UNDER_WAY): EVENTS}
-    assert PATIENCE_S <= took_s < TIMEOUT_S / 2
+    assert PATIENCE_S <= took_s < TIMEOUT_S, "the micro-batch does not wait for the attempts of ep7 to time out"
     # The others were not kept waiting for it.
     first, last = (pick(at for name in ENDPOINTS if name != "ep7" for at in customers.arrivals[name]) for pick in (min, max))
-    assert last - first < TIMEOUT_S / 2
+    assert last - first < TIMEOUT_S
 
     took_s, kinds = micro_batch(here, source)
     assert kinds == others | {("ep7", "postponed", retry_reasons.SLOW): EVENTS}
-    assert took_s < PATIENCE_S
+    assert took_s < TIMEOUT_S / 2
 
     # The attempts had their time all the same, and what came of them is told without any task, as if it had been waited for.
     ended = []
