@@ -97,7 +97,7 @@ class AuthKind(enum.StrEnum):
 
 
 class ContentMode(enum.StrEnum):
-    """How an event is laid out in a request."""
+    """The layout of an event in a request."""
 
     STANDARD = "standard"
     """The body of Standard Webhooks 1.0: the event's attributes, and the payload under `data`."""
@@ -362,7 +362,7 @@ class NextAttempt(NamedTuple):
 
 
 class Outcome(NamedTuple, Generic[Sent]):
-    """How a delivery, or a batch, ended in this lane. A failed delivery is data, not an exception."""
+    """The end of a delivery, or of a batch, in one lane. A lane returns a failed delivery as data, and raises no exception."""
 
     delivery: Sent
     kind: OutcomeKind

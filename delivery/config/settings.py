@@ -101,7 +101,7 @@ class Source(Area):
 
 
 class Snapshot(Area):
-    """How the workers get the registry. docs/adr/0007-broadcast-or-look-up.md compares the two sources."""
+    """The driver broadcasts the registry to the workers, or they look it up (docs/adr/0007-broadcast-or-look-up.md)."""
 
     source: Annotated[str, Field(pattern="^(broadcast|lookup)$")] = "broadcast"
     """`broadcast`: the driver follows the registry, and each worker has all of it. `lookup`: the workers ask Postgres for the
@@ -212,7 +212,7 @@ class Retry(Area):
     """Time from one micro-batch to the next; longer if one takes longer. While the lane has work, each micro-batch takes CPU
     from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
     settle_s: Seconds = 1
-    """How long a micro-batch waits for answers. A later micro-batch reports slower answers."""
+    """Seconds for which a micro-batch of the retry lane waits for responses. A later micro-batch reports slower responses."""
     probe_interval_s: Seconds = 5
     """Wait before a failing endpoint is probed with one delivery. It doubles while the endpoint fails."""
     max_probe_interval_s: Seconds = 60

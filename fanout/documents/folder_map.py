@@ -103,7 +103,7 @@ FLOORS = tuple(floor for area in AREAS for floor in area.floors)
 """Folders from the ground up. A folder imports from floors below its own, and from none beside it. A test holds it."""
 
 GROUND = frozenset(("delivery.errors", "delivery.model", "delivery.secret"))
-"""What nearly every folder imports. The tables leave these out."""
+"""Modules that nearly every folder imports. The tables leave them out."""
 
 HEAD = """\
 # Folders and their imports

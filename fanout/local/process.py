@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from delivery.config import loader
@@ -26,16 +26,29 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `fanout <words>` in `folder`, with the folder's local.toml; `overrides` replace settings (`area.field`).
 
-    The file `log` in the folder gets its output. At the end the process gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Its
-    `returncode` then tells how it ended.
+    The file `log` in the folder gets its output.
+    """
+    replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
+    (folder / log).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "fanout.cli.main", "--config", "local.toml", *words]
+    with running_command(command, folder, log=log, environment=replaced) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def running_command(
+    command: Sequence[str], folder: Path, *, log: str, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in `folder`, without the settings in this process's environment; append its output to the file `log`.
+
+    At the end the process gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Its `returncode` then tells how it ended.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(loader.PREFIX)}
-    replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
-    with (folder / log).open("wb") as file:
+    with (folder / log).open("ab") as file:
         started = subprocess.Popen(
-            [sys.executable, "-m", "fanout.cli.main", "--config", "local.toml", *words],
+            command,
             cwd=folder,
-            env=clean | replaced,
+            env=clean | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

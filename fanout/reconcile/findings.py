@@ -94,7 +94,7 @@ MEANINGS = {
         "without lag, its state has lost the delivery: publish the event again"
     ),
 }
-"""What each kind of finding means, what the platform does now, and what the operator can do."""
+"""For each kind of finding: its meaning, the reaction of the platform, and the next step of the operator."""
 
 
 class Finding(NamedTuple):

@@ -1,4 +1,4 @@
-"""How the receivers of a load test answer: at once, after some seconds, or with an error. Pure.
+"""Decide the answer of a receiver in a load test: at once, after some seconds, or with an error. Pure.
 
 Runs in the receiver's process and in the scenario's.
 """

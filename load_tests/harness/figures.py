@@ -1,4 +1,4 @@
-"""What a load test found, in numbers. Pure."""
+"""Compute the figures of a load test. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from load_tests.harness import receiver, usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """What it took to work off a backlog: at first, and once the platform was warm."""
+    """Time and CPU for a backlog: right after the start, and once the platform was warm."""
 
     first_s: float
     """Until the first delivery, from the start of the job."""

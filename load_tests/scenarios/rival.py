@@ -38,7 +38,7 @@ LOG_OF = {PLATFORM: "job.log", RIVAL: rival_process.LOG}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How much of what."""
+    """The size of each phase."""
 
     events: int = 100_000
     """Events of the first phase that are measured."""
@@ -74,17 +74,17 @@ class Turn:
     back_s: float
     """Seconds from the second start to the first delivery after it."""
     killed: Mapping[str, int]
-    """What was lost and repeated of the events up to the end of phase 3."""
+    """Numbers of lost and repeated events, up to the end of phase 3."""
     beside: Mapping[str, float]
     """As `steady`, in phase 4, of the events for all other endpoints."""
     hanging_lost: int
     """Events for the hanging endpoint that did not arrive after it answered again."""
     total: Mapping[str, int]
-    """What was lost, repeated, misdirected and wrongly signed of all events."""
+    """Numbers of lost, repeated, misdirected and wrongly signed events, of all phases."""
     deliveries: int
     peak_mb: Mapping[str, float]
     reconciled: Mapping[str, Any] | None = field(default=None)
-    """What the platform's own topics prove. The rival has none."""
+    """The account from the platform's own topics. The rival has none."""
 
     def document(self) -> dict[str, Any]:
         """Return the turn for machines."""

@@ -73,7 +73,7 @@ class ManifestCustomer(ManifestPart):
 
 
 class AuthFields(ManifestPart):
-    """How requests to an endpoint authenticate beside the signature. With `oauth2`, `secret` is the client secret."""
+    """The authentication of requests to an endpoint, beside the signature. With `oauth2`, `secret` is the client secret."""
 
     kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
     username: Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.USERNAME_PATTERN)] | None = None
@@ -121,7 +121,7 @@ class BatchFields(ManifestPart):
 
 
 class RetryFields(ManifestPart):
-    """How often and how long the retry lane retries. Omitted fields have the defaults of model.Retrying."""
+    """The schedule of the retry lane for an endpoint. Omitted fields have the defaults of model.Retrying."""
 
     schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
     """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there."""

@@ -26,7 +26,7 @@ from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
 LIFETIME = dt.timedelta(days=7)
-"""How long the callback stays valid: time for a person to find it in a log."""
+"""The callback stays valid for this time. A person finds it in a log meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,11 +46,15 @@ def records():
 
 
 def micro_batch(here, source, held=deferral.NONE_SUPPRESSED):
-    """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason)."""
+    """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason).
+
+    The seconds leave out those in which the worker waited for its own machine, as the worker does when it judges endpoints.
+    """
     began = time.monotonic()
-    outcomes = [outcome for results in here.deliver([records()], source, held) for outcome in results.outcomes]
+    reports = list(here.deliver([records()], source, held))
+    outcomes = [outcome for results in reports for outcome in results.outcomes]
     kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in outcomes)
-    return time.monotonic() - began, kinds
+    return time.monotonic() - began - sum(results.own_delay_s for results in reports), kinds
 
 
 def registry(*urls):
@@ -77,14 +81,14 @@ def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_no
 
     took_s, kinds = micro_batch(here, source)
     assert kinds == others | {("ep7", "postponed", retry_reasons.UNDER_WAY): EVENTS}
-    assert PATIENCE_S <= took_s < TIMEOUT_S, "the micro-batch does not wait for the attempts of ep7 to time out"
+    assert PATIENCE_S <= took_s < TIMEOUT_S / 2
     # The others were not kept waiting for it.
     first, last = (pick(at for name in ENDPOINTS if name != "ep7" for at in customers.arrivals[name]) for pick in (min, max))
-    assert last - first < TIMEOUT_S
+    assert last - first < TIMEOUT_S / 2
 
     took_s, kinds = micro_batch(here, source)
     assert kinds == others | {("ep7", "postponed", retry_reasons.SLOW): EVENTS}
-    assert took_s < TIMEOUT_S / 2
+    assert took_s < PATIENCE_S
 
     # The attempts had their time all the same, and what came of them is told without any task, as if it had been waited for.
     ended = []

@@ -39,11 +39,11 @@ class CompletedWork:
     """Configuration of librdkafka, with the password."""
     topics: topic_rows.Topics
     since_ms: int
-    """When the micro-batch first ran, or earlier; milliseconds since the epoch."""
+    """Milliseconds since the epoch. The micro-batch first ran then, or later."""
     lane: type[completed_work.CompletedWorkLog] = completed_work.FastLaneLog
-    """How results of this kind of lane are interpreted."""
+    """The class that interprets the results of this kind of lane."""
     known: frozenset[completed_work.Key] = frozenset()
-    """What an earlier run of the micro-batch completed."""
+    """Keys of the deliveries that an earlier run of the micro-batch completed."""
 
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
         """Return the deliveries that a task must not repeat. `attempt_number` counts Spark's attempts at the task from 0.

@@ -41,7 +41,7 @@ class Record:
     acquired: str = ""
     """When the holder acquired the Lease, by its own clock. Shown to people only."""
     transitions: int = 0
-    """How often the holder changed."""
+    """Number of changes of the holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ class Lane(Generic[Registry]):
         self._on_begin = on_begin
         self._is_woken = is_woken
         self._result = Result.COMMITTED
-        """Of the last micro-batch."""
+        """The result of the last micro-batch."""
         self._last_begun = self._handled = -1
         self._absences = 0
         """Restarts for Kafka or for planning since the query's last progress."""

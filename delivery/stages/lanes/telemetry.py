@@ -19,7 +19,7 @@ from delivery.webhooks.results.counters import Counters
 
 
 class WorkerReport(NamedTuple):
-    """What the workers reported of a micro-batch."""
+    """The counters of one micro-batch, and the endpoints in trouble, summed over all workers."""
 
     tally: Counters
     gone: frozenset[EndpointId]

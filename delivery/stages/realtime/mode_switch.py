@@ -24,7 +24,7 @@ LASTED_S = 120.0
 
 
 class Mode(enum.StrEnum):
-    """How the lane delivers."""
+    """The trigger under which the lane delivers."""
 
     REALTIME = "real time"
     CATCHING_UP = "micro-batches"

@@ -112,7 +112,7 @@ class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mark:
-    """How a shard treats a pending batch."""
+    """A task marks each pending batch with one of these. The mark tells the shard when to send the batch."""
 
     WAITS = 0
     IMMEDIATE = 1

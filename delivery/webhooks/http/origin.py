@@ -33,7 +33,7 @@ class Target:
     """Request line and all headers that do not depend on the delivery. Ends with CRLF, without the empty line."""
     endpoint: Endpoint
     grant: Grant | None = None
-    """How to get the access token of each request. None if `head` is complete."""
+    """The token request whose answer completes `head` for each delivery. None if `head` is complete."""
 
     def __repr__(self) -> str:
         # `head` contains the endpoint's credentials.

@@ -55,7 +55,7 @@ class ShardPolicy:
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
-    """How many requests an endpoint may get now, and since when it fails, by reports of its leases and of other lanes."""
+    """The health of one endpoint, and the number of requests that it may get now. Reports of all lanes change it."""
 
     size: int = INITIAL_WINDOW
     """Requests that may be in flight."""

@@ -23,12 +23,12 @@ freed when the rest of its segment was removed too."""
 
 
 class StoredSegment(msgspec.Struct, array_like=True, gc=False):
-    """What the index knows of one segment of the state."""
+    """The index entry of one segment of the state."""
 
     run: int
     """Lowest number of the segments that were written together with this one."""
     level: int
-    """Compaction level: how often the content was merged. Never above that of an older segment: only the newest are merged."""
+    """Compaction level: the number of merges of the content. No older segment has a lower one: the shard merges the newest."""
     size: int
     live: int
     """Bytes of `size` that were not removed."""

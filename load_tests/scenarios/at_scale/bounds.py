@@ -1,4 +1,4 @@
-"""What passes: bounds of figures, by the figure's path, and whether they hold. Pure."""
+"""Check the bounds of a scenario against its figures, each found by its path. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `python -m load_tests run` does: choose a scenario and its size, run it, print and write what was found."""
+"""Run `python -m load_tests run`: choose a scenario and its size, run it, print and write its figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = tuple(table.SCENARIOS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What replaces the size of a scenario; None leaves the scenario's own."""
+    """The size that the command line asks for. None leaves the scenario's own."""
 
     share: float = 1.0
     seconds: int | None = None

@@ -1,4 +1,4 @@
-"""What a delivery costs by process, and the cores that a larger load needs: a line through measured sizes. Pure."""
+"""Fit the CPU of each process by a line through measured sizes, and compute the cores for a larger load. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class PhaseRun:
     name: str
     seconds: int
     numbers: range
-    """Of the events that were published in it."""
+    """Numbers of the events that the phase published."""
     first: Sample
     last: Sample
     took_s: float

@@ -1,4 +1,4 @@
-"""What a scenario is made of: phases with a rate, receivers' behaviour, registry changes, and bounds. Pure."""
+"""Describe a scenario as data: phases with a rate, receivers' behaviour, registry changes, and bounds. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How to find the largest share of the rate that the machine carries, and the sizes that are measured."""
+    """The search for the largest share of the rate that the machine carries, and the measured sizes below it."""
 
     first_share: float = 1.0
     """The largest share that is tried."""

@@ -16,7 +16,7 @@ SPARE_TENANT = "spare"
 """A tenant without events. Subscriptions to it can change and no delivery depends on them."""
 SPARE_TYPE = "load.0"
 RETRY = {"schedule_s": [1, 2, 5, *(10,) * 40], "timeout_s": 15}
-"""Of endpoints that fail or are slow: the default schedule would wait for 5 minutes before its second retry."""
+"""The schedule of endpoints that fail or are slow. By default, the second retry would come after 5 minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class Sample:
     lag: Mapping[str, float] = field(default_factory=dict)
     """By lane: records that no committed micro-batch has handled."""
     revision: float = 0.0
-    """Of the registry that the job routes by."""
+    """Revision of the registry by which the job routes."""
     memory_mb: Mapping[str, float] = field(default_factory=dict)
     """Resident size by process."""
     files: Mapping[str, int] = field(default_factory=dict)

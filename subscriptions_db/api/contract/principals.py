@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Scope(enum.StrEnum):
-    """What a key allows."""
+    """The rights of a key."""
 
     OPERATOR = "operator"
     """Read and change everything of every customer."""

@@ -44,7 +44,7 @@ EndpointChanges = changes_of(
 
 
 class Auth(pydantic.BaseModel):
-    """How requests to an endpoint authenticate beside the signature, without the secret."""
+    """The authentication of requests to an endpoint, beside the signature. The answer leaves the secret out."""
 
     kind: str
     username: str | None

@@ -38,7 +38,7 @@ class LeasedDeadLetter(DeadLetter):
     receipt: str
     """The receipt handle for ack and nack."""
     times: int
-    """How often this consumer leased it, this lease included."""
+    """Number of leases of the dead letter by this consumer, this one included."""
     leased_until: dt.datetime
 
 

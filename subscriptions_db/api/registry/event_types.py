@@ -46,7 +46,7 @@ class SchemaViolation(pydantic.BaseModel):
 
 
 class CatalogueEntry(pydantic.BaseModel):
-    """How an event compares with the catalogue. The catalogue does not affect delivery."""
+    """The comparison of an event with the catalogue. The catalogue does not affect delivery."""
 
     is_known: bool
     """Whether the type is in the catalogue. Topics may carry types that are not."""

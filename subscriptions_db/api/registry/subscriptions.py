@@ -29,7 +29,7 @@ class SubscriptionQuery(PageQuery):
 
 
 class StrictQuery(NoParameters):
-    """How to treat a subscription that may match nothing."""
+    """The query parameters of a subscription that may match nothing."""
 
     strict: bool = False
     """Refuse the subscription instead of answering with `warnings`."""

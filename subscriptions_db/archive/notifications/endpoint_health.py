@@ -29,7 +29,7 @@ class EventKind(enum.StrEnum):
 
 
 class SignalKind(enum.Enum):
-    """What a signal reports about an endpoint."""
+    """The observation that a signal reports about an endpoint."""
 
     ACCEPTED = enum.auto()
     FAILED = enum.auto()

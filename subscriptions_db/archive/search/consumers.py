@@ -44,7 +44,7 @@ class LetterLease(NamedTuple):
     letter: ArchivedDeadLetter
     receipt: ReceiptHandle
     times: int
-    """How often this consumer leased it, this lease included."""
+    """Number of leases of the dead letter by this consumer, this one included."""
     until: dt.datetime
 
 
