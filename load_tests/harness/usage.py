@@ -87,11 +87,11 @@ class Meter:
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:
             return None
-        told = [
+        lines = [
             subprocess.run([jcmd, str(jvms[0]), what], capture_output=True, text=True, check=True).stdout
             for what in ("GC.run", "GC.heap_info")
         ]
-        spaces = re.findall(r"(?:PSYoungGen|ParOldGen) +total \d+K, used (\d+)K", told[-1])
+        spaces = re.findall(r"(?:PSYoungGen|ParOldGen) +total \d+K, used (\d+)K", lines[-1])
         return round(sum(map(int, spaces)) / 1024)
 
     def peak_mb(self) -> dict[str, float]:

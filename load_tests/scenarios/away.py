@@ -51,7 +51,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             at = Scene(servers, customers, sent, job, terms.say)
             _bounce(scenario, at)
             _wait_for_all(at, "what came while the broker was killed")
-            told_s = _away(scenario.away_s, at)
+            noticed_s = _away(scenario.away_s, at)
             began_s = job.elapsed_s()
             sent.publish(scenario.backlog)
             back_s = _wait_for_all(at, "what came when the broker was back") - began_s
@@ -63,7 +63,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         "scenario": "away",
         "bounces": scenario.bounces,
         "away_s": scenario.away_s,
-        "told_after_s": round(told_s, 1),
+        "told_after_s": round(noticed_s, 1),
         "backlog": scenario.backlog,
         "back_after_s": round(back_s, 1),
         "largest_micro_batch": largest,
@@ -107,13 +107,13 @@ def _away(away_s: int, at: Scene) -> float:
     job.wait_until(lambda: not is_told(), within_s=NOTICED_S, what="word that the source is back")
     at.servers.kafka.kill()
     began_s = job.elapsed_s()
-    told_s = job.wait_until(is_told, within_s=NOTICED_S, what="word that the source is away") - began_s
+    noticed_s = job.wait_until(is_told, within_s=NOTICED_S, what="word that the source is away") - began_s
     while job.elapsed_s() - began_s < away_s:
         if job.has_ended() or not is_told():
             raise errors.LocalStackError("the job has ended, or did not notice that the broker is stopped")
         time.sleep(1)
     at.servers.kafka.start()
-    return told_s
+    return noticed_s
 
 
 def _wait_until_at_work(at: Scene) -> None:

@@ -74,5 +74,5 @@ def _cause(exc: Any) -> str:
     cause = exc.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()
-    told = str(cause.getMessage() or "").partition("(Service:")[0].strip().partition("\n")[0]
-    return told or str(cause.getClass().getName())
+    message = str(cause.getMessage() or "").partition("(Service:")[0].strip().partition("\n")[0]
+    return message or str(cause.getClass().getName())

@@ -16,22 +16,22 @@ from delivery.webhooks.batching import batcher
 from delivery.webhooks.state import backlog
 
 
-def batch(routed: DataFrame, horizon_ms: int, pending: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
+def batch(routed: DataFrame, look_ahead_ms: int, pending: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
     """Return the batches to deliver now."""
-    return shard_state.decide_shards(routed, BatchDecision(horizon_ms=horizon_ms), pending, tools.begin)
+    return shard_state.decide_shards(routed, BatchDecision(look_ahead_ms=look_ahead_ms), pending, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDecision:
     """The decision of the batch lane."""
 
-    horizon_ms: int
+    look_ahead_ms: int
 
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
         """Decide which batches of one shard leave now."""
         known = batcher.decoded(index)
-        decided = batcher.decide(known, arrived, read, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
+        decided = batcher.decide(known, arrived, read, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
         written = batcher.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(decided.batches, decided.append, decided.drop, written, batcher.backlog_of(decided))

@@ -29,7 +29,7 @@ _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 def take_leases(
     records: DataFrame,
     policy: window.ShardPolicy,
-    horizon_ms: int,
+    look_ahead_ms: int,
     pending: Accumulator[backlog.Pending],
     tools: task_context.Tools,
     *,
@@ -43,7 +43,7 @@ def take_leases(
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )
-    return shard_state.decide_shards(spread, RetryDecision(policy=policy, horizon_ms=horizon_ms), pending, tools.begin)
+    return shard_state.decide_shards(spread, RetryDecision(policy=policy, look_ahead_ms=look_ahead_ms), pending, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +75,14 @@ class RetryDecision:
     """The decision of the retry lane for one shard."""
 
     policy: window.ShardPolicy
-    horizon_ms: int
+    look_ahead_ms: int
 
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
         """Decide which entries of one shard are leased now."""
         known = shard_scheduler.decoded(index)
-        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.horizon_ms)
+        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
         written = shard_scheduler.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(
             decided.leases, decided.append, decided.drop, written, shard_scheduler.backlog_of(decided, now_ms)

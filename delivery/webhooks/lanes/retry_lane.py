@@ -5,7 +5,7 @@ attempted.
 
 A RetryLane lives as long as its worker process. A micro-batch waits for its leases for a moment only. Attempts that take longer
 go on, and their results leave with a later micro-batch of this process. Each entry of a lease is attempted at most once, so the
-dispatcher's quick retries and timeouts do not apply. Each lease ends before its shard considers it expired (`away_s`).
+dispatcher's quick retries and timeouts do not apply. Each lease ends before its shard considers it expired (`lease_timeout_s`).
 """
 
 from __future__ import annotations

@@ -234,8 +234,8 @@ class Worker:
         """Return the results of leases of earlier `retry` calls, or None. Does not wait.
 
         For tasks of the other lanes. This process may get no task of the retry lane for long, and a lease that is not reported
-        within `away_s` expires and repeats. Called as `deliver` is. Each result is returned once, and the task must write its
-        rows and reports. It must not defer these deliveries: the reports say which entries are requeued.
+        within `lease_timeout_s` expires and repeats. Called as `deliver` is. Each result is returned once, and the task must
+        write its rows and reports. It must not defer these deliveries: the reports say which entries are requeued.
         """
         return None if self._retry is None else self._thread.run(self._drain_retry_lane(self._retry))
 

@@ -79,7 +79,7 @@ class SegmentStore:
         self._read = read
         self._cached: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_CACHED_BYTES, lambda segment: segment.size)
         self._merged: dict[int, _Segment] = {}
-        """Segments of the compaction under way. All are in memory, as each has items of many owners."""
+        """Segments of the running compaction. All are in memory, as each has items of many owners."""
         self._dropped: list[int] = []
 
     def append(self, slices: list[Slice], item: Item) -> None:

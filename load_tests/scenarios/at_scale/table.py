@@ -42,6 +42,12 @@ def _flat(group: str, roles: tuple[str, ...]) -> tuple[Bound, ...]:
     return tuple(Bound(figure=f"growth.{group}.{role}", at_most=FLAT) for role in roles)
 
 
+def _beside(before: str, during: str, others_p99_ratio: float) -> tuple[Bound, ...]:
+    """Return the bounds of a scenario that compares events alone with events beside something else."""
+    ratio = Bound(figure=f"phases.{during}.others_p99_ratio", at_most=others_p99_ratio)
+    return (*ALWAYS, *_published(before, during), *_latency(during, 1_000, 2_000), ratio)
+
+
 _ROLES = ("jvm", "driver", "worker")
 
 SCENARIOS = {
@@ -83,12 +89,7 @@ SCENARIOS = {
             question="How much longer do the other tenants wait when half of all events are one tenant's?",
             per_s=600,
             phases=(Phase(name="even", seconds=60), Phase(name="hot", seconds=60, hot=0.5)),
-            bounds=(
-                *ALWAYS,
-                *_published("even", "hot"),
-                *_latency("hot", 1_000, 2_000),
-                Bound(figure="phases.hot.others_p99_ratio", at_most=1.25),
-            ),
+            bounds=_beside("even", "hot", 1.25),
         ),
         Scenario(
             name="slow_endpoints",
@@ -96,12 +97,7 @@ SCENARIOS = {
             per_s=600,
             behaviour=Behaviour(slow_of_100=5),
             phases=(Phase(name="healthy", seconds=60), Phase(name="slow", seconds=120, is_disturbed=True)),
-            bounds=(
-                *ALWAYS,
-                *_published("healthy", "slow"),
-                *_latency("slow", 1_000, 2_000),
-                Bound(figure="phases.slow.others_p99_ratio", at_most=1.25),
-            ),
+            bounds=_beside("healthy", "slow", 1.25),
         ),
         Scenario(
             name="failing_10pct",
@@ -109,12 +105,7 @@ SCENARIOS = {
             per_s=600,
             behaviour=Behaviour(failing_of_100=10),
             phases=(Phase(name="healthy", seconds=60), Phase(name="failing", seconds=120, is_disturbed=True)),
-            bounds=(
-                *ALWAYS,
-                *_published("healthy", "failing"),
-                *_latency("failing", 1_000, 2_000),
-                Bound(figure="phases.failing.others_p99_ratio", at_most=1.25),
-            ),
+            bounds=_beside("healthy", "failing", 1.25),
         ),
         Scenario(
             name="churn",
@@ -122,10 +113,7 @@ SCENARIOS = {
             per_s=600,
             phases=(Phase(name="still", seconds=60), Phase(name="churn", seconds=120, changes_per_s=100)),
             bounds=(
-                *ALWAYS,
-                *_published("still", "churn"),
-                *_latency("churn", 1_000, 2_000),
-                Bound(figure="phases.churn.others_p99_ratio", at_most=1.5),
+                *_beside("still", "churn", 1.5),
                 Bound(figure="phases.churn.changes_per_s", at_least=95),
                 Bound(figure="phases.churn.registry_behind_s.max", at_most=5),
             ),
