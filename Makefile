@@ -65,7 +65,7 @@ image-scan: setup
 # The image, and the platform of deploy/compose in containers of it. Needs podman, and the images where no registry is reachable:
 # `make image`, deploy/image/development/build. Builds the image again as test-k8s does.
 test-image: setup
-	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image
+	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image ARGS=
 	$(BIN)/python -m pytest tests/image $(ARGS)
 
 # The chart, by the helm that deploy/helm/tools.txt pins, unpacked into a cache outside the tree. Another one: make test-chart HELM=…
@@ -79,7 +79,7 @@ test-chart: setup
 # Builds the image again if it is missing or older than the sources; FANOUT_IMAGE names another image, which is taken as it is.
 test-k8s: prepare
 	@$(BIN)/python deploy/helm/tools $(TOOLS)
-	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image
+	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image ARGS=
 	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
