@@ -30,9 +30,10 @@ class Expiring(Protocol):
 class Deadlines:
     """Expire exchanges at their deadlines. One timer serves all: a timer for each would be a tenth of a request's cost."""
 
-    def __init__(self, endpoint_time: Callable[[], float]) -> None:
+    def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:
         self._loop = asyncio.get_running_loop()
         self._endpoint_time = endpoint_time
+        self._max_extension_s = max_extension_s
         self._running: dict[Expiring, Deadline] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._check_at = 0.0
@@ -40,7 +41,7 @@ class Deadlines:
 
     def within(self, timeout_s: float) -> Deadline:
         """Return the deadline of an exchange that begins now and may take `timeout_s`."""
-        return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + MAX_EXTENSION_S
+        return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
         """Expire `exchange` at `deadline`, unless it ends before."""

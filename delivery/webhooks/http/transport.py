@@ -43,10 +43,14 @@ class Transport:
         *,
         max_connections: int = 0,
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
+        max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S,
         max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`endpoint_time` is the clock by which endpoints are judged. `max_connections_to`: see ConnectionPool."""
-        self._deadlines = exchange_deadlines.Deadlines(endpoint_time)
+        """`endpoint_time` is the clock by which endpoints are judged.
+
+        `max_extension_s`: see exchange_deadlines.MAX_EXTENSION_S. `max_connections_to`: see ConnectionPool.
+        """
+        self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
             address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, max_connections_to
         )

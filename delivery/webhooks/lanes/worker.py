@@ -107,6 +107,7 @@ class Worker:
             self._plan.guard,
             max_connections=most,
             endpoint_time=clock.time,
+            max_extension_s=self._plan.max_extension_s,
             max_connections_to=self._memory.hosts.max_connections_to,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from delivery.webhooks.events import parsing
-from delivery.webhooks.http import guard
+from delivery.webhooks.http import exchange_deadlines, guard
 from delivery.webhooks.policy import backoff, retry_after
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.scheduling import limits
@@ -21,6 +21,8 @@ class Plan:
     limits: limits.Limits = field(default_factory=limits.Limits)
     quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0
+    max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S
+    """Seconds that our own delay may add to `attempt_timeout_s`."""
     max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S
     max_connections: int = 0
     """Connections of one worker. 0: half of the files that the process may open."""
