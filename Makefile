@@ -62,10 +62,10 @@ image: prepare
 image-scan: setup
 	@deploy/image/scan $(ARGS)
 
-# The image, and the platform of deploy/compose in containers of it. Needs podman, and the images where no registry is reachable:
-# `make image`, deploy/image/development/build. Builds the image again as test-k8s does.
-test-image: setup
+# The image, and the platform of deploy/compose in containers of it. Needs podman. Builds the images as test-k8s does.
+test-image: prepare
 	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image ARGS=
+	@deploy/image/development/build
 	$(BIN)/python -m pytest tests/image $(ARGS)
 
 # The chart, by the helm that deploy/helm/tools.txt pins, unpacked into a cache outside the tree. Another one: make test-chart HELM=…
@@ -75,11 +75,13 @@ test-chart: setup
 	@test "$(HELM)" != "$(TOOLS)/helm" || $(BIN)/python deploy/helm/tools $(TOOLS)
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
 
-# The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes once (7 minutes).
+# The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes, an S3 server and small
+# images of Kafka and Postgres once (8 minutes).
 # Builds the image again if it is missing or older than the sources; FANOUT_IMAGE names another image, which is taken as it is.
 test-k8s: prepare
 	@$(BIN)/python deploy/helm/tools $(TOOLS)
 	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image ARGS=
+	@deploy/image/development/build
 	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
 import ssl
 import subprocess
 import time
@@ -15,15 +13,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fanout.local.kafka import free_port
+from tests.k8s.cluster import layout
 
-BINARIES = pathlib.Path(os.environ.get("FANOUT_KUBERNETES_BIN", pathlib.Path.home() / ".cache/fanout/kubernetes/bin"))
 ADMIN = "admin-token"
 STARTS_WITHIN_S = 60
-
-
-def missing():
-    """The programs that are not there."""
-    return [name for name in ("etcd", "kube-apiserver") if not (BINARIES / name).exists()]
 
 
 class ApiServer:
@@ -110,7 +103,7 @@ class ApiServer:
 
     def _run(self, name, *arguments):
         with (self._folder / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen([BINARIES / name, *map(str, arguments)], stdout=log, stderr=log)
+            self._running[name] = subprocess.Popen([layout.BIN / name, *map(str, arguments)], stdout=log, stderr=log)
 
     def _end(self, name):
         process = self._running.pop(name)

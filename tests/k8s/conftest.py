@@ -15,6 +15,7 @@ import pytest
 from tests.k8s import arrivals, release
 from tests.k8s import platform as platforms
 from tests.k8s.cluster import __main__ as cluster
+from tests.k8s.cluster import binaries
 
 ORDER = ("install", "changes", "faults", "scaling", "bad_input", "development", "rights", "uninstall", "document")
 """Tests that need no release come before these. The rights are judged by what the tests before them have made the driver do."""
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items):
     for item in ours:
         item.add_marker(pytest.mark.k8s)
     items[:] = others + sorted(ours, key=lambda item: places.get(item.path.stem, 0))  # stable: within a file as written
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs():
+    """Build the programs that the cache lacks, so that no test is left out for want of them."""
+    binaries.ensure(cluster.say)
 
 
 @pytest.fixture(scope="session")

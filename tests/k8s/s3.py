@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import socket
 import subprocess
 import time
 
 from fanout.local.kafka import free_port
+from tests.k8s.cluster import layout
 
-SERVER = pathlib.Path(os.environ.get("FANOUT_S3_BIN", pathlib.Path.home() / ".cache/fanout/s3")) / "versitygw"
-INSTALL = f"GOBIN={SERVER.parent} go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUCKET = "fanout"
 ACCESS, SECRET = "AKIATESTONLY", "only-for-tests"
 STARTS_WITHIN_S = 30
@@ -46,7 +44,7 @@ class Store:
         environ = os.environ | {"ROOT_ACCESS_KEY": ACCESS, "ROOT_SECRET_KEY": SECRET}
         with (self._folder / "versitygw.log").open("ab") as log:
             command = [
-                SERVER,
+                layout.BIN / "versitygw",
                 "--port",
                 f"127.0.0.1:{self._port}",
                 "--keep-alive",

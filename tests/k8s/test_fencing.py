@@ -16,7 +16,6 @@ from tests.k8s.test_lease import RULES
 
 pytestmark = [
     pytest.mark.k8s,
-    pytest.mark.skipif(bool(apiserver.missing()), reason=f"not in {apiserver.BINARIES}: {', '.join(apiserver.missing())}"),
     pytest.mark.timeout(900),
 ]
 AS_IN_A_POD = """

@@ -18,10 +18,7 @@ from delivery.stages.checkpoint import cluster, election
 from tests.k8s import apiserver
 from tests.support import certificates
 
-pytestmark = [
-    pytest.mark.k8s,
-    pytest.mark.skipif(bool(apiserver.missing()), reason=f"not in {apiserver.BINARIES}: {', '.join(apiserver.missing())}"),
-]
+pytestmark = pytest.mark.k8s
 RULES = [
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "update"], "resourceNames": ["all"]},

@@ -1,6 +1,6 @@
 """A checkpoint on an S3-compatible store: everything that reads or writes one works there, and a killed driver loses nothing.
 
-Needs versitygw, a Go program (see tests/k8s/s3.py); `make test` leaves these tests out.
+`make test-k8s` runs these tests; `make test` leaves them out.
 """
 
 import collections
@@ -21,7 +21,6 @@ from tests.spark.test_checkpoints import Topic
 
 pytestmark = [
     pytest.mark.k8s,
-    pytest.mark.skipif(not s3.SERVER.exists(), reason=f"no {s3.SERVER}: {s3.INSTALL}"),
     pytest.mark.timeout(1200),
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -1,6 +1,6 @@
-"""Find the programs of Kubernetes in the cache, or build them from Go modules.
+"""Find the programs of Kubernetes and an S3 server in the cache, or build them from Go modules.
 
-Measured on two cores that had other work: 6 min 11 s for all seven, 503 MB. `k8s.io/kubernetes` refuses
+Measured on two cores that had other work: 6 min 11 s for the seven of Kubernetes, 503 MB. `k8s.io/kubernetes` refuses
 `go install pkg@version` because its go.mod has replacements, so each build has a module of its own that repeats them.
 """
 
@@ -22,6 +22,7 @@ OF_KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", 
 _PACKAGES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "coredns": "github.com/coredns/coredns",
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw",
     **{name: f"k8s.io/kubernetes/cmd/{name}" for name in OF_KUBERNETES},
 }
 _STAGED = re.compile(r"^\t(k8s\.io/[a-z0-9-]+) => \./staging", re.MULTILINE)
@@ -68,8 +69,10 @@ def _write_module(folder: Path, name: str) -> None:
         programs = list(OF_KUBERNETES)
     elif name == "etcd":
         required = f"go.etcd.io/etcd/server/v3 v{layout.ETCD}"
-    else:
+    elif name == "coredns":
         required = f"github.com/coredns/coredns v{layout.COREDNS}"
+    else:
+        required = f"github.com/versity/versitygw v{layout.VERSITYGW}"
     imports = [f'import _ "{_PACKAGES[program]}"' for program in programs]
     (folder / "go.mod").write_text("\n".join(["module example.invalid/build", "", f"require {required}", *replacements, ""]))
     (folder / "tools.go").write_text("\n".join(["//go:build tools", "", "package tools", "", *imports, ""]))

@@ -8,6 +8,7 @@ from pathlib import Path
 KUBERNETES = "1.34.4"
 ETCD = "3.6.16"
 COREDNS = "1.12.4"
+VERSITYGW = "1.8.0"
 
 CACHE = Path.home() / ".cache" / "fanout"
 TOOLS = CACHE / "bin"
