@@ -1,1 +1,1 @@
-"""The registry: who receives what, kept in Postgres and read by the job as a snapshot."""
+"""The platform's data in Postgres: the registry, the archive and replays, with the HTTP API for them."""

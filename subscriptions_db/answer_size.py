@@ -1,6 +1,6 @@
 """Bound the answers to list requests in bytes, whatever the number of items. Pure.
 
-Runs wherever lists are read. Neither a poller nor the API should have to hold forty dead letters of 1 MB each.
+Runs wherever lists are read. The bound keeps pollers and the API from holding forty dead letters of 1 MB each in memory.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_BYTES = 1024 * 1024
-"""Bytes of the items of one answer, without the commas between them."""
+"""Maximum bytes of the items of one answer, without the commas between them."""
 
 
 def count(sizes: Iterable[int], *, held: int = 0) -> int:
-    """Return how many of the items of these sizes, in bytes, fit into an answer that has `held` bytes already.
+    """Return the number of leading items that fit into an answer which has `held` bytes already. `sizes` are their bytes.
 
     An empty answer takes at least one item, however large, so that paging always advances.
     """

@@ -15,7 +15,7 @@ _SHOWN = {errors.AddressBlocked.error_class: errors.DnsFailed.error_class}
 
 
 def word(reason: str | None) -> str | None:
-    """Return an error class, or a reason, as customers see it."""
+    """Return the error class or reason that customers see in place of `reason`."""
     return reason if reason is None else _SHOWN.get(reason, reason)
 
 
@@ -24,5 +24,5 @@ def letter(document: dict[str, Any]) -> dict[str, Any]:
     shown = document | {"reason": word(document.get("reason"))}
     attempts = document.get("attempts")
     if isinstance(attempts, list):
-        shown["attempts"] = [one | {"error_class": word(one.get("error_class"))} for one in attempts]
+        shown["attempts"] = [attempt | {"error_class": word(attempt.get("error_class"))} for attempt in attempts]
     return shown

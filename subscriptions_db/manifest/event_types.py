@@ -2,8 +2,8 @@
 
 Runs in the command and in the API. Delivery never uses it: events are delivered byte for byte, whatever a schema says.
 Operators write the schemas, but any customer may send a payload to explain. So schema and payload are bounded in size and
-depth, and a check in steps: a few lines of a schema can double the work a hundred times. Regular expressions are RE2's and
-cost steps too.
+depth. Each check is bounded in steps, because a few lines of a schema can double the work a hundred times. Regular expressions
+run in RE2 and cost steps too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ MAX_BYTES = 64 * 1024
 """Maximum size of a schema, of all examples of a type together, and of a checked payload. The table columns have the same
 bound."""
 MAX_DEPTH = 32
+"""Maximum levels of nesting in a schema, an example or a payload."""
 MAX_STEPS = 20_000
-"""Steps of one check; in the worst case they take about one second of CPU."""
+"""Maximum steps of one check, about one for each value visited. In the worst case they take about one second of CPU."""
 MAX_PROBLEMS = 10
+"""Maximum violations that one check returns."""
 _LOCAL = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _REFERENCES = ("$ref", "$dynamicRef")
@@ -101,7 +103,7 @@ def _require_plain(value: Any, levels: int) -> None:
         raise errors.RegistrationError("", f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str) and "\0" in value:
         raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
-    if isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise errors.RegistrationError(
             "", "contains a lone surrogate (half of a character), which Postgres cannot store: remove it"
         )
@@ -142,8 +144,8 @@ def _require_schema(schema: dict[str, Any]) -> None:
 def _schemas(schema: Any) -> Iterator[Any]:
     """Yield a schema and all its subschemas."""
     yield schema
-    for one in dialects.DRAFT202012.subresources_of(schema):
-        yield from _schemas(one)
+    for subschema in dialects.DRAFT202012.subresources_of(schema):
+        yield from _schemas(subschema)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
@@ -164,9 +166,11 @@ def _counted(name: str, keyword: Keyword) -> Keyword:
     """Return the keyword wrapped so that it costs steps for the values that it visits."""
 
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        there, here = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))
+        in_schema, in_payload = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))
         # uniqueItems compares all pairs, patternProperties each name with each pattern; other keywords visit both values once.
-        cost = {"uniqueItems": here * here // 20, "patternProperties": here * there}.get(name, here + there)
+        cost = {"uniqueItems": in_payload * in_payload // 20, "patternProperties": in_payload * in_schema}.get(
+            name, in_payload + in_schema
+        )
         cost += schema_patterns.cost(name, value, instance, schema)
         left = _steps_left.get() - cost - 1
         if left < 0:

@@ -58,7 +58,7 @@ def subscriptions(
 def event_type(wanted: str, known: Collection[str]) -> Iterator[errors.RegistrationError]:
     """Yield a warning if an event type matches no known type. Without known types there is no warning."""
     is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue
-    if is_own or not known or any(matching.takes_type(wanted, one) for one in known):
+    if is_own or not known or any(matching.takes_type(wanted, known_type) for known_type in known):
         return
     close = difflib.get_close_matches(wanted, known, n=1)
     meant = f"; did you mean {close[0]}?" if close else ""

@@ -62,10 +62,10 @@ _BOUNDS = {
 
 
 def found(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None) -> Iterator[errors.RegistrationError]:
-    """Yield each error of a type with the path of the field."""
-    for one in exc.errors(include_url=False):
-        location = tuple(part for part in one["loc"] if part != "[key]")
-        yield errors.RegistrationError(path_of(location), explained(one, model))
+    """Yield each of pydantic's errors as an error of the platform, with the path of the field and a message."""
+    for error in exc.errors(include_url=False):
+        location = tuple(part for part in error["loc"] if part != "[key]")
+        yield errors.RegistrationError(path_of(location), explained(error, model))
 
 
 def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:

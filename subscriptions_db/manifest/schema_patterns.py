@@ -65,12 +65,12 @@ def cost(keyword: str, value: Any, instance: Any, schema: Mapping[str, Any]) -> 
         expressions, letters = list(schema.get("patternProperties", ())), sum(map(len, instance))
     else:
         return 0
-    states: int = sum(compiled(one).programsize for one in expressions)
+    states: int = sum(compiled(expression).programsize for expression in expressions)
     return letters * states // STATES_A_STEP
 
 
 def pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[jsonschema.ValidationError]:
-    """Yield an error if a text does not match."""
+    """Check the keyword `pattern`: yield an error if a text does not match the expression."""
     if validator.is_type(instance, "string") and not compiled(expression).search(instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
 
@@ -78,7 +78,7 @@ def pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[
 def pattern_properties(
     validator: Any, schemas: Mapping[str, Any], instance: Any, _: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    """Yield the errors of values whose names match a pattern."""
+    """Check the keyword `patternProperties`: yield the errors of values whose names match an expression."""
     if validator.is_type(instance, "object"):
         for expression, schema in schemas.items():
             for name in _matching(expression, instance):
@@ -86,9 +86,9 @@ def pattern_properties(
 
 
 def additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Yield the errors of values whose names are neither in the schema nor match a pattern."""
+    """Check the keyword `additionalProperties`: yield the errors of values whose names no other keyword allows."""
     if validator.is_type(instance, "object") and "patternProperties" in schema:
-        named = {name: True for one in schema["patternProperties"] for name in _matching(one, instance)}
+        named = {name: True for expression in schema["patternProperties"] for name in _matching(expression, instance)}
         schema = {"properties": {**schema.get("properties", {}), **named}}
     yield from _additional(validator, allowed, instance, schema)
 
@@ -99,4 +99,4 @@ def _matching(expression: str, instance: Mapping[str, Any]) -> Iterator[str]:
 
 
 KEYWORDS = {"pattern": pattern, "patternProperties": pattern_properties, "additionalProperties": additional_properties}
-"""The replacements for jsonschema's keywords."""
+"""Keyword → the function that checks it in place of jsonschema's."""

@@ -17,6 +17,7 @@ from delivery import errors
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader if it is available: it is ten times faster."""
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+"""Maximum characters or bytes of a document."""
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _ADVICE = (
     (
@@ -39,7 +40,7 @@ _ADVICE = (
     ("unhashable", "a list or mapping cannot be a name"),
     ("not allowed", "a character is not allowed in YAML, or the document is not UTF-8"),
 )  # fmt: skip
-"""A fragment of the parser's message, and the message for the author of the document."""
+"""Fragments of the parser's messages, each with the message that the author of the document gets instead."""
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
@@ -82,7 +83,9 @@ class Document:
         except errors.RegistrationError as exc:
             found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
             raise errors.ManifestRefused(
-                sorted((one.at(name, self.line_of(one.path)) for one in found), key=lambda one: one.line or 0)
+                sorted(
+                    (mistake.at(name, self.line_of(mistake.path)) for mistake in found), key=lambda mistake: mistake.line or 0
+                )
             ) from None
 
 
@@ -136,7 +139,7 @@ def _into_mapping(node: yaml.MappingNode, path: str) -> tuple[int, yaml.Node, st
                 fitting.append((len(spelled), key.start_mark.line + 1, value, rest))
     if not fitting:
         return None
-    _, line, value, rest = max(fitting, key=lambda one: one[0])
+    _, line, value, rest = max(fitting, key=lambda match: match[0])
     return line, value, rest
 
 

@@ -56,7 +56,7 @@ def options(database: settings.Database, *, application_name: str) -> dict[str, 
 
 @contextlib.contextmanager
 def in_transaction(connection: Connection) -> Iterator[None]:
-    """Run the block in a transaction: the caller's, if there is one. That saves the two round trips of a savepoint."""
+    """Run the block in the caller's transaction, or in a new one. Joining saves the two round trips of a savepoint."""
     is_in_one = connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
     with contextlib.nullcontext() if is_in_one else connection.transaction():
         yield
@@ -71,7 +71,10 @@ def consistent_read(connection: Connection) -> Iterator[None]:
 
 
 def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retrying:
-    """Return a caller that retries until Postgres is available and migrated; it raises tenacity.RetryError after `stop`."""
+    """Return a tenacity retryer that calls a function until Postgres is available and migrated.
+
+    Once `stop` is set, the retryer raises tenacity.RetryError.
+    """
     stop = stop or threading.Event()
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
@@ -83,7 +86,7 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
 
 
 def retry_for(seconds: float) -> tenacity.Retrying:
-    """Return a caller that retries for some seconds while Postgres is unavailable, then raises the last error."""
+    """Return a tenacity retryer that calls a function for `seconds` while Postgres is unavailable, then raises its error."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(errors.RegistryUnavailable),
         wait=tenacity.wait_fixed(1),
@@ -99,7 +102,9 @@ def _log_absence(state: tenacity.RetryCallState) -> None:
 
 @contextlib.contextmanager
 def translated_errors() -> Iterator[None]:
-    """Translate psycopg's errors into ours. A cause whose text could contain the connection URL is dropped.
+    """Translate psycopg's errors into the platform's (delivery/errors.py).
+
+    A cause whose text could contain the connection URL is dropped.
 
     1. RegistrationError: a constraint refuses the data, or Postgres cannot store it (NUL).
     2. RegistryOutdated: the tables do not exist.

@@ -34,7 +34,7 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
 
 
 def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
-    """Apply the missing migrations and return their names. Concurrent calls are safe: the second waits and applies nothing."""
+    """Apply the missing migrations and return their names. Of two concurrent calls, the second waits and applies nothing."""
     wanted = migrations() if wanted is None else wanted
     with connect.translated_errors():
         connection.execute(query("disable_statement_timeout"))

@@ -1,7 +1,7 @@
 """Register a manifest: compute the differences to the registry, then write them in one transaction.
 
 Runs in the command and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name stay
-unchanged. `prune` deletes those that are endpoints or subscriptions of customers that the manifest names.
+unchanged. Only `prune` deletes rows: endpoints and subscriptions of customers that the manifest names.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from subscriptions_db.secrets import endpoint_secrets, keyring
 from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 SCOPES_AT_ONCE = 50_000
-"""Scope rows in one statement. 100,000 subscriptions name a million tenants, which one statement would hold twice in memory."""
+"""Maximum scope rows in one statement. 100,000 subscriptions name a million tenants, which one statement would hold twice in
+memory."""
 ROWS_AT_ONCE = 1_000
-"""Rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres accepts 255 MB of JSON."""
+"""Maximum rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres accepts 255 MB of JSON."""
 AUDIT_ENTRIES_AT_ONCE = 1_000
+"""Maximum audit entries in one statement."""
 SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
+"""The parameters of the statement `put_scopes`: one list for each column of a scope row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The changes that were written, or with `dry_run` would be."""
+    """The changes that `apply` has written, or would write without `dry_run`."""
 
     changes: tuple[diff.Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
     """Endpoint id → its new signing secret `whsec_…`. Shown once, stored only sealed."""
     still_disabled: dict[str, str] = field(default_factory=dict)
-    """Endpoint id → why it is disabled, for endpoints that stay disabled because the manifest has no status for them."""
+    """Endpoint id → disabled reason, for endpoints that stay disabled because the manifest gives them no status."""
     awaiting_permission: tuple[str, ...] = ()
     """The endpoints of the manifest whose receivers have not permitted deliveries."""
     warnings: tuple[errors.RegistrationError, ...] = ()
@@ -77,9 +80,9 @@ def apply(
 def apply_rows(
     connection: connect.Connection, wanted: manifest.Manifest, ring: keyring.KeyRing, *, strict: bool = False
 ) -> Result:
-    """Register the rows of the manifest in the caller's transaction, which has locked them.
+    """Register a manifest in the caller's transaction, which has locked the rows that the manifest names.
 
-    Reads these rows only, so it is as fast in a large registry as in a small one.
+    Only these rows are read, so the size of the registry does not matter. Writes no audit entries.
     """
     with connect.translated_errors():
         return _register(connection, wanted, ring, registered_rows.rows_of(connection, _named(wanted)), strict=strict)
@@ -128,7 +131,7 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 
 @contextlib.contextmanager
 def exclusive(connection: connect.Connection) -> Iterator[None]:
-    """Let one apply run at a time: another would change the registry from which this one computes its differences."""
+    """Let one `apply` or rotation run at a time: another would change the registry from which differences are computed."""
     connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))
     try:
@@ -150,7 +153,7 @@ class _Secrets:
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.ManifestEndpoint) -> dict[str, Any]:
-        """Return a placeholder for each secret: the registry's if the secret is unchanged, another if it is new."""
+        """Return a placeholder for each secret of an endpoint: SECRET_KEPT for an unchanged secret, another for a new one."""
         return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
     def _mark(self, endpoint_id: str, name: str, wanted: list[EndpointSecret] | None) -> str | None:
@@ -315,14 +318,14 @@ def _write_audit_entries(
     endpoints |= {row.id: row.endpoint for row in wanted.subscriptions}
 
     def audit_entry(change: diff.Change) -> dict[str, Any]:
-        of: dict[str, str | None] = {
+        customer_ids: dict[str, str | None] = {
             "customer": change.id,
             "endpoint": owners.get(change.id),
             "subscription": owners.get(endpoints.get(change.id, "")),
         }
         change_fields = {"before": current[change.kind][change.id]} if change.action == "delete" else change.audit_fields()
-        who = audit.COMMAND
-        return audit.entry(who, change.action, change.kind, change.id, customer_id=of.get(change.kind), **change_fields)
+        customer_id = customer_ids.get(change.kind)
+        return audit.entry(audit.COMMAND, change.action, change.kind, change.id, customer_id=customer_id, **change_fields)
 
     entries = map(audit_entry, changes)
     while chunk := list(itertools.islice(entries, AUDIT_ENTRIES_AT_ONCE)):

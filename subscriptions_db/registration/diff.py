@@ -15,7 +15,7 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import registered_rows
 
 MOST_COMPARED = 10_000
-"""Ids compared to suggest the one that was meant. A comparison takes 10 µs."""
+"""Maximum ids that are compared with an unknown id, to suggest the id that was meant. A comparison takes 10 µs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,10 @@ class Change:
 def changes(
     current: registered_rows.RegisteredRows, wanted: registered_rows.RegisteredRows, *, prune_customers: set[str]
 ) -> Iterator[Change]:
-    """Yield the changes in an order in which they can be written."""
+    """Yield the changes from the current rows to the wanted rows, in an order in which Postgres accepts them.
+
+    Endpoints and subscriptions of `prune_customers` that are not wanted are deleted.
+    """
     for kind in registered_rows.KINDS:
         for row_id, row in wanted[kind].items():
             before = current[kind].get(row_id)

@@ -1,7 +1,7 @@
 """Disable and enable endpoints.
 
-Runs on the driver, in the command and in the API. A running job sees the change by the next revision. Changes by the job and by
-the command get an audit entry here; the API writes its own.
+Runs on the driver, in the command and in the API. A running job sees the change by the next revision. This module writes the
+audit entries of changes by the job and the command. The API writes the audit entries of its own changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def disable_active(
 ) -> list[str]:
     """Disable the endpoints that have been active for `active_s` seconds, and return their ids. Safe to repeat.
 
-    Other endpoints stay unchanged, so that older evidence does not disable an endpoint that was enabled since.
+    Other endpoints stay unchanged, so that failures from an earlier time do not disable an endpoint that was enabled since.
     """
     asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
     with connect.translated_errors(), connection.transaction():

@@ -26,7 +26,7 @@ from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
 LIFETIME = dt.timedelta(days=7)
-"""The callback stays valid for this time. A person finds it in a log meanwhile."""
+"""Time in which a receiver may use the callback URL: enough for a person to find the URL in a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_question(connection: connect.Connection, endpoint_id: str, token: bytes) -> dict[str, Any] | None:
-    """Return the question of a token's digest; None if it can no longer be answered."""
+    """Return the row of the question with this token digest; None if the question can no longer be answered."""
     asked = {"endpoint_id": endpoint_id, "token_digest": token}
     return connection.execute(query("open_validation"), asked).fetchone()
 

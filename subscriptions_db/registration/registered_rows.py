@@ -19,6 +19,7 @@ SECRET_KEPT = "***"  # noqa: S105  # the placeholder of a stored secret
 
 
 RegisteredRows = dict[RowKind, dict[str, dict[str, Any]]]
+"""Kind → row id → the columns of the row, with its parts such as sub-tenants and scopes."""
 
 
 def document(connection: connect.Connection) -> RegisteredRows:
@@ -28,9 +29,9 @@ def document(connection: connect.Connection) -> RegisteredRows:
 
 
 def rows_of(connection: connect.Connection, only: Mapping[RowKind, list[str]] | None = None) -> RegisteredRows:
-    """Return every row by kind and id. With `only`, return the rows with these ids, and none of a kind that it omits.
+    """Return every row by kind and id. With `only`, return the rows with these ids, and none of a kind that `only` omits.
 
-    The caller's transaction must be REPEATABLE READ or have locked the rows, so that parts fit their wholes.
+    The caller's transaction must be REPEATABLE READ or have locked the rows, because one row is read by several statements.
     """
     ids = {kind: None if only is None else only.get(kind, []) for kind in KINDS}
     rows: RegisteredRows = {kind: _by_id(connection, f"document_{kind}s", ids[kind]) for kind in KINDS}

@@ -20,6 +20,7 @@ from subscriptions_db.secrets import endpoint_secrets, keyring
 from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 MAX_OVERLAP = dt.timedelta(days=30)
+"""Maximum time in which an earlier secret signs beside a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Rotation:
 
     key: SigningKey
     others_end_at: tuple[dt.datetime, ...]
-    """When each earlier secret ends, the earliest first."""
+    """When each earlier secret stops signing, the earliest first."""
     customer_id: str
     """The owner of the endpoint."""
 
@@ -45,10 +46,10 @@ def rotate(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret, and end the others after `overlap` or at their earlier end. Used by the command.
+    """Create a signing secret, and end the earlier ones after `overlap`, or before, at the end they have. For the command.
 
-    Safe to repeat: each call adds one secret, and extends none. A call that would exceed MAX_SIGNING_KEYS valid secrets raises
-    RegistrationError and changes nothing.
+    Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. A call that would exceed
+    MAX_SIGNING_KEYS valid secrets raises RegistrationError and changes nothing.
     """
     with connect.translated_errors(), apply.exclusive(connection), connection.transaction():
         rotated = rotate_in_transaction(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
@@ -67,7 +68,7 @@ def rotate_in_transaction(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Rotate in the caller's transaction, which has locked the endpoint. Writes no audit entry."""
+    """Rotate as `rotate` does, in the caller's transaction, which has locked the endpoint. Writes no audit entry."""
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
     owner = connection.execute(query("customer_of_endpoint"), of).fetchone()

@@ -1,7 +1,8 @@
 """Select the replays to work on, and record the progress of each.
 
-Runs in `fanout archive`. The progress is committed after the deliveries of a piece are enqueued. A process that dies in between
-enqueues the same piece again, with the same `webhook-id`s.
+Runs in `fanout archive`, which reads a replay piece by piece: some records of one partition at a time. The progress is
+committed after the deliveries of a piece are enqueued. After a crash in between, the next process enqueues the same piece
+again, with the same `webhook-id`s.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class PartitionProgress(NamedTuple):
 
 
 class ReplayCounts(NamedTuple):
-    """Outcomes of a replay's deliveries, counted."""
+    """Numbers of a replay's deliveries by outcome, to add to the stored ones."""
 
     replay_id: str
     delivered: int = 0
@@ -60,7 +61,7 @@ def begin(
     is_whole: bool,
     now: dt.datetime,
 ) -> None:
-    """Start a replay with the partitions to read."""
+    """Record that a replay is running, and the partitions to read. `is_whole`: Kafka still holds all requested events."""
     columns = {name: [getattr(place, name) for place in places] for name in PartitionProgress._fields}
     connection.execute(query("put_replay_partitions"), columns | {"replay_id": replay.replay_id})
     connection.execute(query("begin_replay"), {"replay_id": replay.replay_id, "is_whole": is_whole, "now": now})
@@ -81,13 +82,16 @@ def advance(
     records: int,
     handed_over: int,
 ) -> None:
-    """Record that a partition is read up to an offset, and that its deliveries are enqueued in Kafka."""
+    """Record that a partition is read up to an offset, and that the deliveries up to it are enqueued; see `count`."""
     connection.execute(query("advance_replay_partition"), reached._asdict() | {"replay_id": replay.replay_id})
     count(connection, replay, is_lost=is_lost, records=records, handed_over=handed_over)
 
 
 def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: bool, records: int, handed_over: int) -> None:
-    """Add the records read and the deliveries enqueued. `is_lost`: Kafka no longer holds some of the requested events."""
+    """Add the records read and the deliveries enqueued to a replay's counts.
+
+    `is_lost`: Kafka no longer holds some of the requested events.
+    """
     counted = {"records": records, "handed_over": handed_over, "is_lost": is_lost}
     connection.execute(query("add_replayed_records"), counted | {"replay_id": replay.replay_id})
 
@@ -95,7 +99,7 @@ def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: boo
 def end(
     connection: connect.Connection, replay: ReplayRequest, state: ReplayState, *, now: dt.datetime, reason: str | None = None
 ) -> None:
-    """Record the final state of a replay, and delete its progress."""
+    """Record the final state of a replay, and delete the progress of its partitions."""
     asked = {"replay_id": replay.replay_id, "state": state, "reason": reason, "now": now}
     connection.execute(query("end_replay"), asked)
     connection.execute(query("delete_replay_partitions"), asked)
@@ -110,6 +114,6 @@ def add_counts(connection: connect.Connection, ended: Iterable[ReplayCounts]) ->
 
 
 def forget(connection: connect.Connection, *, before: dt.datetime) -> int:
-    """Delete the replays that ended before then; return how many."""
+    """Delete the replays that ended before a time; return their number."""
     with connect.translated_errors():
         return connection.execute(query("delete_old_replays"), {"before": before}).rowcount

@@ -1,6 +1,6 @@
 """Request, list and cancel replays, of a time range or of one delivery.
 
-Runs in the API and in the command; each function in the caller's transaction. `fanout archive` carries out the replays.
+Runs in the API and in the command. Each function runs in the caller's transaction. `fanout archive` carries out the replays.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class ReplayState(enum.StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
-    """Every delivery is enqueued. Their outcomes are still counted."""
+    """Every delivery is enqueued in the retry lane. The outcomes of the deliveries are still counted."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 UNFINISHED = frozenset({ReplayState.WAITING, ReplayState.RUNNING})
+"""The states of replays that still enqueue deliveries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class ReplayRequest:
     asked: ReplayRange | ReplayOne
     state: ReplayState
     reason: str | None
-    """Why it failed."""
+    """Why the replay failed."""
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime
@@ -87,7 +88,7 @@ class ReplayRequest:
 def ask(
     connection: connect.Connection, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne
 ) -> ReplayRequest | None:
-    """Request a replay; None if the delivery, or a time range of the endpoint, has an unfinished replay already."""
+    """Request a replay and return it; None while a replay of the same delivery, or of a time range of the endpoint, runs."""
     fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}
     with connect.translated_errors():

@@ -16,14 +16,16 @@ from delivery.secret import Secret
 from subscriptions_db.secrets import keyring
 
 AUTH, TLS_KEY = "auth", "tls_key"
+"""The purposes of secrets that do not sign."""
 PURPOSE_OF = {SignatureScheme.HMAC: "signing", SignatureScheme.ED25519: "signing_v1a"}
 """The purpose includes the signature scheme. A secret is sealed for its purpose, so it never opens for another scheme."""
 SCHEME_OF = {purpose: scheme for scheme, purpose in PURPOSE_OF.items()}
 SIGNING = list(SCHEME_OF)
+"""The purposes of signing secrets."""
 FIELD_OF = {AUTH: "auth_secret", TLS_KEY: "tls_key"} | dict.fromkeys(SIGNING, "signing_secrets")
-"""Purpose → the field of a registered endpoint."""
+"""Purpose → the field of a registered endpoint that shows the secret as a placeholder."""
 MAX_SIGNING_KEYS = 5
-"""Valid signing secrets of one endpoint. Each adds a signature to every request."""
+"""Maximum valid signing secrets of one endpoint. Each adds a signature to every request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,11 @@ class EndpointSecret:
     purpose: str
     secret: Secret
     expires_at_s: float | None = None
+    """Seconds since 1970. None: the secret does not expire."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], ring: keyring.KeyRing) -> Self:
-        """Open a row; raise SealError."""
+        """Return the opened secret of a row of `secrets`; raise SealError if the key ring does not open it."""
         secret = ring.open(row["key_id"], row["sealed"], keyring.secret_row_of(row))
         return cls(purpose=row["purpose"], secret=secret, expires_at_s=row["expires_at_s"])
 

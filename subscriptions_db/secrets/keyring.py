@@ -26,6 +26,7 @@ from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
 
 VERSION = b"\x01"
+"""The first byte of a sealed secret: its format version."""
 NONCE_BYTES = 12
 KEY_BYTES = 32
 MAX_KEY_ID_CHARS = 64
@@ -85,10 +86,10 @@ class KeyRing:
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
-    """Raise SettingsError if no secret that was sealed with one of the keys in use can be opened.
+    """Raise SettingsError if the key ring opens none of the sampled secrets of some key id in the registry.
 
-    Called at the start of a process. Later, a secret that does not open quarantines its endpoint. With a wrong key ring, that
-    would quarantine every endpoint.
+    Called at the start of a process, with up to ten secrets of each key id. Later, a secret that does not open quarantines its
+    endpoint. A wrong key ring would quarantine every endpoint.
     """
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
@@ -107,7 +108,7 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:
     """Re-seal every secret with the active key and return how many were re-sealed. Safe to repeat and to interrupt.
 
-    A secret that does not open stays unchanged. After all others are re-sealed, SealError reports it.
+    A secret that does not open stays unchanged. SealError reports it at the end, after all other secrets are re-sealed.
     """
     count, last = 0, uuid.UUID(int=0)
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""Build the job's endpoints and subscriptions from rows of the registry. An unusable row is quarantined, and affects no other.
+"""Build the job's endpoints and subscriptions from rows of the registry. An unusable row is quarantined.
 
 Runs on the driver, in executors with look-ups, and in readers of the API's snapshot. Pure, except for the log.
 """
@@ -57,7 +57,7 @@ def tenants(rows: Rows) -> Iterator[tuple[TenantId, TenantStatus]]:
 def endpoints(
     rows: Rows, secret_rows: Rows, ring: keyring.KeyRing, address_guard: guard.Guard
 ) -> Iterator[tuple[EndpointId, Endpoint]]:
-    """Yield each endpoint, with its secrets opened."""
+    """Yield each endpoint with its secrets opened. An unusable row becomes an endpoint with a `fault`, its quarantine."""
     secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in secret_rows:
         secrets[row["endpoint_id"]].append(row)
@@ -75,7 +75,7 @@ def endpoints(
 
 
 def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId, Subscription]]:
-    """Yield each subscription with its scope and filter."""
+    """Yield each subscription with its scope and filter. An unusable filter becomes the `fault` of the subscription."""
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in scope_rows:
         scopes[row["subscription_id"]].append(row)
@@ -202,7 +202,7 @@ def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
 
 
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the filter pattern and its fault. A faulty pattern is None: if nested deeply, it could not be pickled."""
+    """Return the filter pattern and its fault. A faulty pattern becomes None: if nested deeply, it could not be pickled."""
     if text is None:
         return None, None
     try:

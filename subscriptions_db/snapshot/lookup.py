@@ -1,4 +1,4 @@
-"""Answer the executors' look-ups from Postgres: the subscriptions that can match an event type, or a tenant's events of it.
+"""Answer the executors' look-ups from Postgres: which subscriptions can match an event, by its type and its tenant.
 
 Runs in the executors if `snapshot.source` is "lookup". So executors have the database's URL and the key ring. Decision 7
 (docs/adr/0007-broadcast-or-look-up.md) describes the consequences.
@@ -21,7 +21,7 @@ from subscriptions_db.snapshot import registry_reader
 
 
 class PostgresReader:
-    """Reads over one connection, which is opened at the first use and reopened after an error."""
+    """Reads look-ups over one connection, which is opened at the first look-up and reopened after an error."""
 
     def __init__(self, database: settings.Database, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
@@ -34,8 +34,8 @@ class PostgresReader:
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
         """Return the subscriptions that can match, with their endpoints. Waits for Postgres without a time limit.
 
-        An event that cannot be looked up can neither be delivered nor skipped. Failing the task would repeat the deliveries
-        that it has made, and in the end stop the job.
+        Without a tenant, return the subscriptions to everything. An event that cannot be looked up can neither be delivered nor
+        skipped. Failing the task would repeat the deliveries that it has made, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         return self._patiently(self._read, read)

@@ -37,7 +37,7 @@ def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_gua
 def read_changes(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
 ) -> SnapshotChanges | None:
-    """Return the changes after `since`; None if the log of changes does not reach back, so the whole registry must be read."""
+    """Return the changes after `since`; None if the log of changes does not reach back to it."""
     with connect.consistent_read(connection):
         newest, changed = changed_since(connection, since)
         if changed is None:
@@ -59,18 +59,18 @@ class Revisions(NamedTuple):
     newest: Revision
 
     def reach_back_to(self, since: int) -> bool:
-        """Return whether the log has all changes after `since`. It has none after a revision that does not exist yet."""
+        """Return whether the log has all changes after `since`; False for a revision that does not exist yet."""
         return self.oldest <= since + 1 <= self.newest + 1
 
 
 def revisions(connection: connect.Connection) -> Revisions:
-    """Return the oldest and the newest revision of the log."""
+    """Return the oldest and the newest revision in the log of changes."""
     row = connection.execute(query("current_revision")).fetchone() or {"oldest": 0, "newest": 0}
     return Revisions(Revision(row["oldest"]), Revision(row["newest"]))
 
 
 def changed_since(connection: connect.Connection, since: Revision) -> tuple[Revision, Mapping[str, list[str]] | None]:
-    """Return the newest revision, and the changed ids by entity; None if the log does not reach back.
+    """Return the newest revision, and the ids changed since by entity; None if the log does not reach back to `since`.
 
     The caller's transaction must be REPEATABLE READ.
     """
@@ -135,7 +135,7 @@ def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId
 
 
 def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
-    """Return everything that routes events to an endpoint, from one consistent read. Reads no secrets."""
+    """Return an endpoint without its secrets, its subscriptions and all tenants, from one consistent read."""
     with connect.consistent_read(connection):
         [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
         return Snapshot(
@@ -157,7 +157,7 @@ def read_rows(
     endpoint_ids: list[str],
     subscription_ids: list[str],
 ) -> Snapshot:
-    """Return these rows as the job has them. Reads in the caller's transaction; the revision is 0."""
+    """Return these endpoints and subscriptions as the job has them, in the caller's transaction. The revision is 0."""
     return Snapshot(
         revision=Revision(0),
         endpoints=dict(_endpoints(connection, endpoint_ids, ring, address_guard)),

@@ -1,7 +1,8 @@
 """The registry as a document with sealed secrets, as `GET /v1/snapshot` returns it.
 
 Written in the API, read by followers that have the key ring. A document contains all rows, or the rows that changed since a
-revision and the ids of deleted rows. The statements and the builder are those of the driver, so both get the same registry.
+revision and the ids of deleted rows. The driver uses the same statements and builder, so followers and driver get the same
+registry.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ PARTS = {
 }
 """Part of the document → its statement, and the entity whose ids the statement selects by."""
 IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscription_id"}
+"""Entity → the column of its id."""
 
 
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
-    """Return the changes since a revision. Without one, or if the log does not reach back, return all, with `since` null.
+    """Return the document of the changes since a revision, or of the whole registry, with `since` null.
+
+    The whole registry is returned without a revision, or if the log of changes does not reach back to it.
 
     The caller's transaction must be REPEATABLE READ.
     """
@@ -53,7 +57,7 @@ def read(connection: connect.Connection, since: Revision | None) -> dict[str, An
 
 
 def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
-    """Return the registry of a document without `since`."""
+    """Return the registry of a document whose `since` is null. `ring` opens the sealed secrets."""
     return Snapshot(
         revision=Revision(document["revision"]),
         tenants=dict(builder.tenants(document["tenants"])),
@@ -63,7 +67,7 @@ def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.
 
 
 def changes(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> SnapshotChanges:
-    """Return the changes of a document with `since`."""
+    """Return the changes of a document whose `since` is a revision. `ring` opens the sealed secrets."""
     now = whole(document, ring, address_guard)
     gone = document["gone"]
     return SnapshotChanges(

@@ -1,4 +1,4 @@
 """The contract of the HTTP API: routes, schemas, problems, keys.
 
-In: declarations. Out: what the handlers and the OpenAPI document are made of. Runs in the API.
+In: declarations of routes and their types. Out: validated calls for the handlers, and the OpenAPI document. Runs in the API.
 """

@@ -20,7 +20,10 @@ ROWS_PER_READ = 20
 
 
 def lock(call: Call, kind: registered_rows.RowKind, row_id: str) -> bool:
-    """Lock a row until the transaction ends; return whether it exists. A missing row is locked too, against other requests."""
+    """Lock a row until the transaction ends; return whether it exists.
+
+    The id of a missing row is locked too, so that no other request creates the row meanwhile.
+    """
     wanted = {"kind": kind, "id": row_id}
     call.connection.execute(query("lock_row"), wanted)
     return call.connection.execute(query(f"lock_{kind}"), wanted).fetchone() is not None
@@ -50,7 +53,9 @@ def require_permitted(endpoint: Mapping[str, Any]) -> None:
 def page(
     call: Call, kind: registered_rows.RowKind, show: Callable[[dict[str, dict[str, Any]]], list[Model]], **only: str | None
 ) -> tuple[list[Model], str | None]:
-    """Return a page of rows, converted by `show`, and the cursor of the next page.
+    """Return a page of rows, converted by `show`, and the cursor of the next page, or None after the last page.
+
+    `only` limits the rows, for example to those of one customer.
 
     1. Read one id more than the limit.
     2. Read the rows, `ROWS_PER_READ` at a time, until the answer has its maximum size.
@@ -71,7 +76,7 @@ def page(
 
 
 def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[str, dict[str, Any]]], list[Model]]:
-    """Return a function that converts each row on its own."""
+    """Return a `show` for `page` that converts each row on its own."""
     return lambda rows: [show(row_id, row) for row_id, row in rows.items()]
 
 
@@ -80,7 +85,7 @@ def put(
 ) -> apply.Result:
     """Check a manifest document, register its rows and write an audit entry for each change.
 
-    `strict` refuses what the lint would only warn about.
+    With `strict`, a document with warnings of the lint is refused.
     """
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
@@ -99,14 +104,14 @@ def delete(call: Call, kind: registered_rows.RowKind, row_id: str, owner: Callab
 
 
 def new_id(prefix: str) -> str:
-    """Return a new random id."""
+    """Return a new random id that begins with `prefix`."""
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
 def require_quota(call: Call, kind: registered_rows.RowKind, bound: int) -> None:
-    """Raise Refused with 409 if the customer of the key has `bound` rows already.
+    """Raise Refused with 409 if the customer of the API key has `bound` rows of the kind already.
 
-    Rows are counted without a lock, so concurrent requests can exceed the bound by their number.
+    An operator's key has no bound. Rows are counted without a lock: concurrent requests can exceed the bound by their number.
     """
     own = call.principal.customer_id
     if own is not None and call.connection.execute(query(f"count_{kind}s"), {"customer": own}).fetchall()[0]["rows"] >= bound:
@@ -116,7 +121,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, bound: int) -> None
 def owner_for(call: Call, wanted: str | None) -> str:
     """Return the customer of a new row: the key's own, or the one that the operator names.
 
-    A customer that names another one gets the answer for a customer that does not exist.
+    A customer's key that names another customer gets the answer for a customer that does not exist.
     """
     own = call.principal.customer_id
     if own is None and wanted is None:

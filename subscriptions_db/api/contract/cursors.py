@@ -10,12 +10,12 @@ import binascii
 
 
 def encode(last: str) -> str:
-    """Return the cursor after a row."""
+    """Return the cursor after the row with the id `last`."""
     return base64.urlsafe_b64encode(last.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str | None) -> str:
-    """Return the row that precedes the next page; without a cursor the empty text, which sorts first."""
+    """Return the id of the row before the page; without a cursor the empty text, which sorts first."""
     if not cursor:
         return ""
     try:
@@ -25,7 +25,7 @@ def decode(cursor: str | None) -> str:
 
 
 def checked(cursor: str) -> str:
-    """Return the cursor; raise ValueError if it is not valid."""
+    """Return the cursor unchanged; raise ValueError if it is not valid. Validates the query parameter `cursor`."""
     if "\0" in decode(cursor):
         raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged")
     return cursor

@@ -22,6 +22,7 @@ from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
 
 SECRET_BYTES = 32
+"""Random bytes in the secret part of a key. A SHA-256 digest has as many bytes."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -88,7 +89,7 @@ def digest_of(text: str) -> bytes:
 
 
 def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> Principal | None:
-    """Return the principal of a key by the row of its id; None if the key is wrong, revoked or expired. Pure.
+    """Return the principal of the key `text`, given the stored row of its id; None if it is wrong, revoked or expired. Pure.
 
     The comparison takes the same time without a row, so timing does not reveal which ids exist.
     """

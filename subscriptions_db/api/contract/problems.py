@@ -1,4 +1,4 @@
-"""Problem documents of refused requests (RFC 9457, problem+json), and the translation of our errors into them.
+"""Problem documents of refused requests (RFC 9457, problem+json), and the translation of the platform's errors into them.
 
 Runs in the API.
 """
@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
+"""Seconds after which a client may repeat a request that was refused for the moment."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
-"""The path of a single row in the manifest by which the API checks it."""
+"""The beginning of a path in the API's one-row manifest, such as `endpoints[0].`. Clients get the path without it."""
 
 
 class FieldError(pydantic.BaseModel):
@@ -58,6 +59,7 @@ TITLES = {
     500: ("internal", "Internal error"),
     503: ("unavailable", "The service is temporarily unavailable"),
 }
+"""HTTP status → code and title of its problem document."""
 
 
 class Refused(Exception):
@@ -88,14 +90,14 @@ def unavailable(detail: str) -> Refused:
 
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
     """Return the 422 for a body or query that its type refuses."""
-    return invalid(*((one.path, one.problem) for one in mistakes.found(exc, model)))
+    return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
 
 def from_error(exc: errors.FanoutError) -> Refused:
-    """Return the problem for one of our errors."""
+    """Return the problem for an error of the platform (delivery/errors.py)."""
     if isinstance(exc, errors.RegistrationError):
         found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
-        return invalid(*((_ROW.sub("", one.path), one.problem) for one in found))
+        return invalid(*((_ROW.sub("", mistake.path), mistake.problem) for mistake in found))
     if isinstance(exc, errors.SealError):
         return Refused(
             409, "a stored secret of the endpoint can no longer be opened: send auth and tls in full, or ask the operator"

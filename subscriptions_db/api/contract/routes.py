@@ -30,7 +30,9 @@ ADMINS = OPERATOR | {Scope.CUSTOMER_ADMIN}
 READERS = ADMINS | {Scope.READ_ONLY}
 POLLERS = ADMINS | {Scope.POLLER}
 BROWSERS = READERS | POLLERS
+"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them."""
 MAX_PAGE = 200
+"""Maximum rows of a page."""
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -62,7 +64,7 @@ class PageQuery(NoParameters):
 
 
 def fitting_part(items: list[Model]) -> list[Model]:
-    """Return the leading items of a page that fit into one answer."""
+    """Return the leading items of a page that fit into one answer (answer_size.py)."""
     return items[: answer_size.count(len(item.model_dump_json()) for item in items)]
 
 
@@ -76,6 +78,7 @@ class Call:
     ring: keyring.KeyRing
     guard: guard.Guard
     bounds: service_settings.Api
+    """The settings of the API, with its limits for customers."""
     webhook_origin: str
     """The origin that the platform states to receivers (`delivery.webhook_origin`)."""
     path: Mapping[str, str]
@@ -98,20 +101,23 @@ class Call:
 
 
 class PendingSend(NamedTuple):
-    """Returned by a handler to send a test event after its transaction. The result of the attempt is the answer."""
+    """A handler's return value: a test event to send after the transaction. The answer is the result of the attempt."""
 
     delivery: Sendable
 
 
 class PendingQuestion(NamedTuple):
-    """Returned by a handler to ask a receiver after its transaction. `then` makes the answer, in a second transaction."""
+    """A handler's return value: a question to send to a receiver after the transaction.
+
+    `then` makes the answer from the receiver's reply, in a second transaction.
+    """
 
     to: Target
     then: Callable[[Call, Response | errors.AttemptFailed], pydantic.BaseModel]
 
 
 class LongPoll(NamedTuple):
-    """Returned by a handler that found nothing, when the request may wait for a result."""
+    """A handler's return value: the handler found nothing, and the request may wait for a result (long_polls.py)."""
 
     answer: pydantic.BaseModel
     """The answer if the wait ends without a result."""
@@ -121,7 +127,7 @@ class LongPoll(NamedTuple):
 
 
 class SnapshotRequest(NamedTuple):
-    """Returned by a handler whose answer all readers of the registry at the same revision share."""
+    """A handler's return value: a reader's request for the registry. Readers with equal requests share one answer."""
 
     since: Revision | None
     """The revision that the reader has. None: the reader wants the whole registry."""
@@ -130,7 +136,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class RawBytes(NamedTuple):
-    """Returned by a handler to answer with these bytes, unchanged."""
+    """A handler's return value: bytes to answer unchanged, in place of JSON."""
 
     content: bytes
 

@@ -140,7 +140,7 @@ class NewSubscription(manifest.SubscriptionFields):
 
 
 SubscriptionChanges = changes_of(
-    manifest.SubscriptionFields, "SubscriptionChanges", "What is to change of a subscription. What is left out stays."
+    manifest.SubscriptionFields, "SubscriptionChanges", "Changes of a subscription. Omitted fields stay unchanged."
 )
 
 
@@ -200,7 +200,7 @@ def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def endpoint(row_id: str, row: dict[str, Any]) -> Endpoint:
-    """Return an endpoint as the API answers it."""
+    """Convert the registered row of an endpoint to the API's type."""
     document = endpoint_document(row)
     return Endpoint(id=row_id, **{name: row[name] for name in _READ_ONLY}, **document)
 
@@ -219,5 +219,5 @@ def subscription_document(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def subscription(row_id: str, row: dict[str, Any]) -> Subscription:
-    """Return a subscription as the API answers it."""
+    """Convert the registered row of a subscription to the API's type."""
     return Subscription(id=row_id, **subscription_document(row))

@@ -91,7 +91,7 @@ def list_(call: Call) -> Attempts:
 
 
 def shown(found: attempts.FoundAttempts) -> list[Attempt]:
-    """Return attempts as the API answers them."""
+    """Convert found attempts to the API's type."""
     return list(map(_shown, found.attempts, found.places))
 
 

@@ -58,14 +58,14 @@ class Consumers(pydantic.BaseModel):
 
 def existing_consumer(call: Call) -> Consumer:
     """Return the consumer of the path; raise Refused with 404 if it does not exist."""
-    for one in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
-        return _shown(one)
+    for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
+        return _shown(state)
     raise problems.not_found("consumer")
 
 
 def list_(call: Call) -> Consumers:
     """Return a customer's consumers."""
-    return Consumers(items=[_shown(one) for one in consumers.list_consumers(call.connection, customer_of(call))])
+    return Consumers(items=[_shown(state) for state in consumers.list_consumers(call.connection, customer_of(call))])
 
 
 def create(call: Call) -> Consumer:
@@ -118,16 +118,16 @@ def _position(call: Call, customer_id: str, place: SeekTarget) -> int | None:
     return None
 
 
-def _shown(one: consumers.ConsumerState) -> Consumer:
+def _shown(state: consumers.ConsumerState) -> Consumer:
     return Consumer(
-        name=one.name,
-        endpoint=one.selection.endpoint_id,
-        event_type=one.selection.event_type,
-        tenant=one.selection.tenant_id,
-        reason=one.selection.reason,
-        cursor=cursor.letter_cursor(one.read_until),
-        unacknowledged=one.unacknowledged,
-        created_at=one.created_at,
+        name=state.name,
+        endpoint=state.selection.endpoint_id,
+        event_type=state.selection.event_type,
+        tenant=state.selection.tenant_id,
+        reason=state.selection.reason,
+        cursor=cursor.letter_cursor(state.read_until),
+        unacknowledged=state.unacknowledged,
+        created_at=state.created_at,
     )
 
 

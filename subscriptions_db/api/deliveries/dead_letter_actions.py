@@ -1,6 +1,7 @@
-"""Redrive and discard dead letters, one or many.
+"""Request the redrive of dead letters, or discard dead letters: one, or all that match.
 
-Runs in the API, which only marks them. `fanout archive` carries out the redrives.
+Runs in the API, which only changes their state in the archive. `fanout archive` then enqueues the redriven ones in the retry
+lane.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from subscriptions_db.archive.search import archived_dead_letters, cursor
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
 
 MAX_MARKED = 1000
-"""Dead letters that one request may mark, so that no request locks rows for long."""
+"""Maximum dead letters that one request may change, so that no request locks rows for long."""
 Limit = Annotated[int, Field(ge=1, le=MAX_MARKED)]
 
 
@@ -105,12 +106,12 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
 
 
 def position_behind(text: str | None) -> int:
-    """Return the position after which to continue; 0, the beginning, without a cursor."""
+    """Return the position of a cursor, after which the marking continues; 0, the beginning, without a cursor."""
     return cursor.letter_position(text) if text else 0
 
 
 def shown(marked: archived_dead_letters.MarkResult) -> MarkedLetters:
-    """Return the result of marking as the API answers it."""
+    """Convert the result of marking dead letters to the API's type."""
     return MarkedLetters(count=marked.count, next_cursor=cursor.letter_cursor(marked.until), has_more=marked.has_more)
 
 

@@ -22,7 +22,7 @@ from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest
 
 MAX_LETTERS = 100
-"""Dead letters in one answer. Each payload has up to `source.max_event_bytes`."""
+"""Maximum dead letters in one answer. Each payload has up to `source.max_event_bytes`."""
 
 Text = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
 Reason = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
@@ -85,13 +85,13 @@ def customer_of(call: Call) -> str:
 
 
 def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
-    """Return the search criteria in the archive's terms."""
+    """Convert the search criteria of a request to those of the archive."""
     fields = asked.model_dump(include=set(DeadLetterTimeQuery.model_fields))
     return DeadLetterSearch(endpoint_id=fields.pop("endpoint"), tenant_id=fields.pop("tenant"), **fields)
 
 
 def position(call: Call) -> int:
-    """Return the position of the path; raise Refused with 404 if it is not valid."""
+    """Return the position of the dead letter in the request's path; raise Refused with 404 if it is not valid."""
     text = call.path["letter_id"]
     if not text.isdecimal() or int(text) > cursor.MAX_POSITION:
         raise problems.not_found("letter")
@@ -107,7 +107,7 @@ def existing_letter(call: Call) -> ArchivedDeadLetter:
 
 
 def shown(letter: ArchivedDeadLetter) -> DeadLetter:
-    """Return a dead letter as the API answers it."""
+    """Convert an archived dead letter to the API's type."""
     return DeadLetter(
         id=str(letter.position),
         state=letter.state,

@@ -100,7 +100,7 @@ def list_(call: Call) -> Deliveries:
     )
     before = cursor.AttemptPosition.read(wanted.cursor) if wanted.cursor else None
     found = deliveries.search(call.connection, dead_letters.customer_of(call), asked, before=before, limit=wanted.limit)
-    items = routes.fitting_part([Delivery(**_shown(one)) for one in found.deliveries])
+    items = routes.fitting_part([Delivery(**_shown(summary)) for summary in found.deliveries])
     before = found.before if len(items) == len(found.deliveries) else found.places[len(items) - 1]
     return Deliveries(items=items, next_cursor=None if before is None else before.text())
 
@@ -116,23 +116,23 @@ def get(call: Call) -> DeliveryHistory:
     return DeliveryHistory(**_shown(found), history=routes.fitting_part(attempts.shown(history)))
 
 
-def _shown(one: deliveries.DeliverySummary) -> dict[str, Any]:
+def _shown(summary: deliveries.DeliverySummary) -> dict[str, Any]:
     return {
-        "webhook_id": one.webhook_id,
-        "endpoint": one.endpoint_id,
-        "event_id": one.event_id,
-        "event_type": one.event_type,
-        "tenant": one.tenant_id,
-        "subscription": one.subscription_id,
-        "events": one.events,
-        "status": one.status,
-        "reason": disclosure.word(one.reason),
-        "began_at": one.began_at,
-        "newest_at": one.newest_at,
-        "attempts": one.attempts,
-        "dead_letters": one.dead_letters,
-        "dead_letter": None if one.dead_letter is None else str(one.dead_letter),
-        "dead_letter_state": one.dead_letter_state,
+        "webhook_id": summary.webhook_id,
+        "endpoint": summary.endpoint_id,
+        "event_id": summary.event_id,
+        "event_type": summary.event_type,
+        "tenant": summary.tenant_id,
+        "subscription": summary.subscription_id,
+        "events": summary.events,
+        "status": summary.status,
+        "reason": disclosure.word(summary.reason),
+        "began_at": summary.began_at,
+        "newest_at": summary.newest_at,
+        "attempts": summary.attempts,
+        "dead_letters": summary.dead_letters,
+        "dead_letter": None if summary.dead_letter is None else str(summary.dead_letter),
+        "dead_letter_state": summary.dead_letter_state,
     }
 
 

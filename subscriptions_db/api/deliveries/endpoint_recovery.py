@@ -1,6 +1,6 @@
 """Redrive the dead letters of an endpoint once its receiver is repaired.
 
-Runs in the API, which only marks them. `fanout archive` carries out the redrives.
+Runs in the API, which only marks the dead letters. `fanout archive` then enqueues them in the retry lane.
 """
 
 from __future__ import annotations

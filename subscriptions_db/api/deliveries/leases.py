@@ -27,7 +27,7 @@ class LeaseRequest(NoParameters):
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
     lease_s: Seconds = 60
-    """Seconds during which no other poller of the consumer gets them."""
+    """Seconds during which no other poller of the consumer gets the leased dead letters."""
     wait_s: WaitS = 0
     """Seconds to wait if there is no dead letter; at most `api.max_poll_s`."""
 
@@ -60,19 +60,22 @@ class NackRequest(ReceiptHandles):
     """Receipt handles of dead letters to return to the consumer."""
 
     wait_s: Seconds = 0
-    """Seconds before they can be leased again."""
+    """Seconds before the dead letters can be leased again."""
 
 
 class RefusedReceipt(pydantic.BaseModel):
-    """A receipt handle that is not valid. It does not affect the others of the request."""
+    """A receipt handle that is not valid. The other receipt handles of the request are handled."""
 
     index: int
-    """Its place in `receipts`; the first is 0."""
+    """The place of the receipt handle in `receipts`; the first is 0."""
     problem: str
 
 
 class SettledLetters(pydantic.BaseModel):
-    """The ids of the settled dead letters. Missing ones are leased to another poller by now, or were settled before."""
+    """The ids of the dead letters that the request acked or nacked.
+
+    An id is missing if another poller has leased the dead letter by now, or if it was acked or nacked before.
+    """
 
     letters: list[str]
     refused: list[RefusedReceipt] = []
@@ -89,9 +92,12 @@ def lease(call: Call) -> LeasedDeadLetters | LongPoll:
         raise problems.not_found("consumer") from None
     items = [
         LeasedDeadLetter(
-            receipt=one.receipt.text(), times=one.times, leased_until=one.until, **dict(dead_letters.shown(one.letter))
+            receipt=leased.receipt.text(),
+            times=leased.times,
+            leased_until=leased.until,
+            **dict(dead_letters.shown(leased.letter)),
         )
-        for one in polled.leased
+        for leased in polled.leased
     ]
     answer = LeasedDeadLetters(items=items, has_more=polled.has_more)
     return answer if items or polled.has_more or not wanted.wait_s else LongPoll(answer, wanted.wait_s)

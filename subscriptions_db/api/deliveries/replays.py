@@ -22,9 +22,9 @@ from subscriptions_db.replays import requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
 
 MAX_DAYS = 31
-"""Days that one replay may cover."""
+"""Maximum days from `since` to `until` of one replay."""
 MAX_UNFINISHED = 1000
-"""Unfinished replays of one customer. Each resent delivery counts as one."""
+"""Maximum unfinished replays of one customer. Each resent delivery counts as one."""
 NEWEST = 2**62
 """A number above all replay numbers: where a list without a cursor begins."""
 
@@ -50,15 +50,15 @@ class Replay(pydantic.BaseModel):
     event_types: list[str] | None
     webhook_id: str | None
     state: ReplayState
-    """`done`: every delivery is enqueued in the retry lane. Their outcomes are still counted."""
+    """`done`: every delivery is enqueued in the retry lane. The outcomes of the deliveries are still counted."""
     reason: str | None
-    """Why it failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`."""
+    """Why the replay failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`."""
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime
     state_since: dt.datetime
     handed_over: int
-    """Deliveries enqueued in the retry lane. Those without an outcome below wait there."""
+    """Deliveries enqueued in the retry lane. They wait in the lane until one of the three counts below includes them."""
     delivered: int
     dead_lettered: int
     skipped: int
@@ -99,7 +99,7 @@ def create(call: Call) -> Replay:
 
 
 def resend(call: Call) -> Replay:
-    """Request the delivery of an attempt again, whatever its status."""
+    """Request that the delivery of an attempt is made again, whatever the result of the attempt."""
     customer_id = dead_letters.customer_of(call)
     attempt = attempts.get(call.connection, customer_id, _place(call))
     if attempt is None:
@@ -132,7 +132,7 @@ def list_(call: Call) -> Replays:
         before=min(int(last or NEWEST), NEWEST),
         limit=wanted.limit + 1,
     )
-    items = routes.fitting_part([shown(one) for one in found[: wanted.limit]])
+    items = routes.fitting_part([shown(replay) for replay in found[: wanted.limit]])
     more = len(found) > len(items)
     return Replays(items=items, next_cursor=cursors.encode(str(found[len(items) - 1].number)) if more else None)
 
@@ -181,7 +181,7 @@ def _found(call: Call) -> requests.ReplayRequest:
 
 
 def shown(replay: requests.ReplayRequest) -> Replay:
-    """Return a replay as the API answers it."""
+    """Convert a requested replay to the API's type."""
     asked = {name: getattr(replay.asked, name, None) for name in ("since", "until", "event_types", "webhook_id")}
     return Replay(
         id=replay.replay_id,

@@ -1,4 +1,4 @@
-"""List the audit log: who changed what, when, and the fields before and after.
+"""List the audit log: each change with its author, its time, and the fields before and after.
 
 Runs in the API.
 """

@@ -1,6 +1,6 @@
-"""Customers, and the tenants to whose events each may subscribe itself. Operators change them; a customer reads itself.
+"""List, change and delete customers and their grants: the tenants to whose events a customer may subscribe by itself.
 
-Runs in the API.
+Runs in the API. Operators change customers; a customer's key reads its own customer.
 """
 
 from __future__ import annotations
@@ -90,9 +90,11 @@ def _grant(call: Call, customer_id: str, wanted: TenantGrants) -> None:
     if (before.everything, before.tenants) == (wanted.everything, tenants):
         return
     call.connection.execute(query("delete_granted_tenants"), {"customer_id": customer_id})
-    each: list[Any] = [*tenants, *([None] if wanted.everything else [])]
+    granted: list[Any] = [*tenants, *([None] if wanted.everything else [])]
     with call.connection.cursor() as cursor:
-        cursor.executemany(query("put_granted_tenant"), [{"customer_id": customer_id, "tenant_id": one} for one in each])
+        cursor.executemany(
+            query("put_granted_tenant"), [{"customer_id": customer_id, "tenant_id": tenant_id} for tenant_id in granted]
+        )
     change = {"before": before.model_dump(), "after": {"everything": wanted.everything, "tenants": tenants}}
     audit.write(call, "grant", "customer", customer_id, customer_id=customer_id, **change)
 
@@ -100,7 +102,7 @@ def _grant(call: Call, customer_id: str, wanted: TenantGrants) -> None:
 def delete(call: Call) -> None:
     """Delete a customer with its endpoints, secrets, subscriptions and keys.
 
-    The archive and the audit log keep its data for their retention. So `put` refuses the id of a deleted customer.
+    The archive and the audit log keep the customer's data for their retention. So `put` refuses the id of a deleted customer.
     """
     customer_id = call.path["customer_id"]
     crud.delete(call, "customer", customer_id, lambda _: customer_id)

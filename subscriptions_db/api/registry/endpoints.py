@@ -60,7 +60,7 @@ def update(call: Call) -> schemas.Endpoint:
 
 
 def _secrets(call: Call) -> list[tuple[str, str, str]]:
-    """Return the secrets that the request keeps, as (part, name, secret). Secrets that it replaces are not opened."""
+    """Return the secrets that the request keeps, as (part, name, secret). Secrets that the request replaces are not opened."""
     places = {endpoint_secrets.AUTH: ("auth", "secret"), endpoint_secrets.TLS_KEY: ("tls", "key")}
     opened = []
     for row in call.connection.execute(query("secrets"), {"ids": [_id(call)]}):

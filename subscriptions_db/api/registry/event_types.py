@@ -1,4 +1,4 @@
-"""The catalogue of event types. Operators change it; every customer reads all of it.
+"""List and change the catalogue of event types, and compare events with it. Customers may only read it.
 
 Runs in the API.
 """
@@ -49,10 +49,10 @@ class CatalogueEntry(pydantic.BaseModel):
     """The comparison of an event with the catalogue. The catalogue does not affect delivery."""
 
     is_known: bool
-    """Whether the type is in the catalogue. Topics may carry types that are not."""
+    """True: the type is in the catalogue. Topics may carry other types."""
     is_deprecated: bool = False
     keeps_to_schema: bool | None = None
-    """Null: there is no schema, or the payload could not be checked; `errors` says why."""
+    """Null: the type has no schema, or the payload could not be checked; `errors` says why."""
     errors: list[SchemaViolation] = []
     """The first ten violations."""
 
@@ -87,7 +87,7 @@ def delete(call: Call) -> None:
 
 
 def known(call: Call, event_type: str) -> dict[str, Any] | None:
-    """Return the catalogue's row of an event type; None if there is none."""
+    """Return the catalogue's row of an event type; None if the catalogue does not have the type."""
     if "\0" in event_type:  # Postgres does not accept NUL, not even in comparisons
         return None
     return registered_rows.rows_of(call.connection, {"event_type": [event_type]})["event_type"].get(event_type)

@@ -23,6 +23,7 @@ from subscriptions_db.postgres.sql import query
 from subscriptions_db.snapshot import registry_reader
 
 MAX_EXPLAINED = 100
+"""Maximum subscriptions of an endpoint that one answer explains."""
 
 
 def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:

@@ -62,7 +62,7 @@ def _concluded(
 
 
 def permit(call: Call) -> PermitResult:
-    """Record the receiver's permission. Only the first answer to a question counts; a repeat returns the recorded one."""
+    """Record the receiver's permission. Only the first answer to a question counts; a repeat returns what was recorded."""
     endpoint_id, token = call.path["endpoint_id"], receiver_permission.digest(call.path["token"])
     per_minute = None if call.header is None else handshake.per_minute(call.header)
     before = crud.locked_row(call, "endpoint", endpoint_id)

@@ -18,7 +18,7 @@ from subscriptions_db.snapshot import registry_reader
 
 
 class SnapshotQuery(NoParameters):
-    """The state of the registry that the reader has."""
+    """The revision of the registry that the reader has, and how long it waits for a later one."""
 
     since: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Return only the changes after this revision. Without it, or if the log of changes is too short, return everything."""

@@ -1,8 +1,8 @@
 """Create, change, pause and delete subscriptions with their filters.
 
-Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py). A
-subscription that the operator made beyond the grants, the customer may pause, resume and delete, but not change: another event
-type would widen it.
+Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py). The
+operator may make a subscription beyond the customer's grants. The customer may pause, resume and delete such a subscription,
+but not change it: another event type would widen it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from subscriptions_db.api.registry import customers
 from subscriptions_db.postgres.sql import query
 
 MAX_SCOPES = 10_000
-"""Entries in each scope field of one request, so that no request locks out other writers for long."""
+"""Maximum entries in each scope field of one request, so that no request locks out other writers for long."""
 
 
 class SubscriptionQuery(PageQuery):
@@ -29,10 +29,10 @@ class SubscriptionQuery(PageQuery):
 
 
 class StrictQuery(NoParameters):
-    """The query parameters of a subscription that may match nothing."""
+    """The query parameters of requests that create or change a subscription."""
 
     strict: bool = False
-    """Refuse the subscription instead of answering with `warnings`."""
+    """Refuse a subscription that may match no event, instead of answering with `warnings`."""
 
 
 def list_(call: Call) -> schemas.Subscriptions:
@@ -71,8 +71,10 @@ def _put(call: Call, document: dict[str, Any], customer_id: str | None) -> schem
     strict = call.query_as(StrictQuery).strict
     result = crud.put(call, {"subscriptions": [document]}, customer_id=customer_id, strict=strict)
     shown = schemas.subscription(document["id"], crud.existing_row(call, "subscription", document["id"]))
-    doubts = [schemas.LintWarning(path=one.path.partition(".")[2], problem=one.problem) for one in result.warnings]
-    return schemas.RegisteredSubscription(**shown.model_dump(), warnings=doubts)
+    warnings = [
+        schemas.LintWarning(path=warning.path.partition(".")[2], problem=warning.problem) for warning in result.warnings
+    ]
+    return schemas.RegisteredSubscription(**shown.model_dump(), warnings=warnings)
 
 
 def delete(call: Call) -> None:

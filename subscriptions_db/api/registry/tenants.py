@@ -1,4 +1,4 @@
-"""Tenants and their sub-tenants, for operators only.
+"""List, change and delete tenants with their sub-tenants. For operators only.
 
 Runs in the API.
 """

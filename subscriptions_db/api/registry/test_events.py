@@ -50,9 +50,13 @@ from subscriptions_db.snapshot import registry_reader
 MAX_PER_S = 1.0
 """Test events and questions a second to one endpoint: enough for a check, too few to attack a server from our addresses."""
 MAX_AT_ONCE = 16
+"""Maximum test events and questions that one process has in flight."""
 MAX_KNOWN = 10_000
+"""Maximum endpoints whose pace one process remembers."""
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
+"""Source and tenant of every test event."""
 TEST_SUBSCRIPTION = SubscriptionId("test")
+"""The subscription id of every test event. No such subscription is registered."""
 
 
 class TestEvent(manifest.ManifestPart):
@@ -66,7 +70,7 @@ class TestEvent(manifest.ManifestPart):
 
 
 class TestResult(pydantic.BaseModel):
-    """The result of one attempt. It is in no delivery log, and is not retried."""
+    """The result of a test event's only attempt. The archive does not have the attempt, and a failure is not retried."""
 
     __test__ = False  # pytest must not collect it
 
@@ -94,7 +98,10 @@ class TestEventSender:
         self._in_flight = 0
 
     async def send(self, sending: PendingSend) -> TestResult:
-        """Make one attempt; raise Refused: 429 within a second of the last one, 503 if MAX_AT_ONCE are in flight."""
+        """Make one attempt for a test event, and return its result.
+
+        Raise Refused with 429 within a second of the endpoint's last one, and with 503 while MAX_AT_ONCE are in flight.
+        """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
             attempt = await self._sender.attempt(sending.delivery, 1)
         return TestResult(
@@ -108,9 +115,9 @@ class TestEventSender:
         )
 
     async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
-        """Send a request without a body to a receiver.
+        """Send a request without a body to a receiver, and return its response, or the error of the attempt.
 
-        Raise Refused with 429 within a second of the last one, and with 503 while MAX_AT_ONCE are in flight.
+        Raise Refused with 429 within a second of the endpoint's last one, and with 503 while MAX_AT_ONCE are in flight.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             try:
@@ -140,7 +147,7 @@ class TestEventSender:
 
 @contextlib.asynccontextmanager
 async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> AsyncIterator[TestEventSender]:
-    """Yield a sender with connections of its own."""
+    """Yield a sender of test events with connections of its own, which are closed at the end of the context."""
     network = transport.Transport(address_guard, max_connections=MAX_AT_ONCE)
     try:
         yield TestEventSender(network, address_guard, config.attempt_timeout_s)

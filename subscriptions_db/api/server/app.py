@@ -120,7 +120,7 @@ class Api:
         return web.Response(status=answer.status, headers=headers, body=_json(document), content_type="application/json")
 
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
-        """Return the principal of a request, by its API key or by the token that a receiver was given."""
+        """Return the principal of a request, by its API key or by the token in the callback URL of a receiver."""
         if not route.is_open:
             return await self._admission.admit(request.headers.get("authorization"), route)
         self._admission.pace(CALLBACK)
@@ -306,7 +306,7 @@ def _problem(refused: problems.Refused, request_id: str) -> web.Response:
 
 
 def _allowed(exc: web.HTTPMethodNotAllowed, path: str) -> str:
-    """Return the methods of a path, sorted. A fixed path such as `/v1/dead-letters/redrive` is not also an id."""
+    """Return the methods of a path, sorted. `/v1/dead-letters/redrive` and other fixed paths do not count as ids."""
     fixed = {route.method for route in table.ROUTES if route.path == path}
     methods = fixed | ({"HEAD"} if "GET" in fixed else set()) if fixed else exc.allowed_methods
     return ", ".join(sorted(methods))

@@ -27,8 +27,6 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.secrets import keyring
 
-MAX_KEY_CHARS = 255
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
@@ -50,7 +48,7 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiAnswer:
-    """The answer to a request, or what must happen before there is one."""
+    """The answer to a request, or the step that the event loop must take before the answer."""
 
     status: int
     document: dict[str, Any] | None
@@ -85,7 +83,7 @@ class RequestHandler:
         self._webhook_origin = webhook_origin
 
     def answer(self, route: Route, request: ApiRequest) -> ApiAnswer:
-        """Return the answer; raise Refused."""
+        """Run the route's handler in a transaction, and return the answer; raise Refused."""
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
@@ -96,7 +94,10 @@ class RequestHandler:
         exchange: routes.PendingQuestion,
         said: transport.Response | errors.AttemptFailed,
     ) -> ApiAnswer:
-        """Return the answer once a receiver has been asked; raise Refused."""
+        """Return the answer to a request whose handler asked a receiver; raise Refused.
+
+        Runs in a second transaction, after the receiver's response, or the failure to get one, is known as `said`.
+        """
         with self._call(route, request) as call:
             return ApiAnswer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
 

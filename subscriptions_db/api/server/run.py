@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 NAME = "api"
 STOP_TIMEOUT_S = 15.0
+"""Seconds that requests in flight may still take when the server stops."""
 LINGER_S = 1.0
 """Seconds to read the rest of a refused body, so that the client receives the answer before the connection closes."""
 
@@ -76,7 +77,8 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
             await runner.cleanup()
             raise errors.SettingsError(f"setting api.port: cannot serve on it ({exc.strerror}); choose another") from exc
         await asyncio.to_thread(_warn_of_rights, opened)
-        # These 90,000 objects live as long as the process. Scanning them for garbage delayed every request by more than 0.1 s.
+        # The 90,000 objects of the API live as long as the process. Scanning them for garbage delayed every request by more
+        # than 0.1 s.
         gc.freeze()
         watch.enter(Phase.RUNNING)
         try:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 ASK_EVERY_S = 0.5
 """Seconds between two queries for a later revision."""
 MAX_KEPT = 16
-"""Cached answers. Most readers are at the newest revisions. A whole registry of 100,000 subscriptions has some megabytes."""
+"""Cached answers at most. Most readers are at the newest revisions. 100,000 subscriptions have some megabytes."""
 _TAG = re.compile(r'"(\d{1,19})"')
 _OURSELVES = Principal("", None, Scope.EXECUTOR)
 """The principal that reads for all readers: every one of them may read the whole registry."""
@@ -42,14 +42,14 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class CompressedAnswer(NamedTuple):
-    """A gzipped answer."""
+    """A gzipped document of the registry or its changes, and the revision that a reader has with it."""
 
     revision: Revision
     content: bytes
 
 
 class SnapshotFeed:
-    """The readers of the registry. Lives on the event loop."""
+    """Answers the readers of the registry, and holds those that wait for a change. Lives on the event loop."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SnapshotFeed:
         self._let_go()
 
     async def answer(self, request: web.Request, asked: SnapshotRequest) -> web.Response:
-        """Return the changes since the reader's revision, or 304 if there are none when its wait is over."""
+        """Return the changes since the reader's revision, or 304 if there are none when the reader's wait is over."""
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:
             wait_s = min(asked.wait_s, self._config.max_poll_s)

@@ -25,7 +25,7 @@ from subscriptions_db.secrets import keyring
 
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
 WAIT_S = 2
-"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request waits so long."""
+"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request waits for it."""
 
 
 class Store:
@@ -74,21 +74,24 @@ class Store:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
 
     def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
-        """Return the customer whose endpoint the token of a question belongs to; None if the question is not open."""
+        """Return the customer of an endpoint whose receiver was asked with a token; None if the question is not open.
+
+        `token` is the digest of the token in the callback URL.
+        """
         with self._transaction(OPERATOR_ROLE) as connection:
             asked = receiver_permission.open_question(connection, endpoint_id, token)
             return None if asked is None else str(asked["customer_id"])
 
     def require_ready(self) -> None:
-        """Raise RegistryUnavailable or RegistryOutdated if no request can be answered, SettingsError if none may be."""
+        """Raise RegistryUnavailable or RegistryOutdated if Postgres is not ready, or SettingsError for a wrong key ring."""
         self._require_ring()
         with self._transaction(OPERATOR_ROLE) as connection:
             migrate.require_current(connection)
 
     def _require_ring(self) -> None:
-        """Raise SettingsError if the key ring does not fit the registry. Checks until it has fitted once.
+        """Raise SettingsError if the key ring does not fit the registry. Checks until the key ring has fitted once.
 
-        A check at the start alone would not do: Postgres may be away then.
+        A check at the start alone is not enough: Postgres may be away at the start.
         """
         if not self._ring_fits:
             with self._transaction(OPERATOR_ROLE) as connection:

@@ -27,7 +27,7 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal
 from subscriptions_db.replays.progress import ReplayCounts
 
 MAX_CHARS = 255
-"""Stored characters of a searchable text: more than the pattern of a subscription may have."""
+"""Maximum stored characters of a searchable text. The event type of a subscription has no more."""
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _OUTCOMES: dict[type, str] = {
     **dict.fromkeys(log_entries.SKIPPED, OutcomeKind.SKIPPED.value),
@@ -135,12 +135,12 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
 
 
 def topic_record(letter: bytes, payload: bytes) -> bytes:
-    """Return the record of the dead-letter topic, rebuilt. The fields keep their order, except that the payload comes last."""
+    """Rebuild the record of the dead-letter topic from an archived dead letter. The payload becomes the last field."""
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
 
 
 def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
-    """Return the rows of a record of the attempts topic that was written `at`."""
+    """Return the archive's rows of a record of the attempts topic. `at` is the time at which the record was written."""
     endpoint_id, customer_id = _registry_id(record.endpoint_id), _registry_id(record.customer_id)
     return [_attempt_row(entry, endpoint_id, customer_id, at) for entry in record.entries if _is_kept(entry)]
 

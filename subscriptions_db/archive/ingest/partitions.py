@@ -35,13 +35,13 @@ def is_kept(day: dt.date, today: dt.date, retention_days: int) -> bool:
 
 
 def coming(today: dt.date) -> Iterator[dt.date]:
-    """Yield today and the days to create in advance."""
+    """Yield today and the AHEAD days whose partitions are created in advance."""
     for number in range(AHEAD + 1):
         yield today + dt.timedelta(days=number)
 
 
 def create(connection: connect.Connection, kind: ArchiveTable, day: dt.date) -> bool:
-    """Create the partition of a day if it is missing; return whether it was."""
+    """Create the partition of a day if it is missing; return whether it was created."""
     with connect.translated_errors():
         row = connection.execute(query("create_archive_day"), {"kind": kind, "day": day}).fetchone()
     return bool(row and row["made"])

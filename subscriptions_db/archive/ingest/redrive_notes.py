@@ -1,6 +1,7 @@
-"""Apply redrive notes: mark archived dead letters as redriven that anybody has enqueued again.
+"""Apply redrive notes: entries of the attempts topic that name a dead letter which was enqueued in the retry lane again.
 
-Runs in `fanout archive`, in the transaction that writes the rows. A note may arrive before its dead letter; then it is stored.
+Runs in `fanout archive`, in the transaction that writes the rows. A note marks its archived dead letter as redriven. A note
+that arrives before its dead letter is stored until the dead letter arrives.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def settle(
     with its note would not see each other.
     """
     if redriven:
-        columns = {name: [getattr(one, name) for one in redriven] for name in _NAMES}
+        columns = {name: [getattr(note, name) for note in redriven] for name in _NAMES}
         connection.execute(query("put_redrive_notes"), columns | {"now": now})
-    ids = {one.webhook_id for one in new} | {one.webhook_id for one in redriven}
+    ids = {letter.webhook_id for letter in new} | {note.webhook_id for note in redriven}
     noted = [row["webhook_id"] for row in connection.execute(query("webhook_ids_with_notes"), {"webhook_ids": list(ids)})]
     if not noted:  # the usual case, without a query of the dead letters
         return
@@ -37,7 +38,10 @@ def settle(
 
 
 def _write_audit_entries(connection: connect.Connection, redriven: collections.Counter[str]) -> None:
-    """Write an audit entry for each customer whose dead letters a command redrove. The API writes its own when asked."""
+    """Write an audit entry for each customer whose dead letters a command redrove.
+
+    The API writes the audit entry of a redrive when it takes the request.
+    """
     entries = [
         audit.entry(audit.COMMAND, "redrive", "dead_letters", customer_id, customer_id=customer_id, after={"count": count})
         for customer_id, count in redriven.items()
@@ -46,7 +50,7 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:
-    """Delete notes whose dead letters never arrived, because they expired or were left out of the archive."""
+    """Delete the notes stored before a day. Their dead letters never arrived: they expired, or the archive left them out."""
     with connect.translated_errors():
         connection.execute(query("delete_old_notes"), {"before": before})
 

@@ -20,7 +20,10 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal, Signa
 
 
 def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
-    """Return the signals of a record of the attempts topic written `at`. Consecutive signals of one kind are merged."""
+    """Return the signals of a record of the attempts topic. Consecutive signals of one kind are merged.
+
+    `at` is the time at which the record was written.
+    """
     signals: list[Signal] = []
     for kind, times, reason in _signals(record.entries):
         if signals and signals[-1].kind is kind:
@@ -31,7 +34,7 @@ def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
 
 
 def dead_letter_signals(letter: DeadLetterRow, at: dt.datetime) -> list[Signal]:
-    """Return the signal of a dead letter written `at`."""
+    """Return the signal of a dead letter, or none for an operational event. `at` is the time of its record."""
     if letter.tenant_id == PLATFORM:
         return []
     return [Signal(letter.endpoint_id, letter.customer_id, SignalKind.DEAD_LETTER, at, reason=letter.reason)]

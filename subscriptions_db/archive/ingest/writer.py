@@ -1,8 +1,8 @@
 """Write records to the archive exactly once, also across crashes.
 
-Runs in `fanout archive`. Each transaction locks and updates the archived offset of its partitions together with the rows. So a
-record that is read again is skipped, by a process that did not see its commit and by a second process. A record that Postgres
-refuses is left out and does not block the others.
+Runs in `fanout archive`. Each transaction writes the rows and the next offset of each partition together. So a record that is
+read again is skipped, after a crash and by a second process. A record that Postgres refuses is left out and does not block
+other records.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
 
 
 def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int) -> None:
-    """Reset the offset of a partition whose topic was created again, so that it begins at zero."""
+    """Reset the next offset of a partition to zero, because its topic was created again.
+
+    `stale` is the stored next offset. If another process has changed the stored offset, nothing happens.
+    """
     with connect.translated_errors():
         wanted = {"topic": place[0], "partition": place[1], "next_offset": stale}
         connection.execute(query("reset_archive_offset"), wanted)
@@ -73,25 +76,26 @@ def write(
 ) -> Written:
     """Write records, in the order of each partition, and commit them with the new offsets.
 
-    `policy` decides which operational events follow from the records; without it, none do.
+    `policy` decides which operational events follow from the records. Without a policy, no operational event follows.
     """
     try:
         return _write(connection, taken, kept, now, policy)
     except errors.RegistrationError:
         written = Written()
-        for one in taken:
-            _add(written, _write_alone(connection, one, kept, now, policy))
+        for record in taken:
+            _add(written, _write_alone(connection, record, kept, now, policy))
         return written
 
 
 def _write_alone(
-    connection: connect.Connection, one: ArchivedRecord, kept: Retention, now: dt.datetime, policy: Policy | None
+    connection: connect.Connection, record: ArchivedRecord, kept: Retention, now: dt.datetime, policy: Policy | None
 ) -> Written:
     try:
-        return _write(connection, [one], kept, now, policy)
+        return _write(connection, [record], kept, now, policy)
     except errors.RegistrationError as exc:
-        log.warning("%s:%d:%d is left out of the archive: Postgres refuses it (%s)", one.topic, one.partition, one.offset, exc)
-        return dataclasses.replace(_write(connection, [one.without_rows()], kept, now, policy), refused=1)
+        place = (record.topic, record.partition, record.offset)
+        log.warning("%s:%d:%d is left out of the archive: Postgres refuses it (%s)", *place, exc)
+        return dataclasses.replace(_write(connection, [record.without_rows()], kept, now, policy), refused=1)
 
 
 def _write(
@@ -99,20 +103,20 @@ def _write(
 ) -> Written:
     today = partitions.day_of(now)
     with connect.translated_errors(), connection.transaction():
-        reached = _locked(connection, {(one.topic, one.partition) for one in taken})
-        new = [one for one in taken if one.offset >= reached[one.topic, one.partition]]
-        letters = [one for one in new if one.letter is not None]
-        redriven = [note for one in new for note in one.redriven]
-        attempts = [attempt for one in new for attempt in one.attempts]
-        to_keep = [one for one in attempts if partitions.is_kept(partitions.day_of(one.started_at), today, kept.attempts)]
+        reached = _locked(connection, {(record.topic, record.partition) for record in taken})
+        new = [record for record in taken if record.offset >= reached[record.topic, record.partition]]
+        letters = [record for record in new if record.letter is not None]
+        redriven = [note for record in new for note in record.redriven]
+        attempts = [attempt for record in new for attempt in record.attempts]
+        to_keep = [row for row in attempts if partitions.is_kept(partitions.day_of(row.started_at), today, kept.attempts)]
         if letters or redriven:
             _write_letters(connection, letters, redriven, now)
         if to_keep:
             _insert_attempts(connection, to_keep)
         if policy is not None:
-            outbox.record(connection, [signal for one in new for signal in one.signals], policy)
-        progress.add_counts(connection, _summed(one for taken in new for one in taken.replay_counts))
-        _reach(connection, {(one.topic, one.partition): one.offset + 1 for one in new})
+            outbox.record(connection, [signal for record in new for signal in record.signals], policy)
+        progress.add_counts(connection, _summed(counts for record in new for counts in record.replay_counts))
+        _reach(connection, {(record.topic, record.partition): record.offset + 1 for record in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 
 
@@ -132,11 +136,11 @@ def _write_letters(
     if taken:
         partitions.create(connection, "dead_letters", day)
         connection.execute(query("insert_dead_letters"), _letter_columns(taken) | {"archived_at": now, "day": day})
-    redrive_notes.settle(connection, [one.letter for one in taken if one.letter is not None], redriven, now=now)
+    redrive_notes.settle(connection, [record.letter for record in taken if record.letter is not None], redriven, now=now)
 
 
 def _insert_attempts(connection: connect.Connection, attempts: Sequence[AttemptRow]) -> None:
-    for day in sorted({partitions.day_of(one.started_at) for one in attempts}):
+    for day in sorted({partitions.day_of(row.started_at) for row in attempts}):
         partitions.create(connection, "attempts", day)
     columns = map(list, zip(*attempts, strict=True))
     connection.execute(query("insert_attempts"), dict(zip(AttemptRow._fields, columns, strict=True)))
@@ -162,11 +166,11 @@ def _summed(ended: Iterable[ReplayCounts]) -> list[ReplayCounts]:
 
 def _letter_columns(taken: Sequence[ArchivedRecord]) -> dict[str, list[Any]]:
     places: dict[str, list[Any]] = {
-        "letter_topic": [one.topic for one in taken],
-        "letter_partition": [one.partition for one in taken],
-        "letter_offset": [one.offset for one in taken],
+        "letter_topic": [record.topic for record in taken],
+        "letter_partition": [record.partition for record in taken],
+        "letter_offset": [record.offset for record in taken],
     }
-    letters = [one.letter for one in taken]
+    letters = [record.letter for record in taken]
     return {name: [getattr(letter, name) for letter in letters] for name in _LETTER_COLUMNS} | places
 
 

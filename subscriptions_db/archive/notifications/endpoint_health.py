@@ -128,7 +128,7 @@ def _accepted(known: EndpointHealth, signal: Signal) -> tuple[EndpointHealth, Op
     after = msgspec.structs.replace(known, failures=0, failing_since=None, is_failing=False)
     if not known.is_failing or known.failing_since is None:
         return after, None
-    return after, _told(EventKind.RECOVERED, signal, known.failing_since)
+    return after, _operational_event(EventKind.RECOVERED, signal, known.failing_since)
 
 
 def _failed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
@@ -142,11 +142,14 @@ def _failed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[Endp
     ):
         return after, None
     after = msgspec.structs.replace(after, is_failing=True, failing_told_at=signal.at)
-    return after, _told(EventKind.FAILING, signal, since, failures=after.failures, error_class=signal.reason)
+    return after, _operational_event(EventKind.FAILING, signal, since, failures=after.failures, error_class=signal.reason)
 
 
 def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
-    """Count postponed deliveries in windows of `quiet_s`. Report a full one, `quiet_s` or more after the last report."""
+    """Count postponed deliveries in windows of `quiet_s` seconds, and report a window with `backlog_events` or more.
+
+    A report is made at least `quiet_s` seconds after the last one.
+    """
     since, before = known.postponed_since, known.postponed
     if since is None or _is_over(since, signal.at, policy):
         since, before = signal.at, 0
@@ -154,7 +157,7 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
     if after.postponed < policy.backlog_events or not _is_over(known.backlog_told_at, signal.at, policy):
         return after, None
     after = msgspec.structs.replace(after, backlog_told_at=signal.at)
-    return after, _told(EventKind.BACKLOG_GROWING, signal, since, events=after.postponed, reason=signal.reason)
+    return after, _operational_event(EventKind.BACKLOG_GROWING, signal, since, events=after.postponed, reason=signal.reason)
 
 
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
@@ -165,7 +168,7 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
     after = msgspec.structs.replace(
         known, disabled_at=since, disabled_told_at=signal.at, failures=0, failing_since=None, is_failing=False
     )
-    return after, _told(EventKind.DISABLED, signal, since, reason=signal.reason)
+    return after, _operational_event(EventKind.DISABLED, signal, since, reason=signal.reason)
 
 
 def _given_up(
@@ -178,14 +181,14 @@ def _given_up(
     if not _is_over(known.letters_told_at, signal.at, policy):
         return msgspec.structs.replace(known, letters=letters, letters_since=since, letter_reason=reason), None
     after = msgspec.structs.replace(known, letters=0, letters_since=None, letters_told_at=signal.at, letter_reason=None)
-    return after, _told(EventKind.DEAD_LETTERS_WAITING, signal, since, letters=letters, reason=reason)
+    return after, _operational_event(EventKind.DEAD_LETTERS_WAITING, signal, since, letters=letters, reason=reason)
 
 
 def _is_over(reported_at: dt.datetime | None, at: dt.datetime, policy: Policy) -> bool:
     return reported_at is None or (at - reported_at).total_seconds() >= policy.quiet_s
 
 
-def _told(kind: EventKind, signal: Signal, since: dt.datetime, **more: Any) -> OperationalEvent:
+def _operational_event(kind: EventKind, signal: Signal, since: dt.datetime, **more: Any) -> OperationalEvent:
     data = {"endpoint_id": signal.endpoint_id, "since": rfc3339(since)} | more
     return OperationalEvent(kind, signal.endpoint_id, signal.customer_id, signal.at, data)
 

@@ -40,11 +40,12 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
     """Apply signals in order, and store the health and the events. Call in the transaction that archives the records."""
     if not signals:
         return
-    customers = {one.endpoint_id: one.customer_id for one in signals}
+    customers = {signal.endpoint_id: signal.customer_id for signal in signals}
     known, events = _locked(connection, list(customers)), []
     after = dict(known)
-    for one in signals:
-        after[one.endpoint_id], event = endpoint_health.apply(after.get(one.endpoint_id, EndpointHealth()), one, policy)
+    for signal in signals:
+        health = after.get(signal.endpoint_id, EndpointHealth())
+        after[signal.endpoint_id], event = endpoint_health.apply(health, signal, policy)
         events += [event] if event else []
     _put(
         connection,
@@ -56,7 +57,11 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
 
 
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
-    """Record recently disabled endpoints, and endpoints whose unreported dead letters are due."""
+    """Apply the signals that come from no record of a topic.
+
+    1. An endpoint was disabled within the last `LATE_S` seconds.
+    2. An endpoint has dead letters that are due to be reported.
+    """
     asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S)}
     with connect.translated_errors(), connection.transaction():
         disabled = [
@@ -85,9 +90,9 @@ def delete_orphans(connection: connect.Connection) -> None:
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
-    """Lock and yield the oldest events, to be published in the context; delete them when it ends without an error.
+    """Lock and yield the oldest events; delete them if the context, which publishes them, ends without an error.
 
-    A process that dies before the commit publishes them again, with the same ids.
+    After a crash before the commit, the next process publishes the same events again, with the same ids.
     """
     with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("operational_events"), {"limit": MAX_EVENTS}).fetchall()

@@ -1,5 +1,5 @@
 """Reading the archive.
 
-In: what a customer asks for. Out: dead letters, attempts, deliveries, and leases of consumers. Runs in the API and in `fanout
-archive`.
+In: the search criteria or the poll of a customer. Out: dead letters, attempts, deliveries, and leases of consumers. Runs in the
+API and in `fanout archive`.
 """

@@ -1,6 +1,6 @@
 """Search and read archived dead letters, discard them, and request their redrive.
 
-Runs in the API and in the command; each function in the caller's transaction, if there is one. Every statement names the
+Runs in the API and in the command. Each function runs in the caller's transaction, if there is one. Every statement names the
 customer, and row-level security enforces the same.
 """
 
@@ -22,20 +22,22 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 5000
-"""Dead letters that one call examines. If few of them match, the next call continues after them."""
+"""Maximum dead letters that one call examines. If few of them match, the next call continues after them."""
 
 
 class LetterState(enum.StrEnum):
-    """The state of an archived dead letter. Acknowledgements belong to consumers and do not change it."""
+    """The state of an archived dead letter. Acks belong to consumers and do not change the state."""
 
     WAITING = "waiting"
+    """Consumers can poll it."""
     REDRIVING = "redriving"
-    """Requested; `fanout archive` enqueues it next."""
+    """A redrive was requested. `fanout archive` enqueues the dead letter in the retry lane next."""
     REDRIVEN = "redriven"
     DISCARDED = "discarded"
 
 
 _FROM = {LetterState.DISCARDED: [LetterState.WAITING], LetterState.REDRIVING: [LetterState.WAITING, LetterState.DISCARDED]}
+"""New state → the states from which a dead letter may get it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def browse(
 ) -> LetterPage:
     """Return the matching waiting dead letters after a position, as many as fit into an answer.
 
-    An empty page can have a next one.
+    The page may be empty although later dead letters match: `has_more` says so.
     """
     found = find_fitting(connection, customer_id, selection, after=after, limit=limit)
     return LetterPage(waiting(connection, customer_id, found.positions), found.until, found.has_more)
@@ -97,18 +99,21 @@ def get(connection: connect.Connection, customer_id: str, position: int) -> Arch
 
 
 def discard(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Discard waiting dead letters, for all consumers; return the discarded ones. They stay in the archive."""
+    """Discard waiting dead letters for all consumers; return the positions of the discarded ones, which stay archived."""
     return _mark(connection, customer_id, positions, LetterState.DISCARDED, now)
 
 
 def redrive(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Request the redrive of waiting or discarded dead letters; return the marked ones. `fanout archive` enqueues them."""
+    """Request the redrive of waiting or discarded dead letters; return the positions of the marked ones.
+
+    `fanout archive` enqueues them in the retry lane (redrive_requests.py).
+    """
     return _mark(connection, customer_id, positions, LetterState.REDRIVING, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkResult:
-    """The number of marked dead letters, and where to continue."""
+    """The number of marked dead letters, and where to continue: `until` and `has_more` as in LetterPage."""
 
     count: int
     until: int
@@ -161,7 +166,7 @@ def find_fitting(
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
-    """Return the bytes of each dead letter in an answer, in the order of the positions; 0 if it no longer exists."""
+    """Return the bytes of each dead letter in an answer, in the order of the positions; 0 if there is none."""
     if not positions:
         return []
     with connect.translated_errors():

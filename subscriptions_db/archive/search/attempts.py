@@ -18,7 +18,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 5000
-"""Attempts that one call examines. If few of them match, the next call continues after them."""
+"""Maximum attempts that one call examines. If few of them match, the next call continues after them."""
 _LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NEVER = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
 
@@ -46,7 +46,10 @@ class FoundAttempts(NamedTuple):
 def search(
     connection: connect.Connection, customer_id: str, asked: AttemptSearch, *, before: AttemptPosition | None = None, limit: int
 ) -> FoundAttempts:
-    """Return the newest matching attempts older than `before`. An empty page can have older ones."""
+    """Return the newest matching attempts older than `before`.
+
+    The page may be empty although older attempts match: continue at the `before` of the result.
+    """
     wanted = parameters(customer_id, asked, before) | {"limit": limit, "most": MAX_LOOKED_AT}
     with connect.translated_errors():
         # Not prepared: the right plan depends on the criteria that are given.

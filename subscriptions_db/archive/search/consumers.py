@@ -1,7 +1,7 @@
 """Consumers of dead letters: pollers of one customer lease, ack and nack dead letters, and seek.
 
-Runs in the API and in the command; each function in the caller's transaction, if there is one. Each consumer leases a dead
-letter to one poller at a time, and again when the lease expires without an ack: at least once per consumer.
+Runs in the API and in the command. Each function runs in the caller's transaction, if there is one. A consumer leases a dead
+letter to one poller at a time. A lease that expires without an ack is leased again: at least once per consumer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LEASE_S = 43_200.0
+"""Maximum seconds of a lease: twelve hours."""
 MAX_UNACKNOWLEDGED = 10_000
-"""Unacknowledged dead letters of one consumer. At the limit it gets only these again."""
+"""Maximum leased dead letters of one consumer without an ack. At the limit, a poll leases only expired ones again."""
 _BEGINNING = 0
 
 
@@ -34,8 +35,10 @@ class ConsumerState:
     name: str
     selection: DeadLetterSearch
     read_until: int
+    """Every dead letter up to this position was leased to a poller, or is outside the selection."""
     created_at: dt.datetime
     unacknowledged: int
+    """Leased dead letters without an ack, also those whose lease has expired."""
 
 
 class LetterLease(NamedTuple):
@@ -62,16 +65,16 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
 
 
 def room(limit: int, again: int, unacknowledged: int) -> int:
-    """Return how many new dead letters a poll may lease, beside the `again` expired ones."""
+    """Return how many dead letters a poll may lease for the first time, beside the `again` that it leases again."""
     return max(0, min(limit - again, MAX_UNACKNOWLEDGED - unacknowledged))
 
 
 def create(
     connection: connect.Connection, customer_id: str, name: str, selection: DeadLetterSearch, *, after: int = _BEGINNING
 ) -> bool:
-    """Create a consumer that begins after a position; return False if the name exists, whose consumer stays unchanged.
+    """Create a consumer that begins after a position; change nothing and return False if the name exists.
 
-    The selection cannot change later: a dead letter that the consumer has skipped would never be examined again.
+    The selection cannot change later, because a dead letter that the consumer has skipped is never examined again.
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
@@ -126,7 +129,7 @@ def lease(
 def ack(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[ReceiptHandle]) -> list[int]:
     """Acknowledge dead letters; return their positions.
 
-    Missing ones are leased to another poller by now, or were settled before.
+    A position is missing if another poller has leased the dead letter by now, or if it was acked or nacked before.
     """
     return _settle(connection, "ack", _key(customer_id, name), receipts)
 
@@ -154,7 +157,7 @@ def seek(connection: connect.Connection, customer_id: str, name: str, *, after: 
 
 
 def position_before(connection: connect.Connection, customer_id: str, since: dt.datetime) -> int:
-    """Return the position before the first dead letter archived since a time, for `seek`."""
+    """Return the position before the first waiting dead letter archived since a time, for `seek`; the end without one."""
     with connect.translated_errors():
         first = connection.execute(query("first_dead_letter_since"), {"customer_id": customer_id, "since": since}).fetchone()
         if first is not None and first["position"] is not None:
@@ -163,7 +166,7 @@ def position_before(connection: connect.Connection, customer_id: str, since: dt.
 
 
 def end(connection: connect.Connection, customer_id: str) -> int:
-    """Return the position of the newest dead letter in state `waiting`, or the beginning if there is none.
+    """Return the position of the newest dead letter in state `waiting`, or 0, the beginning, if there is none.
 
     Later dead letters have higher positions.
     """
@@ -191,10 +194,10 @@ def _new(
     return archived_dead_letters.waiting(connection, key["customer_id"], found.positions), found.has_more
 
 
-def _settle(connection: connect.Connection, how: str, key: dict[str, Any], receipts: Sequence[ReceiptHandle]) -> list[int]:
-    handles = {"positions": [one.position for one in receipts], "tokens": [one.token for one in receipts]}
+def _settle(connection: connect.Connection, name: str, key: dict[str, Any], receipts: Sequence[ReceiptHandle]) -> list[int]:
+    handles = {"positions": [receipt.position for receipt in receipts], "tokens": [receipt.token for receipt in receipts]}
     with connect.translated_errors():
-        return sorted(row["position"] for row in connection.execute(query(how), key | handles))
+        return sorted(row["position"] for row in connection.execute(query(name), key | handles))
 
 
 def _locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from delivery import errors
 
 MAX_POSITION = 2**63 - 1
+"""The largest `bigint` of Postgres."""
 MAX_CHARS = 128
+"""Maximum characters of a cursor or a receipt handle."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -60,7 +62,7 @@ class AttemptPosition(NamedTuple):
 
 
 def letter_cursor(position: int) -> str:
-    """Return the cursor after a dead letter."""
+    """Return the cursor after the dead letter at a position."""
     return _encoded("l", position)
 
 
@@ -74,23 +76,23 @@ def _encoded(kind: str, *parts: object) -> str:
     return base64.urlsafe_b64encode(".".join(map(str, (kind, *parts))).encode()).decode().rstrip("=")
 
 
-def _decoded(what: str, kind: str, text: str, count: int) -> list[str]:
+def _decoded(name: str, kind: str, text: str, count: int) -> list[str]:
     if len(text) > MAX_CHARS:
-        raise _no(what)
+        raise _no(name)
     try:
         found, *parts = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode("ascii").split(".")
     except (binascii.Error, ValueError):
-        raise _no(what) from None
+        raise _no(name) from None
     if found != kind or len(parts) != count:
-        raise _no(what)
+        raise _no(name)
     return parts
 
 
-def _position(what: str, digits: str) -> int:
+def _position(name: str, digits: str) -> int:
     if not digits.isdecimal() or int(digits) > MAX_POSITION:
-        raise _no(what)
+        raise _no(name)
     return int(digits)
 
 
-def _no(what: str) -> errors.RegistrationError:
-    return errors.RegistrationError(what, f"is not a valid {what} of the archive: send one from an answer, unchanged")
+def _no(name: str) -> errors.RegistrationError:
+    return errors.RegistrationError(name, f"is not a valid {name} of the archive: send one from an answer, unchanged")

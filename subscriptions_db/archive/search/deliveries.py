@@ -1,8 +1,9 @@
 """Search recent deliveries of a customer, the newest first: each delivery once, with its present status.
 
-Runs in the API and in the command. The archive has no table of deliveries: a query derives each delivery from its attempts, its
-outcomes without an attempt, and its dead letters. That costs the archive next to nothing, and the status is always current. A
-delivery is sorted by its first record. Records that are archived late are missed as in the search of attempts.
+Runs in the API and in the command. The archive has no table of deliveries: a query derives each delivery from its records and
+its dead letters. A record is a row of the table of attempts: an attempt, or an outcome without an attempt. That costs the
+archive next to nothing, and the status is always current. A delivery is sorted by its first record. A reader that pages by
+cursor misses records that are archived late, as in the search for attempts (attempts.py).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 1000
-"""Records that one call examines. Fewer than for attempts, because each needs a look-up of its delivery's other records."""
+"""Maximum records that one call examines. Fewer than for attempts, because each costs a query of its delivery."""
 MAX_OF_ONE = 200
-"""The newest records of one delivery that decide its status."""
+"""Maximum records of one delivery, newest first, that are read to decide its status."""
 MAX_LETTERS = 10_000
-"""Dead letters of one delivery: the maximum number of events of a batch."""
+"""Maximum dead letters of one delivery: the maximum number of events of a batch."""
 
 
 class DeliveryStatus(enum.StrEnum):
@@ -32,7 +33,7 @@ class DeliveryStatus(enum.StrEnum):
 
     DELIVERED = "delivered"
     WAITING = "waiting"
-    """It failed, or was not attempted yet; it waits in the retry lane."""
+    """The delivery failed or was not attempted yet, and waits in the retry lane."""
     DEAD_LETTERED = "dead_lettered"
     """Given up. The state of the dead letter says whether it was redriven since."""
     SKIPPED = "skipped"
@@ -40,7 +41,7 @@ class DeliveryStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySearch(selection.SearchFilter):
-    """Search criteria for deliveries. `since` and `until` refer to their first records."""
+    """Search criteria for deliveries. `since` and `until` refer to the first record of a delivery."""
 
     status: DeliveryStatus | None = None
     reason: str | None = None
@@ -64,7 +65,7 @@ class DeliverySummary:
     """Time of the newest record."""
     status: DeliveryStatus
     reason: str | None
-    """Why it is not delivered: the error class of the newest attempt, or the reason for no attempt."""
+    """Why the delivery has not arrived: the error class of the newest attempt, or the reason for no attempt."""
     attempts: int
     """Attempts among the newest MAX_OF_ONE records."""
     dead_letters: int
@@ -94,8 +95,8 @@ def search(
 ) -> FoundDeliveries:
     """Return the newest matching deliveries that started before `before`.
 
-    One call looks at a bounded number of records. So a page may be empty although older deliveries exist: go on with the next
-    cursor.
+    One call examines at most MAX_LOOKED_AT records. So the page may be empty although older deliveries match: continue at the
+    `before` of the result.
     """
     wanted = attempts.parameters(customer_id, asked, before) | {"limit": limit, "most": MAX_LOOKED_AT}
     wanted |= {"most_of_one": MAX_OF_ONE, "most_letters": MAX_LETTERS}

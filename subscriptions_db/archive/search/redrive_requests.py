@@ -1,6 +1,6 @@
 """Claim the dead letters whose redrive was requested, and mark them as redriven once they are enqueued.
 
-Runs in `fanout archive`. A request changes the archive only, so the API needs no Kafka, and its answers do not wait for it.
+Runs in `fanout archive`. A request changes the archive only, so the API needs no Kafka, and does not wait for Kafka.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LETTERS, MAX_BYTES = 1000, 16 * 1024 * 1024
-"""Dead letters in one page, and their total bytes."""
+"""Maximum dead letters of one page, and their maximum total bytes."""
 
 
 class RedriveRequest(NamedTuple):
     """A dead letter to enqueue, and its position in the dead-letter topic."""
 
     written: bytes
+    """The record of the dead-letter topic."""
     topic: str
     partition: int
     offset: int
@@ -29,9 +30,9 @@ class RedriveRequest(NamedTuple):
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests, to be enqueued in the context; mark them redriven when it ends without an error.
+    """Lock and yield the oldest requests; mark them as redriven if the context, which enqueues them, ends without an error.
 
-    A process that dies before the commit enqueues them again, with the same `webhook-id`s.
+    After a crash before the commit, the next process enqueues the same dead letters again, with the same `webhook-id`s.
     """
     with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": MAX_BYTES}).fetchall()
