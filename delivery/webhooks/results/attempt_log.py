@@ -19,11 +19,14 @@ log = logging.getLogger(__name__)
 EVENT = "delivery.attempted"
 BATCH_EVENT = "batch.attempted"
 FAILURES_PER_S = 10.0
-"""Lines of failed attempts a second in one worker process. A burst may have as many."""
+"""Log lines a second, in one worker process, for failed attempts that the sample left out. A burst has at most as many."""
 
 
 class AttemptLog:
-    """Choose the attempts to log. `sample` is their share, 0 to 1. `clock` is monotonic, in seconds."""
+    """Log a sample of one worker's attempts. Log failed attempts beyond the sample too, at most FAILURES_PER_S.
+
+    `sample` is the share of the attempts that are logged, 0 to 1. `clock` is monotonic, in seconds.
+    """
 
     def __init__(self, sample: float, *, clock: Callable[[], float], rng: random.Random) -> None:
         self._sample = sample
@@ -33,7 +36,7 @@ class AttemptLog:
         self._refilled_at = clock()
 
     def write(self, results: Results) -> None:
-        """Log the chosen attempts of `results`."""
+        """Write one log line for each attempt in `results` that the sample or the rate of failures admits."""
         if not log.isEnabledFor(logging.INFO):
             return
         for outcome in results.outcomes:
@@ -62,7 +65,7 @@ class AttemptLog:
 
 
 def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int | float | None]:
-    """Return the keys of a delivery's line. Every line has all of them."""
+    """Return the fields of the log line for one attempt of a delivery. Every such line has the same keys."""
     delivery = outcome.delivery
     record = delivery.event.record
     return {
@@ -87,7 +90,7 @@ def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int 
 
 
 def batch_fields(batch: BatchOutcome, attempt: Attempt) -> dict[str, str | int | float | None]:
-    """Return the keys of a batch's line. Every line has all of them."""
+    """Return the fields of the log line for one attempt of a batch. Every such line has the same keys."""
     outcome = batch.outcome
     delivery = outcome.delivery
     return {

@@ -1,4 +1,7 @@
-"""Write the results of background attempts, on a thread that outlives the tasks. Runs in the executors."""
+"""Write the results of background attempts to Kafka, on a thread of the worker process.
+
+Runs in the executors. A background attempt outlives its Spark task, so no task can write its result.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,24 @@ T = TypeVar("T")
 
 
 class BackgroundResults:
-    """A queue of completed background attempts, and the thread that writes their results."""
+    """The completed background attempts of one worker, and the thread that writes their results.
+
+    `revision` returns the revision of the registry that the worker has.
+    """
 
     def __init__(self, revision: Callable[[], Revision]) -> None:
         self._revision = revision
         self._ended: queue.SimpleQueue[background_attempts.BackgroundResult | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Results] = queue.SimpleQueue()
         self.write: Write | None = None
-        """Writes results. Set by tasks, called on the thread."""
+        """Function that writes results to Kafka. Each task sets it. The thread calls it."""
 
     def put(self, ended: background_attempts.BackgroundResult) -> None:
-        """Add a completed attempt. Thread-safe."""
+        """Queue a completed background attempt for the thread. Thread-safe."""
         self._ended.put(ended)
 
     def start(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:
-        """Start the thread. It calls `forget` with attempts whose results are written or cannot be written."""
+        """Start the thread. The thread calls `forget` with attempts whose results are written or cannot be written."""
         threading.Thread(target=self._write_all, args=(forget,), name="background results", daemon=True).start()
 
     def close(self) -> None:
@@ -42,7 +48,7 @@ class BackgroundResults:
         self._ended.put(None)
 
     def written(self) -> list[Results]:
-        """Return the results that were written since the last call, for a task to report."""
+        """Return the results that the thread has written since the last call. A task reports them to the driver."""
         return _drained(self._written)
 
     def _write_all(self, forget: Callable[[list[background_attempts.BackgroundResult]], None]) -> None:

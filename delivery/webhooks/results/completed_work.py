@@ -30,9 +30,9 @@ from delivery.webhooks.retries import retry_messages, retry_records
 log = logging.getLogger(__name__)
 
 MAX_COMPLETED = 1_000_000
-"""Keys in the log, of some 100 bytes each. Further deliveries are repeated."""
+"""Maximum of keys in the log of one lane, some 100 bytes each. Deliveries and leases beyond it are repeated."""
 Key = bytes
-"""Digest that identifies a delivery, alone or in a batch, or a lease. 16 bytes, because there may be a million."""
+"""Digest that identifies a delivery or a lease. It has 16 bytes, because a log may have a million keys."""
 CompletedKeys = Container[Key]
 
 
@@ -45,28 +45,40 @@ class KafkaPosition(NamedTuple):
 
 
 def key(subscription_id: str, position: KafkaPosition) -> Key:
-    """Return the key of a delivery. It has the position, because an event that is published twice has one `webhook-id`."""
+    """Return the key of a delivery: its subscription and its event's position in Kafka.
+
+    The `webhook-id` would not do: an event that its producer publishes twice has one `webhook-id`, and is two deliveries.
+    """
     return hashlib.blake2b(f"{subscription_id} {position}".encode(), digest_size=16).digest()
 
 
 def key_of_event(event: Event, subscription_id: SubscriptionId) -> Key:
-    """Return the key of a delivery of this event."""
+    """Return the key of the delivery of a parsed event by one subscription."""
     record = event.record
     return key(subscription_id, KafkaPosition(record.topic, record.partition, record.offset))
 
 
 def key_of_lease(endpoint_id: str, number: int, entries: int) -> Key:
-    """Return the key of a lease. A shard numbers its leases, and an endpoint is always in the same shard."""
+    """Return the key of a lease, from its endpoint, its number and the number of its entries.
+
+    A shard numbers its leases, and an endpoint is always in the same shard.
+    """
     return hashlib.blake2b(f"lease {number} of {entries} {endpoint_id}".encode(), digest_size=16).digest()
 
 
 def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
-    """Return the key of one event of a batch. A micro-batch that runs again may combine other events into a batch."""
+    """Return the key of the delivery of a packed event in a batch.
+
+    A batch has no key of its own: a micro-batch that runs again may combine other events into a batch.
+    """
     return key(subscription_id, KafkaPosition(event.topic, event.partition, event.offset))
 
 
 class CompletedWorkLog(abc.ABC):
-    """The completed work of one lane. Filled record by record."""
+    """The keys of the work that an interrupted micro-batch of one lane has completed.
+
+    `add` is called with each record that the micro-batch wrote to a result topic.
+    """
 
     def __init__(self, max_completed: int = MAX_COMPLETED) -> None:
         self.completed: set[Key] = set()
@@ -74,10 +86,10 @@ class CompletedWorkLog(abc.ABC):
 
     @abc.abstractmethod
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """Return the function that reads the records of each topic. Records of other topics complete nothing."""
+        """Return, by topic, the function that adds the completed work in a record. Records of other topics complete nothing."""
 
     def add(self, value: bytes, reader: Callable[[bytes], None]) -> None:
-        """Add the completed work in a record, by one of the readers."""
+        """Add the completed work in a record by `reader`, the function that `readers` returned for the record's topic."""
         if len(self.completed) >= self._max_completed:
             return
         try:

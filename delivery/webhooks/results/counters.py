@@ -1,6 +1,6 @@
-"""Count results for the driver's metrics, in counters that can be added.
+"""Count the results of a task for the driver's metrics. The driver adds the counters of all tasks.
 
-Runs in the executors, added up on the driver. Pure. Keys come from closed sets, so counters are as small after a million
+Runs in the executors and on the driver. Pure. Keys come from closed sets, so counters are as small after a million
 records as after ten. No key names a tenant, an endpoint or a URL.
 """
 
@@ -18,38 +18,39 @@ from delivery.webhooks.scheduling import outage
 from delivery.webhooks.sending.batch_payload import REJECTED
 
 NONE = "none"
-"""Label of a success, which has no reason and no error class."""
+"""Label in place of a reason or an error class, for a success."""
 LATENCY_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, math.inf)
-"""Upper bounds in seconds. Dense around the length of a micro-batch (0.3–5 s), and wide enough for a backlog."""
+"""Upper bounds of the latency histogram, in seconds. Dense around the length of a micro-batch (0.3–5 s), and wide enough for a
+backlog."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Counts of some records. `a + b` counts both."""
+    """Counts of the results of one task or of several. `a + b` has the counts of both."""
 
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By outcome and reason."""
+    """Deliveries, by outcome and reason."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Rejected records, by reason."""
     batches: Counter[str] = field(default_factory=Counter)
     """Batches that were sent, by LeaveReason."""
     attempts: Counter[str] = field(default_factory=Counter)
-    """By error class."""
+    """Attempts, by error class."""
     retries: int = 0
     """Attempts that were not the first of their delivery."""
     latencies: Counter[float] = field(default_factory=Counter)
     """Accepted deliveries, by the upper bound of the time from Kafka's append to the response."""
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
-    """Most requests in flight at the same time in one worker process. A sum has the larger number."""
+    """Most requests in flight at the same time in one worker process. `a + b` has the larger number."""
     reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     cpu_s: float = 0.0
-    """CPU time of the worker processes."""
+    """CPU seconds that the worker processes have used."""
     waited_for_hosts: int = 0
-    """Requests that waited for the bounds of their host."""
+    """Requests that waited for the limits of their host (`delivery.webhooks.scheduling.host_limits`)."""
     clock_ahead_s: float = 0.0
-    """Seconds by which a worker's clock is ahead of the driver's; negative: behind. A sum has the larger difference."""
+    """Seconds by which a worker's clock is ahead of the driver's; negative: behind. `a + b` has the larger difference."""
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
 
@@ -72,7 +73,8 @@ class Counters:
 
 
 def count(results: Results, *, cpu_s: float) -> Counters:
-    """Return the counts of `results`. One pass, the usual case first: the loop runs for every delivery."""
+    """Return the counts of `results`. `cpu_s` is the CPU time since the last count, in seconds."""
+    # One pass, the usual case first: the loop runs for every delivery.
     deliveries: Counter[tuple[str, str]] = Counter()
     attempts: Counter[str] = Counter()
     waits_ms: list[float] = []

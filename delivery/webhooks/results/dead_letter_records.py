@@ -57,7 +57,7 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Beginning of the response's body, 1 KiB at most, as text. Bytes that are not UTF-8 are replaced."""
 
     def attempted(self) -> Attempt:
-        """Return the attempt."""
+        """Return the attempt as a value of the domain (`delivery.model`)."""
         return Attempt(
             number=self.attempt,
             started_at_ms=self.started_at_ms,
@@ -130,15 +130,15 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def last_attempt(self) -> int:
-        """Return the number of the last attempt; 0: there was none."""
-        return max((one.attempt for one in self.attempts), default=0)
+        """Return the number of the last attempt; 0 if there was none."""
+        return max((attempt.attempt for attempt in self.attempts), default=0)
 
     def due(self) -> Due:
-        """Return the delivery that was given up."""
+        """Return the identity of the delivery that was given up."""
         return Due(self.topic, self.partition, self.offset, self.subscription_id)
 
     def event(self) -> Event:
-        """Return the event."""
+        """Return the event that the endpoint did not get. Its payload is not parsed: `content` is None."""
         headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         return Event(
@@ -155,8 +155,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def history(self) -> tuple[Attempt, ...]:
-        """Return the attempts in the letter."""
-        return tuple(one.attempted() for one in self.attempts)
+        """Return the attempts in the dead letter as values of the domain, the oldest first."""
+        return tuple(attempt.attempted() for attempt in self.attempts)
 
 
 _encoder = msgspec.json.Encoder()
@@ -170,14 +170,14 @@ def encode(letter: DeadLetter) -> bytes:
 
 
 def decode(written: bytes) -> DeadLetter:
-    """Return the dead letter in a record of the topic; raise msgspec.MsgspecError where there is none."""
+    """Return the dead letter in a record of the topic; raise msgspec.MsgspecError if the bytes are no dead letter."""
     return _letters.decode(written)
 
 
 def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
     """Return the dead letter in a record, and its JSON document with every field, including those of newer versions.
 
-    The record is parsed once. Raises as `decode`.
+    The record is parsed once. Raise msgspec.MsgspecError if the bytes are no dead letter.
     """
     document = _documents.decode(written)
     return msgspec.convert(document, DeadLetter), document

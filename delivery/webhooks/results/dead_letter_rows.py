@@ -27,7 +27,11 @@ def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
 
 
 def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
-    """Yield a dead letter for each event that the endpoint did not accept, as if it had been sent alone."""
+    """Yield a dead letter for each event of a batch that the endpoint did not accept.
+
+    The dead letter has the `webhook-id` that the event has when it is sent alone. A batch that was skipped or postponed has no
+    dead letters.
+    """
     outcome, delivery = batch.outcome, batch.outcome.delivery
     if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
         return
@@ -102,7 +106,7 @@ def _letter_attempt(attempt: Attempt) -> LetterAttempt:
 
 
 def headers_of(record: Record, max_bytes: int | None = None) -> list[Header]:
-    """Return the record's headers, as many as fit into `max_bytes`. Values may be any bytes, so they are in base64."""
+    """Return the first headers of a record that fit into `max_bytes`. None: all headers. Values, any bytes, are in base64."""
     kept, size = [], 0
     for name, value in record.headers:
         size += parsing.header_bytes(name, value)

@@ -13,7 +13,10 @@ Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
 
 
 class Due(NamedTuple):
-    """A delivery, identified by its event's position in Kafka. The same in the entries of all lanes, and after a repeat."""
+    """Identity of a delivery: its event's position in Kafka, and its subscription.
+
+    All lanes write the same identity, and a repeat of the delivery does too.
+    """
 
     topic: str
     partition: int
@@ -49,7 +52,7 @@ class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
         return 1
 
     def due(self) -> Iterator[Due]:
-        """Yield the delivery."""
+        """Yield the identity of the delivery."""
         yield Due(self.topic, self.partition, self.offset, self.subscription_id)
 
 
@@ -60,7 +63,7 @@ class ResultEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag_field=
     """Replay that asked for the delivery. Left out where the delivery was due. Since 2026-11-21."""
 
     def accepted(self) -> Iterator[Due]:
-        """Yield the delivery. Only for an attempt that the endpoint accepted."""
+        """Yield the identity of the delivery. Called only if the endpoint accepted the attempt."""
         return self.due()
 
 
@@ -98,17 +101,17 @@ class PostponedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="post
 
 
 class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="dead_lettered"):
-    """A delivery that was given up without an attempt in this lane or lease. Its dead letter has the history."""
+    """A delivery that was given up without an attempt in this lane or lease. Its dead letter has the earlier attempts."""
 
     reason: str | None
     """Reason: a word of `delivery.webhooks.policy.retry_reasons`, such as `expired`."""
 
 
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
-    """A note that a dead letter was enqueued for redelivery. It stands in a header of the retries topic as well."""
+    """A note that a dead letter was enqueued in the retry lane again. A header of its Postponed record has the note as well."""
 
     dead_lettered_at_ms: int
-    """`dead_lettered_at_ms` of the dead letter. Letters of the delivery up to this time are dead letters no more."""
+    """`dead_lettered_at_ms` of the dead letter. Dead letters of the delivery up to this time do not count any more."""
     redriven_at_ms: int
     """When the dead letter was enqueued."""
     replay: str | None = None
@@ -134,11 +137,14 @@ class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field=
     """Replay that asked for the batch. Left out where the batch was due. Since 2026-11-21."""
 
     def due(self) -> Iterator[Due]:
-        """Yield the delivery of each event."""
+        """Yield the identity of the delivery of each event."""
         return _deliveries(self.offsets)
 
     def accepted(self) -> Iterator[Due]:
-        """Yield the deliveries that the response did not reject. Only for an attempt that the endpoint accepted."""
+        """Yield the identities of the deliveries that the response did not reject.
+
+        Called only if the endpoint accepted the attempt.
+        """
         if not self.rejected:
             return self.due()
         rejected = set(_deliveries(self.rejected))

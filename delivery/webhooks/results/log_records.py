@@ -33,11 +33,11 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
     mode: str = DeliveryMode.DIRECT.value
     """Delivery mode of the endpoint: the lane whose receipts account for these deliveries. Since 2026-11-21."""
     entries: list[Entry]
-    """One entry for each attempt; one entry for a delivery or a batch without any."""
+    """One entry for each attempt; one entry for a delivery or a batch without an attempt."""
 
 
 class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="receipt"):
-    """A run of offsets that a lane has handled. The record's key is `topic:partition`."""
+    """A run of offsets of one partition that a lane has handled. The record's key is `topic:partition`."""
 
     lane: str
     """Lane that handled the run: `direct` or `batch`."""
@@ -85,18 +85,18 @@ _undecoded = msgspec.json.Decoder(_Undecoded)
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """Return an entry as bytes for `encode_log`."""
+    """Return an entry as bytes, which `encode_log` puts into a LogRecord."""
     return _encoder.encode(entry)
 
 
 def encode_log(endpoint_id: str, customer_id: str, mode: str, entries: Sequence[bytes]) -> bytes:
-    """Return a LogRecord with encoded entries. The caller has encoded them to bound the record in bytes."""
+    """Return a LogRecord as bytes. The caller has encoded its entries with `encode_entry`, to bound the record in bytes."""
     empty = _encoder.encode(LogRecord(endpoint_id=endpoint_id, customer_id=customer_id, mode=mode, entries=[]))
     return b"%s%s]}" % (empty[:-2], b",".join(entries))
 
 
 def encode(record: AttemptsRecord) -> bytes:
-    """Return a record as bytes."""
+    """Return a record of the attempts topic as bytes."""
     return _encoder.encode(record)
 
 

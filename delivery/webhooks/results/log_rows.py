@@ -26,7 +26,7 @@ _UNATTEMPTED_BATCH: Mapping[OutcomeKind, Callable[..., Entry]] = {
 
 
 def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
-    """Yield the log's entries of a delivery: one for each attempt. Without an attempt: one with the reason."""
+    """Yield the entries of the attempts topic for a delivery: one for each attempt; without an attempt, one with the reason."""
     delivery = outcome.delivery
     event, record = delivery.event, delivery.event.record
     replay = UNSET if outcome.replay is None else outcome.replay
@@ -67,7 +67,7 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
 
 
 def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
-    """Yield the log's entries of a batch: one for each attempt. Without an attempt: one with the reason."""
+    """Yield the entries of the attempts topic for a batch: one for each attempt; without an attempt, one with the reason."""
     outcome, delivery = batch.outcome, batch.outcome.delivery
     offsets, rejected = _offsets(delivery, range(len(delivery.events))), _offsets(delivery, sorted(batch.rejected))
     oldest_ms = min(event.appended_at_ms for event in delivery.events)
@@ -103,7 +103,7 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
 
 
 def offset_receipt(receipt: Receipt) -> OffsetReceipt:
-    """Return the record of an offset receipt."""
+    """Return the record of the attempts topic for an offset receipt of the intake."""
     return OffsetReceipt(
         lane=receipt.lane.value,
         topic=receipt.topic,
@@ -118,7 +118,7 @@ def offset_receipt(receipt: Receipt) -> OffsetReceipt:
 
 
 def _offsets(delivery: BatchDelivery, places: Iterable[int]) -> Offsets:
-    """Return the offsets of the events at these places in the body, by subscription, topic and partition."""
+    """Return the offsets of the events at `places` of the batch, by subscription, topic and partition."""
     offsets: Offsets = {}
     for place in places:
         event = delivery.events[place]

@@ -26,11 +26,11 @@ class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     appended_at_ms: int
     """When Kafka appended the record."""
     headers: list[Header]
-    """Headers of the record, as many as fit into 64 KiB; all of them where this is the only copy."""
+    """Headers of the record, as many as fit into 64 KiB; all if no other copy of the record exists."""
     value_bytes: int | None
     """Size of the record's value. Null: it is a tombstone."""
     value_base64: str | None
-    """The record's value, cut after 64 KiB; whole where this is the only copy. Null: it is a tombstone."""
+    """The record's value, cut after 64 KiB; whole if no other copy of the record exists. Null: it is a tombstone."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -38,7 +38,7 @@ _records = msgspec.json.Decoder(RejectedRecord)
 
 
 def encode(record: RejectedRecord) -> bytes:
-    """Return a record as bytes."""
+    """Return a record of the topic as bytes."""
     return _encoder.encode(record)
 
 

@@ -1,4 +1,4 @@
-"""The results of some records, in each lane. Runs in the executors."""
+"""The results of a lane's task, as the task writes them to Kafka and counts them. Runs in the executors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """The results of some records."""
+    """The results of some records of a task. A task makes several; the last one also has the totals of the task."""
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
     batches: list[batch_payload.BatchOutcome] = field(default_factory=list)
@@ -31,17 +31,17 @@ class Results:
     unresponsive: frozenset[EndpointId] = frozenset()
     """Endpoints that did not respond within their response deadline."""
     accepting: Sequence[Endpoint] = ()
-    """Endpoints to report to the retry lane as accepting."""
+    """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0
-    """Requests of this worker that waited for the bounds of their host, since its last report."""
+    """Requests of this worker that waited for the limits of their host, since the worker's last report."""
     clock_ahead_s: float = 0.0
     """By how much this worker's clock is ahead of the driver's (delivery.webhooks.clocks.driver_clock)."""
     own_delay_s: float = 0.0
-    """Seconds in which this worker waited for its own machine, since its last report (`scheduling.endpoint_clock`)."""
+    """Seconds in which this worker waited for its own machine, since the worker's last report (`scheduling.endpoint_clock`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
-    """Return the last results of a task, with its dispatcher's totals of the whole task."""
+    """Return the last results of a task: `fields`, and the dispatcher's totals of the whole task."""
     report = dispatcher.report()
     return Results(
         most_in_flight=report.most_in_flight,
@@ -54,7 +54,7 @@ def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Result
 
 
 def background_results(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
-    """Return the results of completed background attempts, without the bodies."""
+    """Return the results of completed background attempts, without the request bodies."""
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):

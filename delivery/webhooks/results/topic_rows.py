@@ -36,13 +36,13 @@ from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.state import chunking
 
 MAX_REJECTED_BYTES = 64 * 1024
-"""Bytes of a rejected record that are kept. A larger record is cut; the whole one is at its offset."""
+"""Maximum of bytes of a rejected record's headers, and of its value. A larger record is cut; its source topic has it whole."""
 
 MAX_ROW_BYTES = 256 * 1024
-"""Bytes of log entries in a row. Far below Kafka's 1 MiB, and enough to share the costs of a row."""
+"""Maximum of bytes of log entries in a row. Far below Kafka's 1 MiB, and enough to share the costs of a row."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
-"""Bytes of retry entries in a row. A larger entry has a row of its own."""
+"""Maximum of bytes of retry entries in a row. A larger entry has a row of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Topics:
 
 
 class Row(NamedTuple):
-    """One record for Kafka."""
+    """A record for Kafka: one row of the DataFrame that Spark writes."""
 
     topic: str
     key: bytes
@@ -65,9 +65,10 @@ class Row(NamedTuple):
 
 
 def rows(results: Results, topics: Topics) -> Iterator[Row]:
-    """Yield the rows that record `results`. They are written in one commit with the offsets of the records.
+    """Yield the rows of `results` for the attempts, dead-letter and rejected topics.
 
-    Log entries of one endpoint share rows: a row costs the JVM about 15 µs, whatever its size (docs/benchmarks/).
+    The rows are written before the offsets of their records are committed. Log entries of one endpoint share rows: a row costs
+    the JVM about 15 µs, whatever its size (docs/benchmarks/).
     """
     for endpoint_id, (endpoint, entries) in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
@@ -90,7 +91,7 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
 
 
 def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
-    """Yield the rows with the reports of ended leases, for their shards."""
+    """Yield the rows of the retries topic by which the shards learn the results of ended leases."""
     for report in reports:
         yield from _retry_rows(report.endpoint_id, retry_messages.encoded(report), topics)
 
@@ -98,10 +99,10 @@ def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Ite
 def deferral_rows(
     results: Results, topics: Topics, *, now_ms: int, revision: Revision = retry_messages.NO_REVISION
 ) -> Iterator[Row]:
-    """Yield the rows with the entries that a fast lane defers to the retry lane. The retry lane itself requeues by reports.
+    """Yield the rows of the retries topic with the entries that a fast lane defers. The retry lane itself requeues by reports.
 
-    The rows are written in the same commit as `rows`. Entries of one endpoint share rows, in the order of their deferral.
-    `revision` is the newest revision of the registry that may have made them due.
+    The rows are written together with those of `rows`. Entries of one endpoint share rows, in the order of their deferral.
+    `revision` is the newest revision of the registry that may have made the deliveries due.
     """
     entries: dict[EndpointId, tuple[CustomerId, list[retry_messages.RetryEntry]]] = {}
     for outcome in results.outcomes:
@@ -121,9 +122,9 @@ def deferral_rows(
 
 
 def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
-    """Yield the rows that report completed background attempts to the shards. Written after the rows of their results."""
+    """Yield the rows that report completed background attempts to the shards. Written after the rows with the results."""
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
-    accepting = {one.delivery.endpoint.endpoint_id for _, one in ended if one.kind is OutcomeKind.DELIVERED}
+    accepting = {outcome.delivery.endpoint.endpoint_id for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
     for name, outcome in ended:
         to = outcome.delivery.endpoint
         names.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(name)
@@ -136,7 +137,8 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
     """Yield the rows with the health hints of a fast lane: endpoints that accepted a request, and endpoints that failed.
 
-    A failure of an endpoint without a retry schedule leaves no entry, so a hint reports it. Written after `deferral_rows`.
+    A failure at an endpoint without a retry schedule leaves no retry entry, so a hint reports the failure. Written after
+    `deferral_rows`.
     """
     accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):

@@ -1,4 +1,4 @@
-"""One line for an attempt, with fixed keys: a sample of the successes, and failures at a bounded rate."""
+"""AttemptLog writes a line with fixed keys for a sample of the attempts, and for failed attempts at a bounded rate."""
 
 import io
 import logging
@@ -20,10 +20,10 @@ KEYS = {
 
 
 def results(count, error_class=None, **fields):
-    one = Attempt(
+    attempt = Attempt(
         number=1, started_at_ms=1_700_000_000_500, duration_ms=40.04, status=200, error_class=error_class, **fields
     )  # fmt: skip
-    return Results(outcomes=[Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(one,))] * count)
+    return Results(outcomes=[Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(attempt,))] * count)
 
 
 def writer(sample, clock=None):
@@ -35,7 +35,7 @@ def _at_info(caplog):
     caplog.set_level(logging.INFO)
 
 
-def test_a_line_has_the_delivery_its_result_and_its_duration(caplog):
+def test_a_line_has_the_result_and_the_duration_of_an_attempt(caplog):
     writer(1.0).write(results(1))
     [record] = caplog.records
     assert (record.getMessage(), record.levelname) == ("delivery.attempted", "INFO")
@@ -43,7 +43,7 @@ def test_a_line_has_the_delivery_its_result_and_its_duration(caplog):
     assert (record.duration_ms, record.latency_ms) == (40.0, 540.0)  # appended at …000, begun at …500
 
 
-def test_the_keys_are_fixed_and_disclose_nothing(caplog):
+def test_the_keys_of_a_line_are_fixed_and_disclose_nothing(caplog):
     writer(1.0).write(results(1, error_class="server_error", response=b"their answer"))
     line = logs.JsonFormatter().format(caplog.records[0])
     assert set(orjson.loads(line)) == {"at", "level", "logger", "event", *KEYS}
@@ -51,7 +51,7 @@ def test_the_keys_are_fixed_and_disclose_nothing(caplog):
 
 
 @pytest.mark.parametrize(("sample", "least", "most"), [(0.0, 0, 0), (0.1, 70, 130), (1.0, 1000, 1000)])
-def test_the_sample_sets_the_share_of_successes(caplog, sample, least, most):
+def test_the_sample_sets_the_share_of_logged_successes(caplog, sample, least, most):
     writer(sample).write(results(1000))
     assert least <= len(caplog.records) <= most
 
@@ -69,7 +69,7 @@ def test_failures_are_logged_at_a_bounded_rate(caplog):
     assert len(caplog.records) == 2.5 * attempt_log.FAILURES_PER_S  # an hour of quiet is no licence to burst
 
 
-def test_nothing_is_written_below_the_level(caplog):
+def test_no_line_is_written_below_the_log_level(caplog):
     caplog.set_level(logging.WARNING)
     writer(1.0).write(results(10, error_class="connect"))
     assert not caplog.records

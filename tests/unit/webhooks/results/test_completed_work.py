@@ -30,7 +30,7 @@ def key_of(outcome):
 
 
 def read_back(*written, lane=completed_work.FastLaneLog, **bounds):
-    """Return the completed keys in rows of (topic, value)."""
+    """Return the keys of the completed work in rows of (topic, value)."""
     found = lane(**bounds)
     for topic, reader in found.readers(TOPICS).items():
         for row_topic, value in written:
@@ -49,10 +49,10 @@ def ended(kind, *attempts, reason=None, delivery=None):
 
 
 def batch_ended(kind, *attempts, count=3, rejected=(), reason=None):
-    of = [segment.unpacked(packed) for packed in PACKED[:count]]
+    events = [segment.unpacked(packed) for packed in PACKED[:count]]
     through = ["s1"] * count
-    webhook_id = batch_payload.webhook_id("ep1", of, through)
-    delivery = batch_payload.BatchDelivery(builders.endpoint(), webhook_id, b"", b"", b"", of, through, LeaveReason.COUNT)
+    webhook_id = batch_payload.webhook_id("ep1", events, through)
+    delivery = batch_payload.BatchDelivery(builders.endpoint(), webhook_id, b"", b"", b"", events, through, LeaveReason.COUNT)
     return batch_payload.BatchOutcome(Outcome(delivery, kind, attempts, reason), dict.fromkeys(rejected, "no"))
 
 
@@ -147,7 +147,7 @@ def test_an_unreadable_record_is_ignored_and_the_rest_counts(caplog):
 def test_the_number_of_completed_keys_is_bounded():
     events = [builders.event(record=builders.record(offset=offset)) for offset in range(5)]
     log = [ended(OutcomeKind.DELIVERED, ACCEPTED, delivery=builders.delivery(event=event)) for event in events]
-    rows_of_each = [row for one in log for row in written(one)]
+    rows_of_each = [row for outcome in log for row in written(outcome)]
     assert len(read_back(*rows_of_each, max_completed=2)) == 2
 
 
@@ -198,12 +198,13 @@ def test_two_runs_around_a_crash_account_for_everything_once():
     before = read_back(*written(*whole.outcomes[:6]))
     rest, posted_again = deliver(records, before)
     assert (len(posted), len(posted_again)) == (10, 4)
-    assert {one.delivery.webhook_id for one in whole.outcomes[:6]}.isdisjoint(one.delivery.webhook_id for one in rest.outcomes)
+    completed, repeated = ({outcome.delivery.webhook_id for outcome in part} for part in (whole.outcomes[:6], rest.outcomes))
+    assert completed.isdisjoint(repeated)
     assert len(before) + len(rest.outcomes) == sum(receipt.due for receipt in rest.receipts) == 10
 
 
 def test_completed_events_are_left_out_of_a_new_batch():
-    of = [builders.event(record=builders.record(offset=offset)) for offset in range(4)]
+    events = [builders.event(record=builders.record(offset=offset)) for offset in range(4)]
     clock, network = fakes.Clock(), fakes.FakeTransport(200)
     registry = registries.WholeRegistry("base", builders.snapshot(batches.endpoint(), builders.subscription()))
 
@@ -212,12 +213,12 @@ def test_completed_events_are_left_out_of_a_new_batch():
         dispatcher, deferrals = fast_lane(posting, clock, quick_retry=backoff.QuickRetry())
         delivering = batch_lane.BatchLane(registry, dispatcher, deferrals, ended_before)
         first = await delivering.submit(
-            [batches.sent(batches.pending_batch(*of[:2])), batches.sent(batches.pending_batch(*of[2:]))]
+            [batches.sent(batches.pending_batch(*events[:2])), batches.sent(batches.pending_batch(*events[2:]))]
         )
         return first.batches + (await delivering.finish()).batches
 
-    ended_before = {completed_work.key("s1", completed_work.KafkaPosition(*one.record[:3])) for one in of[1:3]}
-    told = asyncio.run(send(ended_before))  # in the run before, these two shared a batch
-    assert [[event.offset for event in one.outcome.delivery.events] for one in told] == [[0], [3]]
-    assert asyncio.run(send({completed_work.key("s1", completed_work.KafkaPosition(*one.record[:3])) for one in of})) == []
+    keys = [completed_work.key("s1", completed_work.KafkaPosition(*event.record[:3])) for event in events]
+    sent = asyncio.run(send(set(keys[1:3])))  # in the run before, these two shared a batch
+    assert [[event.offset for event in batch.outcome.delivery.events] for batch in sent] == [[0], [3]]
+    assert asyncio.run(send(set(keys))) == []
     assert len(network.posted) == 2

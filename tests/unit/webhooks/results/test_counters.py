@@ -1,4 +1,4 @@
-"""Counters count the results of records, and a sum loses nothing."""
+"""Counters count the results of a task. The sum of two Counters has all counts of both."""
 
 import pickle
 
@@ -14,7 +14,7 @@ APPENDED_AT_MS = 1_700_000_000_000
 
 
 def attempt(number=1, error_class=None, *, after_s=0.2):
-    """An attempt that ends `after_s` after Kafka appended the event; it took 100 ms."""
+    """Return an attempt of 100 ms that ends `after_s` after Kafka appended the event."""
     return Attempt(
         number=number,
         started_at_ms=round(APPENDED_AT_MS + after_s * 1000 - 100),
@@ -44,15 +44,15 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
         rejections=[intake.Rejection(record=builders.record(), reason="not_json", detail="")],
         most_in_flight=3,
     )
-    told = counters.count(results, cpu_s=0.5)
-    assert told.deliveries == {
+    counted = counters.count(results, cpu_s=0.5)
+    assert counted.deliveries == {
         ("delivered", "none"): 2,
         ("dead_lettered", "timeout"): 1,
         ("dead_lettered", "lane_deadline"): 1,
         ("skipped", "subscription_paused"): 1,
     }
-    assert told.attempts == {"none": 2, "server_error": 1, "timeout": 1}
-    assert (told.retries, told.rejected, told.most_in_flight, told.cpu_s) == (1, {"not_json": 1}, 3, 0.5)
+    assert counted.attempts == {"none": 2, "server_error": 1, "timeout": 1}
+    assert (counted.retries, counted.rejected, counted.most_in_flight, counted.cpu_s) == (1, {"not_json": 1}, 3, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,17 @@ def test_every_outcome_attempt_and_rejection_is_counted_by_its_class():
     ],
 )
 def test_latency_is_counted_from_the_append_to_the_last_response(after_s, bound):
-    told = counters.count(Results(outcomes=[delivered(attempt(1, "dns", after_s=-9.0), attempt(2, after_s=after_s))]), cpu_s=0)
-    assert told.latencies == {bound: 1}
-    assert told.latency_sum_s == pytest.approx(max(0.0, after_s))
+    outcomes = [delivered(attempt(1, "dns", after_s=-9.0), attempt(2, after_s=after_s))]
+    counted = counters.count(Results(outcomes=outcomes), cpu_s=0)
+    assert counted.latencies == {bound: 1}
+    assert counted.latency_sum_s == pytest.approx(max(0.0, after_s))
 
 
 def test_only_accepted_deliveries_have_a_latency():
-    told = counters.count(
+    counted = counters.count(
         Results(outcomes=[outcome(OutcomeKind.DEAD_LETTERED, attempt(1, "refused"), reason="refused")]), cpu_s=0
     )
-    assert not told.latencies
+    assert not counted.latencies
 
 
 def test_the_counters_of_two_halves_add_up_to_the_whole():
@@ -89,7 +90,7 @@ def test_the_counters_of_two_halves_add_up_to_the_whole():
     assert whole + counters.Counters() == whole
 
 
-def test_the_larger_peak_remains():
+def test_a_sum_has_the_larger_peak_of_requests_in_flight():
     assert (counters.Counters(most_in_flight=3) + counters.Counters(most_in_flight=8)).most_in_flight == 8
 
 

@@ -46,14 +46,14 @@ TYPES = [
 
 
 @pytest.mark.parametrize("seed", record_samples.SEEDS)
-def test_results_become_the_same_bytes_as_before(seed, monkeypatch):
+def test_the_bytes_of_sample_results_do_not_change(seed, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: record_samples.NOW_S)
     made = [[row.topic, row.key.decode(), row.value.decode()] for row in topic_rows.rows(record_samples.results(seed), TOPICS)]
     assert made == WRITTEN[str(seed)]
 
 
 def test_samples_hold_every_type_of_record():
-    """Otherwise the test above would check less than it seems to."""
+    """A type without a sample would leave its bytes untested above."""
     written = [(topic, value.encode()) for made in WRITTEN.values() for topic, _, value in made]
     found = [log_records.decode(value) for topic, value in written if topic == "attempts"]
     seen = {type(entry) for record in found if isinstance(record, log_records.LogRecord) for entry in record.entries}
@@ -69,7 +69,7 @@ def test_records_read_and_written_again_are_the_same_bytes():
 
 @pytest.mark.parametrize("path", sorted((HERE.parents[2] / "e2e" / "data").glob("*.zip")), ids=lambda path: path.stem)
 def test_records_of_an_earlier_version_can_be_read(path):
-    """A field that the version did not write is added; nothing else changes."""
+    """Reading and writing adds the fields that the earlier version did not write, and changes nothing else."""
     with zipfile.ZipFile(path) as archive:
         topics = orjson.loads(archive.read(LEFT))["topics"]
     read = 0
@@ -88,15 +88,15 @@ def test_records_of_an_earlier_version_can_be_read(path):
 
 @st.composite
 def made(draw):
-    """A record of some type, with any values."""
+    """Draw a record of any type with any values."""
     type_ = draw(st.sampled_from(TYPES))
-    drawn = {one.name: draw(FIELDS[one.type]) for one in msgspec.structs.fields(type_) if one.type in FIELDS}
+    drawn = {field.name: draw(FIELDS[field.type]) for field in msgspec.structs.fields(type_) if field.type in FIELDS}
     return records.entry(type_, **drawn)
 
 
 @given(made())
 def test_any_record_is_json_in_the_order_of_its_fields(record):
-    """Return the bytes of orjson, which wrote the records before they had types."""
+    """The bytes equal those of orjson, which wrote the records before they had types."""
     tag = record.__struct_config__.tag
     kind = {} if tag is None else {"kind": tag}
     fields = {name: value for name in record.__struct_fields__ if (value := getattr(record, name)) is not msgspec.UNSET}
@@ -105,7 +105,7 @@ def test_any_record_is_json_in_the_order_of_its_fields(record):
     assert msgspec.json.decode(written, type=type(record)) == record
 
 
-def test_additions_of_a_newer_version_are_ignored():
+def test_fields_and_kinds_of_a_newer_version_are_ignored():
     entries = [records.entry(AttemptEntry, offset=offset) for offset in (1, 2)]
     document = orjson.loads(log_records.encode(records.log(*entries)))
     document["entries"][0]["news"] = {"a": 1}
@@ -144,7 +144,7 @@ def test_fields_that_older_versions_did_not_write_have_defaults():
     assert msgspec.json.decode(older(entry, "retry_after_s"), type=AttemptEntry).retry_after_s is None
 
 
-def test_entries_name_their_deliveries_alike():
+def test_entries_of_all_kinds_name_a_delivery_alike():
     offsets = {"s1": {"t": {"0": [1, 2], "3": [1]}}, "s2": {"t": {"0": [2]}}}
     batch = records.entry(BatchAttemptEntry, offsets=offsets, rejected={"s1": {"t": {"0": [2]}}})
     assert list(batch.due()) == [Due("t", 0, 1, "s1"), Due("t", 0, 2, "s1"), Due("t", 3, 1, "s1"), Due("t", 0, 2, "s2")]

@@ -1,4 +1,4 @@
-"""The rows of each result: entries of attempts, dead letters with their history, and offset receipts."""
+"""Results become rows for Kafka: log entries, dead letters with their attempt history, and rejected records."""
 
 import base64
 
@@ -52,10 +52,10 @@ def test_only_entries_of_one_endpoint_share_bounded_rows():
     assert 4 <= len(made) < 10
     assert max(len(row.value) for row in made) < topic_rows.MAX_ROW_BYTES + 1000
     for endpoint_id in ("ep0", "ep1"):
-        told = [orjson.loads(row.value) for row in made if row.key == endpoint_id.encode()]
+        written_rows = [orjson.loads(row.value) for row in made if row.key == endpoint_id.encode()]
         expected = [outcome.delivery.webhook_id for outcome in many if outcome.delivery.endpoint.endpoint_id == endpoint_id]
-        assert [entry["webhook_id"] for row in told for entry in row["entries"]] == expected
-        assert {row["endpoint_id"] for row in told} == {endpoint_id}
+        assert [entry["webhook_id"] for row in written_rows for entry in row["entries"]] == expected
+        assert {row["endpoint_id"] for row in written_rows} == {endpoint_id}
 
 
 def test_a_skipped_delivery_is_one_entry_with_its_reason():
@@ -90,7 +90,7 @@ def test_a_dead_letter_has_the_attempt_history_and_no_secret():
 
 
 def test_a_dead_letter_counts_its_omitted_attempts():
-    """The retry lane keeps the last ten attempts. A dead letter did not say that there were more."""
+    """A retry entry keeps the last ten attempts. A dead letter did not say that there were more."""
     kept, last = tuple(attempt(number, "timeout") for number in range(5, 15)), (attempt(15, "timeout"),)
     outcome = Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, last, "timeout", earlier=kept)
     *_, (_, _, letter) = written(outcomes=[outcome])
@@ -120,13 +120,13 @@ def test_a_large_rejected_record_is_cut_and_keeps_its_length():
     assert (entry["value_bytes"], len(base64.b64decode(entry["value_base64"]))) == (5_000_000, topic_rows.MAX_REJECTED_BYTES)
 
 
-def test_a_rejected_records_headers_are_cut_too():
+def test_the_headers_of_a_large_rejected_record_are_cut():
     headers = (("small", b"x"), ("large", b"x" * 900_000))
     rejection = intake.Rejection(record=builders.record(headers=headers), reason="too_large", detail="")
     [(_, _, entry)] = written(rejections=[rejection])
     assert entry["headers"] == [{"name": "small", "value_base64": base64.b64encode(b"x").decode()}]
 
 
-def test_a_tombstone_is_kept_as_none():
+def test_a_rejected_tombstone_has_no_value():
     [(_, _, entry)] = written(rejections=[intake.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
     assert entry["value_base64"] is None
