@@ -11,7 +11,7 @@ Runs on the driver and in the executors. Imports the standard library only. All 
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
     ├── LaneFailed               a streaming query ended by itself; its committed micro-batches are kept
-    ├── RegistrationError        a document or row is refused, with the path of the mistake
+    ├── RegistrationError        a document or row for the registry is refused, with the path of the mistake
     │   ├── ManifestRefused      … a whole document, with all its mistakes
     │   ├── FilterError          … because of a filter pattern
     │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
@@ -21,7 +21,7 @@ Runs on the driver and in the executors. Imports the standard library only. All 
     ├── Orphaned                 the JVM of a worker is gone; Spark runs the task again elsewhere
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
     └── AttemptFailed            one attempt at a delivery did not end in a response
-        ├── LocalFailure             before: our sockets or memory are exhausted; never the endpoint's fault
+        ├── LocalFailure             any time: our sockets, memory or CPU are exhausted; never the endpoint's fault
         ├── AddressBlocked           before: the guard refused the address
         ├── TokenRefused             before: the endpoint's token server gave no access token
         ├── DnsFailed                before: the host name did not resolve
@@ -41,11 +41,11 @@ from typing import ClassVar
 
 
 class FanoutError(Exception):
-    """Root of the tree. The message says what to do."""
+    """Root of the platform's errors. The message says what to do."""
 
 
 class SettingsError(FanoutError):
-    """A setting is unknown or wrong. The message names it and the right one."""
+    """A setting is unknown or wrong. The message names the wrong setting and the right one."""
 
 
 class LocalStackError(FanoutError):
@@ -77,7 +77,10 @@ class LaneFailed(FanoutError):
 
 
 class RegistrationError(FanoutError):
-    """A registration is refused. `path` is the place in the document, such as `endpoints[3].url`."""
+    """A document or row for the registry is refused. `path` is the place of the mistake, such as `endpoints[3].url`.
+
+    `file` and `line` are set if the document is a file.
+    """
 
     def __init__(self, path: str, problem: str, file: str = "", line: int | None = None) -> None:
         super().__init__(path, problem, file, line)
@@ -93,20 +96,20 @@ class RegistrationError(FanoutError):
         return f"line {self.line}: {text}" if self.line else text
 
     def at(self, file: str, line: int | None) -> RegistrationError:
-        """Return the same refusal with its file and line."""
+        """Return this refusal with the file and line of the mistake."""
         return RegistrationError(self.path, self.problem, file, line)
 
     def within(self, parent: str) -> RegistrationError:
-        """Return the same refusal with its path below `parent`."""
+        """Return this refusal with `parent` in front of its path."""
         path = f"{parent}.{self.path}" if self.path and not self.path.startswith("[") else parent + self.path
         return type(self)(path, self.problem)
 
 
 class ManifestRefused(RegistrationError):
-    """A document is refused, with all its mistakes. `path` and `problem` are those of the first one."""
+    """A document is refused, with all its mistakes. `path` and `problem` are those of the first mistake."""
 
     SHOWN = 100
-    """Mistakes in the message. In a generated document each row may have the same mistake."""
+    """Most mistakes that the message lists. In a generated document each row may have the same mistake."""
 
     def __init__(self, found: Sequence[RegistrationError]) -> None:
         first = found[0]
@@ -122,18 +125,18 @@ class ManifestRefused(RegistrationError):
         return "\n".join([f"{len(self.found)} mistakes, nothing was changed:", *shown, *more])
 
     def within(self, parent: str) -> ManifestRefused:
-        """Return the same refusals with their paths below `parent`."""
+        """Return these refusals with `parent` in front of their paths."""
         return ManifestRefused([mistake.within(parent) for mistake in self.found])
 
 
 class FilterError(RegistrationError):
-    """A filter pattern is refused."""
+    """The filter pattern of a subscription is refused."""
 
 
 class TargetRefused(RegistrationError):
     """An endpoint's URL, headers, authentication or TLS make no permitted request.
 
-    All address reasons have one text, so that the text does not help a port scan.
+    All refused addresses get the same text, so that the text does not help a port scan.
     """
 
 
@@ -150,11 +153,11 @@ class RecordUnreadable(FanoutError):
 
 
 class Orphaned(FanoutError):
-    """The JVM of a worker is gone, and its task cannot be committed. Spark runs the task again in another worker."""
+    """The JVM of a worker is gone, so the worker's task cannot be committed. Spark runs the task again in another worker."""
 
 
 class EventRejected(FanoutError):
-    """A Kafka record is not an event. `reason` is a word of a closed set. `detail` is for a person."""
+    """A Kafka record is not an event of an active tenant. `reason` is a word of a closed set. `detail` is for a person."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -163,19 +166,19 @@ class EventRejected(FanoutError):
 
 
 class AttemptFailed(FanoutError):
-    """One attempt did not end in a response. `error_class` is the label in outcomes, logs and metrics."""
+    """One attempt at a delivery did not end in a response. `error_class` is the label in outcomes, logs and metrics."""
 
     error_class: ClassVar[str] = "failed"
 
 
 class LocalFailure(AttemptFailed):
-    """Our file descriptors, ports or memory are exhausted."""
+    """The worker has too few file descriptors, connections or ports, or too little memory or CPU."""
 
     error_class = "local"
 
 
 class AddressBlocked(AttemptFailed):
-    """The guard refused the address of the host name."""
+    """The guard refused the address of the endpoint's host."""
 
     error_class = "address_blocked"
 
@@ -187,25 +190,25 @@ class TokenRefused(AttemptFailed):
 
 
 class DnsFailed(AttemptFailed):
-    """The host name did not resolve. The text equals that of AddressBlocked, so that it does not disclose internal names."""
+    """The host name did not resolve. The text equals the text of AddressBlocked, so that internal names stay unknown."""
 
     error_class = "dns"
 
 
 class ConnectFailed(AttemptFailed):
-    """No connection: refused, unreachable or reset while connecting."""
+    """The connection was refused, unreachable, or reset while connecting. No request was sent."""
 
     error_class = "connect"
 
 
 class TlsFailed(AttemptFailed):
-    """No trustworthy TLS connection: expired, unknown issuer, wrong host, old protocol."""
+    """The endpoint's TLS is not trustworthy: expired, unknown issuer, wrong host or old protocol. No request was sent."""
 
     error_class = "tls"
 
 
 class AttemptTimedOut(AttemptFailed):
-    """The attempt's total time ran out."""
+    """The attempt's total time ran out before the response."""
 
     error_class = "timeout"
 

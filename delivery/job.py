@@ -1,10 +1,10 @@
 """The job's table of contents. Runs on the driver.
 
     direct  event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected records
-    batch   event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same
-    retry   retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same
+    batch   event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same topics
+    retry   retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same topics
 
-`fanout run` calls `run`. Each name is a file below `delivery/stages/`; `supervisor` connects them.
+`fanout run` calls `run`. Each name between two arrows is a file below `delivery/stages/`. `supervisor` connects the stages.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Deliver events in the named lanes until `stop` is set, or with `once` until all records in Kafka now are handled."""
+    """Deliver events in the lanes `names` until `stop` is set, or with `once` until all records in Kafka now are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
-    mine, network = lock.Lock(config.spark, names), Network()
+    checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)
     registry = sources.source(config, stop)
-    watches = watching.begin(config, names, (mine.pause_reason, network.pause_reason, registry.pause_reason), stop)
+    watches = watching.begin(config, names, (checkpoint.pause_reason, network.pause_reason, registry.pause_reason), stop)
     topics.ensure_all(config)
-    with mine.acquired(stop) as is_held:
+    with checkpoint.acquired(stop) as is_held:
         if not is_held:
             return
         with (
@@ -53,8 +53,8 @@ def run(
         ):
             shared = lane_context.create(config, network, disabler.disable, sizing)
             built = supervisor.build(config, spark, supervisor.acquirers(names, registry, network, spark, stop), stop, shared)
-            fast = realtime_lane.build(config, spark, registry, shared, stop=stop, names=names)
-            supervisor.run(built | fast, watches, stop, once=once)
+            realtime = realtime_lane.build(config, spark, registry, shared, stop=stop, names=names)
+            supervisor.run(built | realtime, watches, stop, once=once)
             ending = HANDLED if once and not stop.is_set() else COMMITTED
             supervisor.drain_workers(config, spark, built)
     log.info("stopped in order: %s", ending)

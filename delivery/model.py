@@ -1,7 +1,8 @@
 """The values of the domain: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
 
-Runs on the driver and in the executors. Imports the standard library only, so that a process loads nothing else to unpickle
-them. Values that are made for every event are NamedTuples: a frozen dataclass takes two to three times as long (1.3 to 2.7 µs).
+Runs on the driver and in the executors. Imports the standard library only, so that a process unpickles a value without other
+modules. Values that are made for every event are NamedTuples: a frozen dataclass takes two to three times as long (1.3 to
+2.7 µs).
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
 
 PLATFORM = TenantId("fanout")
-"""Tenant of operational events. Its sub-tenants are the customers: each event is about an endpoint of a customer. It is active
-without a row, so that `fanout apply --prune` cannot remove it. The registry refuses a tenant of this name."""
+"""Tenant of operational events. The sub-tenant of an operational event is the customer of the endpoint that the event is about.
+This tenant is active without a row in the registry, so that `fanout apply --prune` cannot remove it. The registry refuses a
+tenant of this name."""
 
 KEPT_RESPONSE_BYTES = 1024
-"""Bytes of a response that a dead letter keeps."""
+"""Most bytes of a response's body that a dead letter keeps."""
 
 
 Attribute: TypeAlias = str | bool | int
-"""Value of an attribute, in the types that CloudEvents has for JSON."""
+"""Value of a CloudEvents attribute, in the types that CloudEvents has for JSON."""
 Attributes: TypeAlias = tuple[tuple[str, Attribute], ...]
-"""Names and values, each name once."""
+"""Names and values of CloudEvents attributes, each name once."""
 
 
 class Record(NamedTuple):
@@ -42,9 +44,9 @@ class Record(NamedTuple):
     partition: int
     offset: int
     appended_at_ms: int
-    """When Kafka appended it, milliseconds since the epoch. An event's latency counts from here."""
+    """When Kafka appended the record, milliseconds since the epoch. An event's latency counts from this time."""
     value: bytes | None
-    """None is a tombstone."""
+    """The content. None: the record is a tombstone."""
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
@@ -57,7 +59,7 @@ class Event(NamedTuple):
     tenant_id: TenantId
     sub_tenant_id: SubTenantId | None
     time: str
-    """When it happened, RFC 3339, as its producer wrote it; else when Kafka appended it."""
+    """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the record."""
     data: bytes
     """The payload, JSON, byte for byte as it came."""
     content: Any
@@ -84,6 +86,8 @@ class SubscriptionStatus(enum.StrEnum):
 
 
 class DeliveryMode(enum.StrEnum):
+    """DIRECT: each event goes to the endpoint in a request of its own. BATCH: several events share a request."""
+
     DIRECT = "direct"
     BATCH = "batch"
 
@@ -143,7 +147,7 @@ class SigningKey:
     """For `v1` the raw HMAC key, for `v1a` the 32 bytes of the ed25519 seed."""
     scheme: SignatureScheme = SignatureScheme.HMAC
     expires_at_s: float | None = None
-    """Seconds since the epoch at which it stops signing. None: it signs until it is removed."""
+    """Seconds since the epoch at which the key stops signing. None: the key signs until it is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +157,14 @@ class Tls:
     authorities: str | None = None
     """Certificates to trust instead of the system's. Verification itself is always on."""
     certificate: str | None = None
-    """Client certificate, its chain after it, for mutual TLS; with `key`."""
+    """Client certificate for mutual TLS, followed by its chain. Set together with `key`."""
     key: Secret | None = None
+    """Private key of `certificate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """Bounds of an endpoint's batches. A batch is sent when it reaches the first of them."""
+    """Bounds of an endpoint's batches. A batch is sent when it reaches any bound."""
 
     max_events: int = 1000
     max_wait_s: float = 1.0
@@ -189,42 +194,44 @@ class Endpoint:
     endpoint_id: EndpointId
     customer_id: CustomerId
     url: str = field(repr=False)
-    """Not shown: its path and query may carry tokens."""
+    """URL of the requests. Left out of `repr`, because path and query may carry tokens."""
     status: EndpointStatus = EndpointStatus.ACTIVE
     mode: DeliveryMode = DeliveryMode.DIRECT
     signing_keys: tuple[SigningKey, ...] = ()
-    """Newest first. Each that has not expired signs every request."""
+    """Keys, newest first. Each key that has not expired signs every request."""
     auth: Auth = field(default_factory=Auth)
     content_mode: ContentMode = ContentMode.STANDARD
     headers: tuple[tuple[str, str], ...] = ()
     """Names and values that the customer wants in each request. Secrets belong in `auth`."""
     tls: Tls | None = None
     max_in_flight: int | None = None
-    """Requests in flight to it, over all workers. None: the operator's bound for each worker."""
+    """Most requests in flight to the endpoint, over all workers. None: the operator's bound for each worker holds."""
     max_per_second: float | None = None
-    """Requests a second, over all workers. None: no bound."""
+    """Most requests a second to the endpoint, over all workers. None: no bound."""
     batching: Batching | None = None
-    """Set in batch mode, and only there."""
+    """Bounds of the endpoint's batches. Set in batch mode only."""
     retrying: Retrying = field(default_factory=Retrying)
     order_by: str | None = None
-    """Dotted path of a field of the payload. Events with the same value there are delivered one after the other, in the order
-    of their arrival. Direct mode only. None: no order."""
+    """Dotted path of a field of the payload. Events with the same value of this field are delivered one after the other, in
+    the order of their arrival. Direct mode only. None: no order."""
     origin: str | None = None
-    """Origin that its receiver permitted in a handshake. Each request names it. None: there was no handshake."""
+    """Our origin that the receiver permitted in a handshake. Each request names this origin. None: there was no handshake."""
     fault: str | None = None
-    """Why the row is unusable, such as a secret that does not open or a refused URL. Quarantines this endpoint only."""
+    """Why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. Then only this
+    endpoint is quarantined. None: the row is usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """The tenants and sub-tenants whose events a subscription gets. An exclusion always wins.
 
-    Inclusions may be many, and are indexed before use. So they are tuples, which take a tenth of the memory of sets. They are
-    sorted, so that equal scopes compare equal.
+    Inclusions (`tenants`, `sub_tenants`) may be many, and are indexed before use. So inclusions are tuples, which take a tenth
+    of the memory of sets. The tuples are sorted, so that equal scopes compare equal.
     """
 
     everything: bool = False
-    """All tenants, also future ones, except the platform itself. The inclusions are empty then."""
+    """Whether the scope includes all tenants, also future ones, except the platform itself. If true, `tenants` and
+    `sub_tenants` are empty."""
     tenants: tuple[TenantId, ...] = ()
     sub_tenants: tuple[tuple[TenantId, SubTenantId], ...] = ()
     without_tenants: frozenset[TenantId] = frozenset()
@@ -233,7 +240,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """The events that one endpoint gets."""
+    """A choice of events for one endpoint, by type, scope and filter. An endpoint may have several subscriptions."""
 
     subscription_id: SubscriptionId
     endpoint_id: EndpointId
@@ -244,7 +251,8 @@ class Subscription:
     """An event pattern (see delivery.webhooks.filters.event_pattern), or None for no filter."""
     status: SubscriptionStatus = SubscriptionStatus.ACTIVE
     fault: str | None = None
-    """Why the row is unusable. Its events end as skipped with reason `quarantined`."""
+    """Why the subscription's row in the registry is unusable. Then events due to the subscription are skipped with reason
+    `quarantined`. None: the row is usable."""
 
 
 class Sendable(Protocol):
@@ -270,7 +278,7 @@ class Sendable(Protocol):
 
     @property
     def kept_response_bytes(self) -> int:
-        """Bytes of the response to keep."""
+        """Most bytes of the response's body to keep."""
 
 
 Sent = TypeVar("Sent", bound=Sendable)
@@ -289,16 +297,16 @@ class Delivery(NamedTuple):
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF. Shared like the body."""
     order_key: str | None = None
-    """Order key. Deliveries of the same key to an endpoint stay in order. None: no order."""
+    """Value of the field `order_by`, as text. Deliveries with the same key to an endpoint stay in order. None: no order."""
 
     @property
     def signed(self) -> bytes:
-        """The body. That of a single event is never compressed."""
+        """Return the body: the body of a single event is never compressed."""
         return self.body
 
     @property
     def kept_response_bytes(self) -> int:
-        """As much as a dead letter keeps."""
+        """Return the number of bytes that a dead letter keeps."""
         return KEPT_RESPONSE_BYTES
 
 
@@ -308,9 +316,11 @@ class SkipReason(enum.StrEnum):
     SUBSCRIPTION_PAUSED = "subscription_paused"
     QUARANTINED = "quarantined"
     ENDPOINT_DELETED = "endpoint_deleted"
-    """The endpoint was deleted while the event waited. Likewise the next two."""
+    """The endpoint was deleted while the event waited."""
     SUBSCRIPTION_DELETED = "subscription_deleted"
+    """The subscription was deleted while the event waited."""
     TENANT_DELETED = "tenant_deleted"
+    """The event's tenant was deleted while the event waited."""
 
 
 class LeaveReason(enum.StrEnum):
@@ -320,7 +330,7 @@ class LeaveReason(enum.StrEnum):
     BYTES = "bytes"
     TIME = "time"
     REDRIVE = "redrive"
-    """Its events were dead letters, and a redrive asked for them."""
+    """The events of the batch were dead letters, and a redrive enqueued them again."""
 
 
 class Attempt(NamedTuple):
@@ -353,12 +363,12 @@ class OutcomeKind(enum.StrEnum):
 
 
 class NextAttempt(NamedTuple):
-    """When the next attempt of a delivery is."""
+    """The time of a delivery's next attempt in the retry lane."""
 
     at_ms: int
     """Earliest time of the next attempt."""
     retries: int
-    """Number of waits of the endpoint's schedule that are used up, this one included."""
+    """Number of waits of the endpoint's schedule that are used up, including the wait until `at_ms`."""
 
 
 class Outcome(NamedTuple, Generic[Sent]):
@@ -373,8 +383,10 @@ class Outcome(NamedTuple, Generic[Sent]):
     next_attempt: NextAttempt | None = None
     """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()
-    """Attempts in other lanes or leases. The attempts topic has them already; the dead letter lists them too."""
+    """Attempts at the delivery before `attempts`, in other lanes or leases. The attempts topic has these attempts already. A
+    dead letter lists all attempts."""
     replay: str | None = None
-    """The replay that asked for the delivery. None: it was due. No lane's receipts account for a replay."""
+    """Id of the replay that asked for the delivery. None: the delivery was due. Offset receipts do not count replayed
+    deliveries."""
     background_attempt: bytes | None = None
-    """Name of the background attempt that is in flight. Set for some postponed deliveries. Its result will have this name."""
+    """Name of the background attempt that is in flight, if there is one. The result of that attempt will have this name."""

@@ -9,7 +9,7 @@ import hmac
 
 
 class Secret:
-    """Secret bytes. Only `reveal` returns them, so that a search for `reveal` finds each use."""
+    """Hold secret bytes. Only `reveal` returns the bytes, so that a search for `reveal` finds each use."""
 
     __slots__ = ("_value",)
 
@@ -17,7 +17,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> bytes:
-        """Return the secret bytes. Never log or format them, nor put them into an error."""
+        """Return the secret bytes. The caller never logs or formats the bytes, nor puts them into an error."""
         return self._value
 
     def __repr__(self) -> str:

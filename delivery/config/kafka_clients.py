@@ -60,6 +60,6 @@ def _jaas(kafka: Kafka) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for a JAAS line, where a quote or backslash would end the value."""
+    """Return `text` in quotes for a JAAS line. A quote or backslash in the text is escaped, as it would end the value."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -4,11 +4,11 @@ Precedence, highest first:
 
 1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file with the value, so that a
    container's description shows no secret.
-2. The files. A file that `--config` or `FANOUT_CONFIG` names is the only one. Without it they are `./fanout.toml` and
-   `./.fanout/local.toml`, which `fanout up` writes.
-3. The defaults.
+2. The TOML files. A file that `--config` or `FANOUT_CONFIG` names is the only one that is read. If no file is named, the files
+   are `./fanout.toml` and `./.fanout/local.toml`, which `fanout up` writes.
+3. The defaults of `delivery.config.settings`.
 
-An unknown name is an error that names the nearest known one.
+An unknown setting is an error, whose message names the nearest known setting.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from delivery import errors
 from delivery.config import settings
 
 LOCAL_FILE = Path(".fanout/local.toml")
+"""Settings file that `fanout up` writes below the current folder."""
 PREFIX = "FANOUT_"
+"""Prefix of the environment variables that are settings."""
 IN_A_FILE = "_file"
+"""Suffix of a variable, in lower case. The variable's value is the path of a file with the setting's value."""
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
-    """Read and check the settings; raise SettingsError that names every wrong setting and how to correct it.
+    """Return the checked settings; raise SettingsError that names every wrong setting and its correction.
 
-    `config` is the file named on the command line; `root` is the folder of the default files. A named file is the only one:
-    otherwise a file that `fanout up` once wrote into the current folder could open the address guard of a production job.
+    `config` is the file named on the command line; `root` is the folder of the default files. With a named file, the default
+    files are not read: a file that `fanout up` once wrote could open the address guard of a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not named.is_file():

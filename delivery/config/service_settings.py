@@ -13,25 +13,25 @@ class Archive(Area):
     """The archive: dead letters and attempts that `fanout archive` stores in Postgres, for customers to poll and search."""
 
     retention_days: Annotated[int, Field(gt=0, le=3650)] = 30
-    """Days for which a dead letter is kept after it was archived, at least. Polls do not change it."""
+    """Fewest days for which a dead letter is kept after it was archived. Polls do not change this time."""
     attempts: bool = True
     """Whether attempts are archived as well: a row for each request to an endpoint, and for each delivery without a request. If
     false, the API finds no deliveries either."""
     attempts_retention_days: Annotated[int, Field(gt=0, le=3650)] = 7
-    """Days for which an attempt is kept after it started, at least."""
+    """Fewest days for which an attempt is kept after it started."""
     replay_max_pending: Annotated[int, Field(gt=0)] = 10_000
-    """A replay pauses while this many of its deliveries wait in the retry lane. Keep it below `retry.max_pending`, which the
-    live events of the endpoint share."""
+    """A replay pauses while this many of its deliveries wait in the retry lane. Keep this number below `retry.max_pending`,
+    which the live events of the endpoint share."""
 
 
 class Operations(Area):
     """Operational events: notifications of `fanout archive` to customers about their endpoints (docs/operational-events.md)."""
 
     topic: str = ""
-    """Topic of operational events, such as `events.fanout.operational`; it must match `source.topic_pattern`. Empty: there are
-    no operational events. The job and `fanout archive` must have the same value."""
+    """Topic of operational events, such as `events.fanout.operational`. The topic must match `source.topic_pattern`. Empty:
+    there are no operational events. The job and `fanout archive` must have the same value."""
     failing_after_s: Seconds = 300
-    """An endpoint is reported as failing when all attempts of this time have failed, and at least five."""
+    """An endpoint is reported as failing when it has accepted nothing for this time, and at least five attempts have failed."""
     backlog_events: Annotated[int, Field(gt=0)] = 1000
     """A backlog is reported as growing when this many deliveries to an endpoint are postponed unattempted within `quiet_s`."""
     quiet_s: Seconds = 3600
@@ -46,15 +46,16 @@ class Api(Area):
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
     """Port to serve on; 0 takes any free port."""
     public_url: Annotated[str, Field(pattern=r"^(https?://[!-~]{1,200}[^/])?$")] = ""
-    """URL at which receivers reach the API, such as `https://fanout.example.com`. Receivers of endpoints with `validation` may
-    then permit deliveries later, by a URL below it. Empty: they can permit them only at once, in their answer."""
+    """URL at which receivers reach the API, such as `https://fanout.example.com`. A receiver of an endpoint with `validation`
+    may then permit deliveries later, by a request to a URL below this one. Empty: a receiver can permit deliveries only in its
+    answer to the handshake."""
     database_url: SecretStr = SecretStr("")
     """libpq URL of the API's own login, which owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
     `database.url`, for development."""
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
     """Most connections to Postgres, and most requests that are worked on at once."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """Most requests in flight, long polls not included; more are answered with 503."""
+    """Most requests in flight, long polls not included; further requests are answered with 503."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10
@@ -66,12 +67,12 @@ class Api(Area):
     max_consumers_per_customer: Annotated[int, Field(gt=0)] = 100
     """Most consumers of dead letters that a customer can create by itself."""
     max_poll_s: Seconds = 30
-    """Longest wait of a poll that finds no dead letter, whatever wait the request asks for."""
+    """Longest wait of a poll that finds no dead letter. A request that asks for a longer wait gets this one."""
     max_polls: Annotated[int, Field(gt=0)] = 200
-    """Most polls that wait at once; more are answered with 503."""
+    """Most polls that wait at once; further polls are answered with 503."""
     max_polls_per_customer: Annotated[int, Field(gt=0)] = 10
-    """Most polls of one customer that wait at once; more are answered with 429."""
+    """Most polls of one customer that wait at once; further polls are answered with 429."""
     max_snapshot_polls: Annotated[int, Field(gt=0)] = 300
-    """Most readers of the registry (`GET /v1/snapshot`) that wait at once; more are answered with 503."""
+    """Most readers of the registry (`GET /v1/snapshot`) that wait at once; further readers are answered with 503."""
     max_requests_per_s: Seconds = 100
-    """Most requests a second of one API key, in each process: a fifth of them may come at once, the rest evenly."""
+    """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly."""

@@ -11,23 +11,25 @@ from pydantic import Field
 from delivery.config import topic_pattern
 
 Seconds = Annotated[float, Field(gt=0)]
+"""A number above 0, in seconds unless the setting's name says otherwise."""
 TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
+"""A regular expression for topic names that means the same in Java and Python."""
 
 
 def pattern_or_none(pattern: str) -> str:
-    """Return a checked topic pattern, or the empty string; raise ValueError."""
+    """Return `pattern` if it is empty or a valid topic pattern; else raise ValueError."""
     return topic_pattern.checked(pattern) if pattern else ""
 
 
 def pairs(value: object) -> object:
-    """Parse a table from the environment's `name=value,name=value`."""
+    """Return the table in `name=value,name=value`, the form of an environment variable. Return any other value unchanged."""
     if not isinstance(value, str):
         return value
     return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
 
 
 def with_one_group(pattern: str) -> str:
-    """Return a pattern that is empty or has exactly one group; raise ValueError."""
+    """Return `pattern` if it is empty or has exactly one group, the tenant's id; else raise ValueError."""
     try:
         groups = re.compile(pattern).groups
     except re.error as exc:
@@ -38,6 +40,6 @@ def with_one_group(pattern: str) -> str:
 
 
 class Area(pydantic.BaseModel):
-    """One group of settings: frozen and checked. It refuses unknown names."""
+    """One group of settings, such as `[kafka]` in TOML: frozen, checked, and without unknown names."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

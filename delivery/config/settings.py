@@ -1,8 +1,8 @@
 """Define all settings: each area's names, defaults, bounds and meanings.
 
-`delivery.config.loader` reads them at the start. Executors get small frozen values made from them, never all settings.
-Executors that look up the registry themselves also get the areas `database` and `keys`. docs/configuration.md is generated
-from the docstrings in this file.
+`delivery.config.loader` reads the settings at the start. Executors never get all settings, only small frozen values
+made from the settings. Executors that look up the registry themselves also get the areas `database` and `keys`.
+docs/configuration.md is generated from the docstrings in this file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Keys(Area):
     """The key ring that seals customers' secrets in Postgres (AES-256-GCM)."""
 
     ring: dict[str, SecretStr] = {}
-    """Key id → 32 bytes in base64. All keys open secrets; only `active` seals. In the environment: `id1=base64,id2=base64`."""
+    """Key id → 32 bytes in base64. Every key opens secrets; only the key `active` seals secrets. In the environment:
+    `id1=base64,id2=base64`."""
     active: str = ""
     """The id of the key that seals new secrets. It may be empty if the ring has exactly one key."""
 
@@ -46,7 +47,7 @@ class Kafka(Area):
     security_protocol: Annotated[str, Field(pattern="^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)$")] = "PLAINTEXT"
     """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     sasl_mechanism: Annotated[str, Field(pattern="^(|PLAIN|SCRAM-SHA-256|SCRAM-SHA-512)$")] = ""
-    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with the two settings below."""
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with `sasl_username` and `sasl_password`. Empty: no SASL."""
     sasl_username: str = ""
     """User name for SASL."""
     sasl_password: SecretStr = SecretStr("")
@@ -56,8 +57,8 @@ class Kafka(Area):
     ssl_keystore_file: str = ""
     """PEM file with the client's key and certificates, for mutual TLS."""
     spark_options: dict[str, SecretStr] = {}
-    """Any other option of the Java client, which Spark reads with. Passed on with the prefix `kafka.`
-    (`spark_options."client.rack" = "a"`). Never shown, because it may be a password."""
+    """Any other option of the Java client, with which Spark reads. Passed on with the prefix `kafka.`
+    (`spark_options."client.rack" = "a"`). Never shown, because an option may be a password."""
     librdkafka_options: dict[str, SecretStr] = {}
     """Any other option of librdkafka, which the workers and the commands use. Never shown."""
 
@@ -79,15 +80,15 @@ class Source(Area):
     starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"
     """Where the first start begins to read. A topic that is found later is always read from its first record."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
-    """Most events in a micro-batch of the direct lane, and most records in one of the retry lane. It bounds the memory, and the
-    time until a change takes effect."""
+    """Most events in a micro-batch of the direct lane, and most records in a micro-batch of the retry lane. The number bounds
+    the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
-    """Largest record; a larger one goes to the topic of rejected records. A dead letter carries the event in base64, which adds
-    a third, and must fit into Kafka's 1 MiB."""
+    """Largest record, in bytes. A larger record goes to the topic of rejected records. A dead letter carries the event in
+    base64, which adds a third, and must fit into Kafka's 1 MiB."""
     tenant_of_topic: Annotated[str, pydantic.AfterValidator(with_one_group)] = ""
     """Python regular expression for topics that belong to one tenant each. Its one group is the tenant's id, as in
-    `events\\.([^.]+)\\..+`. Events of other tenants are rejected there. A topic that does not match belongs to no single
-    tenant."""
+    `events\\.([^.]+)\\..+`. A topic that matches carries events of its tenant only; events of other
+    tenants are rejected. A topic that does not match belongs to no single tenant."""
     id_field: str = "id"
     """Plain JSON: dotted path of the event id. Without one, topic, partition and offset form the id."""
     type_field: str = "type"
@@ -97,23 +98,23 @@ class Source(Area):
     sub_tenant_field: str = "sub_tenant_id"
     """Plain JSON: dotted path of the sub-tenant id."""
     time_field: str = "time"
-    """Plain JSON: dotted path of the event's time, RFC 3339. Without one, it is the time at which Kafka appended the record."""
+    """Plain JSON: dotted path of the event's time, RFC 3339. Without one, the time is when Kafka appended the record."""
 
 
 class Snapshot(Area):
-    """The driver broadcasts the registry to the workers, or they look it up (docs/adr/0007-broadcast-or-look-up.md)."""
+    """The way in which workers get the registry: by broadcasts or by look-ups (docs/adr/0007-broadcast-or-look-up.md)."""
 
     source: Annotated[str, Field(pattern="^(broadcast|lookup)$")] = "broadcast"
     """`broadcast`: the driver follows the registry, and each worker has all of it. `lookup`: the workers ask Postgres for the
-    rows that their events need; they then have `database.url` and `keys.ring`."""
+    rows that their events need. For this the workers get `database.url` and `keys.ring`."""
     poll_interval_s: Seconds = 1
     """Broadcast: time between two requests for changes when no notification comes."""
     max_age_s: Seconds = 3600
     """Broadcast: when Postgres has not answered for longer than this, delivery pauses until it answers again."""
     lookup_ttl_s: Seconds = 30
-    """Look-ups: how long a worker keeps an answer, and so the longest time until a change takes effect."""
+    """Look-ups: time for which a worker keeps an answer. It is the longest time until a change of the registry takes effect."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
-    """Look-ups: most answers in the cache of one worker process. The least recently used are dropped first."""
+    """Look-ups: most answers in the cache of one worker process. The least recently used answers are dropped first."""
 
 
 class Delivery(Area):
@@ -123,22 +124,23 @@ class Delivery(Area):
     """Total time of one attempt, from the DNS look-up to the last byte that is read of the response. An endpoint that suddenly
     stops answering is left to the retry lane for twice this time."""
     lane_deadline_s: Seconds = 3
-    """Queue timeout: how long deliveries may wait for their own endpoint's answers, or for its `max_per_second`, once all
-    others of the micro-batch are done. Then they are deferred to the retry lane, so that no other delivery waits for them."""
+    """Queue timeout: the longest time that deliveries may wait for their own endpoint's answers, or for its `max_per_second`,
+    once all other deliveries of the micro-batch are done. Then the waiting deliveries are deferred to the retry lane, and the
+    micro-batch ends."""
     patience_s: Seconds = 0.5
     """Response deadline: the longest time that a micro-batch waits for answers once it has nothing else to do. For each
     endpoint the wait is as long as its answers usually take. Then the micro-batch ends. The attempts continue in the
-    background, and those that fail go to the retry lane. With the value of `attempt_timeout_s` a micro-batch waits for all
-    answers."""
+    background, and deliveries whose attempts fail go to the retry lane. With the value of `attempt_timeout_s` a micro-batch
+    waits for all answers."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """Most attempts at a delivery within `lane_deadline_s`."""
     retry_wait_s: Seconds = 0.2
-    """Wait before the second attempt. It doubles with each further attempt, ±20 %."""
+    """Wait before the second attempt. The wait doubles with each further attempt, ±20 %."""
     max_retry_after_s: Seconds = 86_400
-    """Longest `Retry-After` that is honoured; a longer one counts as this. A delivery whose `Retry-After` ends after
+    """Longest `Retry-After` that is honoured. A longer one counts as this time. A delivery whose `Retry-After` ends after
     `lane_deadline_s` is deferred to the retry lane."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
-    """Most requests in flight in one worker process, and most background attempts beside them."""
+    """Most requests in flight in one worker process. In addition, as many background attempts may be in flight."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """Most requests in flight to one endpoint from one worker process."""
     stop_within_s: Seconds = 20
@@ -149,11 +151,12 @@ class Delivery(Area):
     0: half of the files that the process may open (`ulimit -n`)."""
     max_connections_per_host: Annotated[int, Field(ge=0)] = 128
     """Most connections to one host over all workers and all customers. Each worker has an equal share, by `spark.parallelism`
-    or by the executors' cores, and at least one. 0: no limits for hosts, neither this one nor the next."""
+    or by the executors' cores, and at least one. 0: no limits for hosts, and `max_per_second_per_host` has no effect."""
     max_per_second_per_host: Annotated[float, Field(gt=0)] = 2000
     """Most requests a second to one host over all workers and all customers."""
     unlimited_hosts: tuple[str, ...] = ()
-    """Hosts without these two limits, such as a gateway of your own. `*.example.com` stands for all names below it."""
+    """Hosts without `max_connections_per_host` and `max_per_second_per_host`, such as a gateway of your own. `*.example.com`
+    stands for all names below `example.com`."""
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard allows although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False
@@ -162,19 +165,19 @@ class Delivery(Area):
     """Ports that an endpoint's URL may name. Empty, for development: any port."""
     webhook_origin: Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?$")] = ""
     """The platform's DNS name as a sender, such as `fanout.example.com`. Receivers of endpoints with `validation` are asked to
-    permit deliveries from it. Empty: no receiver can be asked, and nothing is sent to those endpoints."""
+    permit deliveries from this name. Empty: no receiver can be asked, and nothing is sent to those endpoints."""
     result_partitions: Annotated[int, Field(gt=0)] = 6
-    """Partitions of the topics below, if the job creates them."""
+    """Partitions of each topic of results (attempts, dead letters, rejected records, retries) that the job creates."""
     attempts_topic: str = "fanout.attempts"
-    """Topic of the delivery log: an entry for each attempt, and for each skip and postponement without an attempt. The entries
-    of one endpoint share rows. The topic also has the offset receipts."""
+    """Topic of the delivery log: an entry for each attempt, and for each skip and postponement without an attempt. One record
+    has many entries of one endpoint. The topic also has the offset receipts."""
     dead_letter_topic: str = "fanout.dead-letters"
     """Topic of dead letters: deliveries that were given up, with their attempt history."""
     rejected_topic: str = "fanout.rejected-events"
     """Topic for the operator: records that are not events."""
     retries_topic: str = "fanout.retries"
-    """Topic between the other lanes and the retry lane: deliveries that wait for their next attempt, and reports of their
-    results. Its retention must be longer than any standstill of the retry lane."""
+    """Topic that the retry lane reads: deliveries that wait for their next attempt, and reports of the results. The topic's
+    retention must be longer than any standstill of the retry lane."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
     @classmethod
@@ -186,17 +189,18 @@ class Batch(Area):
     """The batch lane: its state, and the interval of its micro-batches. The area `delivery` configures its requests."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the state: use twice the number of executor cores. `spark.parallelism` tasks work on them, and each task handles
-    its shards one after another. A checkpoint keeps its number of shards: the lane refuses to start with another one."""
+    """Parts of the lane's state (shards). Use twice the number of executor cores. A micro-batch has `spark.parallelism` tasks,
+    each of which handles several shards one after another. A checkpoint keeps its number of shards: the lane refuses to start
+    with another number."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
-    """Time from one micro-batch to the next; longer if one takes longer. A batch may leave up to twice this time early, plus
-    its endpoint's own part of a tenth of `max_wait_s`. If `max_wait_s` is at most twice this time, the batch leaves with each
-    micro-batch. A batch is late by the time by which two micro-batches take longer than this: the one in which it becomes due,
-    and the one that sends it."""
+    """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. A batch may leave up to
+    twice this time early, plus up to a tenth of `max_wait_s`: a fixed share for each endpoint. If `max_wait_s` is at most twice
+    this time, the batch leaves with each micro-batch. A batch leaves late if micro-batches take longer than this time: by the
+    excess of two micro-batches, the one in which the batch becomes due and the one that sends it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
-    """Most events in a micro-batch of this lane. It matters when the lane is behind. A larger number makes fewer and larger
-    batches and needs less CPU, but more memory, and a change takes effect later. 100,000 events of 450 bytes take 0.4 GB a
-    worker with two tasks, 400,000 take 0.9 GB (docs/adr/0030-more-at-a-time.md)."""
+    """Most events in a micro-batch of this lane. The number matters when the lane is behind. A larger number makes fewer and
+    larger batches and needs less CPU, but more memory, and a change of the registry takes effect later. 100,000 events of
+    450 bytes take 0.4 GB a worker with two tasks, 400,000 take 0.9 GB (docs/adr/0030-more-at-a-time.md)."""
     ticks_topic: str = "fanout.ticks"
     """Topic with one partition in which the job wakes this lane: when a batch is due and no event comes, and after each 45 s
     without a micro-batch. It must not match `source.topic_pattern`."""
@@ -206,39 +210,42 @@ class Retry(Area):
     """The retry lane: its state, and the interval of its micro-batches. Each endpoint has its own schedule and timeout."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the state, as `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch: on two cores, two are
-    enough."""
+    """Parts of the lane's state (shards), as `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch: on
+    two cores, two shards are enough."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 1
-    """Time from one micro-batch to the next; longer if one takes longer. While the lane has work, each micro-batch takes CPU
-    from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
+    """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
+    each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
     settle_s: Seconds = 1
     """Seconds for which a micro-batch of the retry lane waits for responses. A later micro-batch reports slower responses."""
     probe_interval_s: Seconds = 5
-    """Wait before a failing endpoint is probed with one delivery. It doubles while the endpoint fails."""
+    """Wait before a failing endpoint is probed with one delivery. The wait doubles while the endpoint fails."""
     max_probe_interval_s: Seconds = 60
     """The longest wait between two probes."""
     max_turn: Annotated[int, Field(gt=0, le=10_000)] = 256
-    """At most so many deliveries to one endpoint leave together. An endpoint that answers again begins with one; it doubles."""
+    """Most deliveries to one endpoint that leave together. An endpoint that answers again begins with one delivery, and the
+    number doubles with each success."""
     max_pending: Annotated[int, Field(gt=0)] = 200_000
-    """Most events that wait for one endpoint. Further events become dead letters, reason `no_room`."""
+    """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`."""
     ticks_topic: str = "fanout.retry-ticks"
     """Topic in which the job wakes this lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
-    """An endpoint that has accepted nothing for this time plus an eighth is disabled; its events keep waiting. In the eighth,
-    all lanes report what the endpoint accepted. An endpoint that was enabled in this time is not disabled. The time restarts
-    after half of it without a failure, or after a probe interval plus two minutes if that is longer. Lanes that run as
-    applications of their own must have the same value."""
+    """An endpoint that has accepted nothing for this time plus an eighth is disabled; its events keep waiting. During the
+    eighth, each lane reports a request that the endpoint accepts. An endpoint that was enabled in this time is not disabled.
+    The time restarts after half of this time without a failure, or after a probe interval plus two minutes if that is longer.
+    Lanes that run as applications of their own must have the same value."""
 
 
 class Realtime(Area):
     """The real-time lane, for the topics of `source.realtime_pattern` (docs/adr/0040)."""
 
     batch_s: Annotated[float, Field(ge=5)] = 300
-    """Length of a batch. Delivery stops for some 0.3 s between two batches. A new topic ends a batch early."""
+    """Length of a micro-batch of this lane. Delivery stops for some 0.3 s between two micro-batches. A new topic ends a
+    micro-batch early."""
     behind_after_s: Seconds = 5
-    """With records older than this the lane is behind: it catches up in micro-batches, then returns to real time by itself."""
+    """Age of waiting records from which the lane is behind. The lane then catches up in short micro-batches, and returns to
+    real time by itself."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the driver to which the lane's workers report, and from which they get changes; 0 takes any free port."""
+    """Port of the driver to which the lane's workers report, and from which the workers get changes; 0 takes any free port."""
 
 
 class Spark(Area):
@@ -249,7 +256,8 @@ class Spark(Area):
     app_name: str = "fanout"
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
-    """Folder or URL of each lane's progress. Without it, the lanes read again from `starting_offsets`."""
+    """Folder or URL with each lane's progress and state. If its content is lost, the lanes read again from
+    `starting_offsets`."""
     checkpoint_lease: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")] = ""
     """Name of a Kubernetes Lease in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease, and
     a second driver waits. Empty: no Lease; file locks in the folder keep a second driver out."""
@@ -262,8 +270,8 @@ class Spark(Area):
     ui: bool = False
     """Whether to serve Spark's own web UI."""
     conf: dict[str, SecretStr] = {}
-    """Any other Spark configuration. The platform never shows it, but Spark writes it on the JVM's command line. So pass
-    secrets to Spark in another way."""
+    """Any other Spark configuration. The platform never shows these values, but Spark writes them on the JVM's command line. So
+    pass secrets to Spark in another way."""
 
     _from_text = pydantic.field_validator("conf", mode="before")(pairs)
 
@@ -274,8 +282,8 @@ class Scaling(Area):
     min_executors: Annotated[int, Field(gt=0)] = 1
     """Fewest executors, and the number at the start."""
     max_executors: Annotated[int, Field(ge=0)] = 0
-    """Most executors; 0: the number is fixed. With scaling, a micro-batch has as many tasks as its executors have cores, not
-    `spark.parallelism`, and its limit of events holds for each executor."""
+    """Most executors; 0: the number is fixed. With scaling, a micro-batch has as many tasks as the executors have cores, not
+    `spark.parallelism`, and the limit of events in a micro-batch holds for each executor."""
     drain_within_s: Seconds = 60
     """The job adds executors when the lag of a lane would not drain within this time."""
     scale_in_after_s: Seconds = 60
@@ -285,7 +293,7 @@ class Scaling(Area):
 
     @property
     def is_on(self) -> bool:
-        """Whether the number changes at all."""
+        """Return True if the job changes the number of executors."""
         return self.max_executors > 0
 
 
@@ -311,11 +319,12 @@ class Metrics(Area):
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag."""
     stalled_after_s: Seconds = 300
-    """The job is unhealthy when records wait and none was committed for this time. It must be longer than any micro-batch."""
+    """The job is unhealthy when records wait and none was committed for this time. The time must be longer than any
+    micro-batch."""
 
 
 class Settings(Area):
-    """All settings."""
+    """All settings of the platform, one field for each area."""
 
     database: Database = Database()
     keys: Keys = Keys()
@@ -336,7 +345,7 @@ class Settings(Area):
 
 
 def known_names() -> list[str]:
-    """Return `area.field` of every setting."""
+    """Return the names of all settings, each as `area.field`."""
     return [f"{area}.{field}" for area, model in areas().items() for field in model.model_fields]
 
 
@@ -346,6 +355,6 @@ def areas() -> dict[str, type[Area]]:
 
 
 def meaning(name: str) -> str:
-    """Return the one-line documentation of the setting `area.field`."""
+    """Return the docstring of the setting `name`, which is `area.field`."""
     area, _, field = name.partition(".")
     return areas()[area].model_fields[field].description or ""

@@ -1,8 +1,8 @@
 """Check topic patterns against the syntax that Java's and Python's regular expressions share.
 
-Runs anywhere. Spark passes the pattern to Java; `fanout doctor`, `reconcile` and replays match it in Python. So a pattern may
-contain only constructs that mean the same in both languages, for the characters of Kafka's topic names: letters, digits, `.`,
-`_`, `-` (docs/adr/0037).
+Runs anywhere. Spark passes the pattern to Java; `fanout doctor`, `reconcile` and replays match topics in Python. So a pattern
+may contain only constructs that mean the same in both languages, for the characters of Kafka's topic names: letters, digits,
+`.`, `_`, `-` (docs/adr/0037).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IN_CLASS_TWICE = ("&&", "--", "~~", "||")
 
 
 def checked(pattern: str) -> str:
-    """Return a pattern that means the same in Java and Python; raise ValueError that names a construct that does not."""
+    """Return `pattern` if it means the same in Java and Python; else raise ValueError that names the first wrong construct."""
     if not pattern:
         raise ValueError("is empty: no topic would be read")
     if problem := _problem(pattern):
@@ -46,7 +46,7 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 def _problem(pattern: str) -> str:
-    """Return a description of the first construct that the two languages do not share; empty if there is none."""
+    """Return a description of the first construct that Java and Python do not share; empty if there is none."""
     if not pattern.isascii() or not pattern.isprintable():
         return "has a character that no topic's name has"
     at, can_repeat = 0, False
@@ -72,7 +72,7 @@ def _problem(pattern: str) -> str:
 
 
 def _atom(rest: str) -> tuple[int, str]:
-    """Return the length of the first construct without its quantifier, and its problem; empty if it has none."""
+    """Return the length of the first construct of `rest`, without a quantifier, and its problem; empty: no problem."""
     if rest.startswith("(?"):
         found = next((group for group in _GROUPS if rest.startswith(group)), None)
         return (len(found), "") if found else (2, f"has {rest[:4]}")

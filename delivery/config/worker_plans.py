@@ -1,6 +1,7 @@
 """Build, from the settings, the plain values that the executors get.
 
-Runs on the driver. Nothing in a plan is secret: it is pickled into every task.
+Runs on the driver. A plan has all settings of a worker (`worker_plan.Plan`). It contains no secret, because it is pickled into
+every task.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def of(config: settings.Settings) -> worker_plan.Plan:
-    """Return the plan of the direct lane."""
+    """Return the plan for the workers of the direct, batch and retry lanes."""
     lane, known = config.delivery, config.snapshot
     return worker_plan.Plan(
         topics=topic_rows.Topics(
@@ -55,17 +56,17 @@ def of(config: settings.Settings) -> worker_plan.Plan:
 
 
 def of_realtime(config: settings.Settings) -> worker_plan.Plan:
-    """Return the plan of the real-time lane.
+    """Return the plan for the workers of the real-time lane.
 
-    A slice ends while the next one delivers (delivery.webhooks.lanes.realtime_lane). So each slice has half of an endpoint's
-    limits.
+    Two slices deliver at the same time: one ends while the next begins (delivery.webhooks.lanes.realtime_lane). So each slice
+    has half of an endpoint's limits.
     """
     direct = of(config)
     return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the paths of an event's id, type, tenant and time."""
+    """Return the places of id, type, tenant and time in a plain JSON event, and the rules for topics."""
     source = config.source
     return parsing.Layout(
         id_path=_path(source.id_field),
@@ -81,7 +82,7 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
 
 
 def retry_policy(config: settings.Retry) -> window.ShardPolicy:
-    """Return the policy of the retry lane's shards."""
+    """Return the settings of the retry lane's shards: probes, sizes of leases and backlogs, disabling."""
     return window.ShardPolicy(
         probe_interval_s=config.probe_interval_s,
         max_probe_interval_s=config.max_probe_interval_s,
@@ -97,7 +98,10 @@ def guard_of(lane: settings.Delivery) -> guard.Guard:
 
 
 def warn_of_open_guard(lane: settings.Delivery) -> None:
-    """Log what the guard allows only for development. Called by each process that sends to endpoints or accepts their URLs."""
+    """Log a warning if the guard allows more than production should.
+
+    Called at the start of each process that sends to endpoints or accepts URLs of endpoints.
+    """
     if opened := opened_for_development(lane):
         log.warning(
             "the address guard is OPEN for development: %s. In production, remove delivery.allow_networks, allow_http and an "
@@ -106,7 +110,7 @@ def warn_of_open_guard(lane: settings.Delivery) -> None:
 
 
 def opened_for_development(lane: settings.Delivery) -> str:
-    """Return what the guard allows and production should not, as text for a person; empty if nothing."""
+    """Return a text with the networks, schemes and ports that the guard allows only for development; empty if none."""
     opened = [f"networks {', '.join(lane.allow_networks)}"] if lane.allow_networks else []
     opened += ["plain http"] if lane.allow_http else []
     opened += [] if lane.allow_ports else ["any port"]

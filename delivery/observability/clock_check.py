@@ -13,11 +13,11 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 WARNED_EVERY_S = 600.0
-"""Seconds between two warnings."""
+"""Shortest time between two warnings, in seconds."""
 
 
 class ClockCheck:
-    """Log a warning when a worker's clock is off. Thread-safe. `clock` is monotonic, in seconds."""
+    """Log a warning when a worker's clock differs from the driver's. Thread-safe. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class ClockCheck:
         self._warn_at = float("-inf")
 
     def record(self, ahead_s: float) -> None:
-        """Record by how many seconds a worker's clock is ahead of the driver's; 0: no relevant difference."""
+        """Record by how many seconds a worker's clock is ahead of the driver's; negative: behind; 0: no relevant difference."""
         with self._lock:
             if not ahead_s or self._clock() < self._warn_at:
                 return

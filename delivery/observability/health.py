@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 Positions = Mapping[str, Mapping[int, int]]
-"""The next offset by topic and partition."""
+"""Offset of the next record to handle, by topic and partition."""
 
 
 class Phase(enum.StrEnum):
-    """The phase of a lane's query."""
+    """The phase of a lane's streaming query."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -28,7 +28,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts about one lane."""
+    """The facts by which one lane is judged."""
 
     phase: Phase
     pause_reason: str | None
@@ -36,14 +36,14 @@ class Facts:
     lag: int | None
     """Records that wait in Kafka; None: unknown."""
     stalled_s: float
-    """Seconds without progress, counting only time in which the lane should have made progress."""
+    """Seconds since the last progress. Time in which the lane has no reason to make progress does not count."""
     is_source_up: bool = True
-    """Whether Kafka answered the last request."""
+    """Whether Kafka answered the last request for the lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer to a probe."""
+    """The answer to a probe of `/healthz` or `/readyz`."""
 
     ok: bool
     reason: str
@@ -55,11 +55,11 @@ def should_progress(phase: Phase, pause_reason: str | None, lag: int | None) -> 
 
 
 def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
-    """Return whether the process is healthy.
+    """Return the verdict on the health of one lane: not ok if a restart of the process would help.
 
-    1. The query ended by itself: no.
-    2. The lane should have made progress, and made none for `stalled_after_s`: no.
-    3. Anything else: yes.
+    1. The query ended by itself: not ok.
+    2. The lane should have made progress, and made none for `stalled_after_s`: not ok.
+    3. Anything else: ok.
     """
     if facts.phase is Phase.ENDED:
         return Verdict(ok=False, reason="the lane's query has ended: restart the process, the log names the cause")
@@ -69,7 +69,7 @@ def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
 
 
 def readiness(facts: Facts) -> Verdict:
-    """Return whether an event would be delivered now: the lane runs, is not paused, and Kafka answers."""
+    """Return the verdict on one lane: ok if the lane runs, is not paused, and Kafka answers."""
     if facts.phase in {Phase.STARTING, Phase.RUNNING} and facts.pause_reason:
         return Verdict(ok=False, reason=f"paused: {facts.pause_reason}")
     if facts.phase is Phase.RUNNING and not facts.is_source_up:
@@ -78,18 +78,18 @@ def readiness(facts: Facts) -> Verdict:
 
 
 def worst_of(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """Return the verdict on the process: that of the first lane that is not ok, else that of the first lane."""
+    """Return the verdict on the process from those by lane: the first verdict that is not ok, else the first verdict."""
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of a lane."""
+    """The progress of a lane's streaming query."""
 
     positions: Positions = field(default_factory=dict)
     """The committed positions; empty until the query has reported progress."""
     at_s: float = 0.0
-    """When they last changed; monotonic seconds."""
+    """When the positions last changed; monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,13 @@ class Backlog:
     handled: int = 0
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float = 0.0
-    """When the last of these micro-batches was committed; monotonic seconds."""
+    """When the last committed micro-batch with records was committed; monotonic seconds."""
     partitions: int = 0
     """Partitions that the lane reads."""
 
 
 class Watch:
-    """Gather the facts about one lane from several threads."""
+    """Gather the facts about one lane. Several threads report to it: of the query, of the lag, of the probes."""
 
     def __init__(
         self, *, pause_reason: Callable[[], str | None], stop: threading.Event, clock: Callable[[], float] = time.monotonic
@@ -124,24 +124,24 @@ class Watch:
         self.backlog = Backlog()
 
     def enter(self, phase: Phase) -> None:
-        """Record the phase of the lane's query."""
+        """Record that the lane's query enters a phase. A new phase counts as progress."""
         if phase is not self._phase_entered:  # a query that restarts again and again makes no progress
             self._phase_entered, self._progressed_at = phase, self._clock()
 
     def reach(self, positions: Positions) -> None:
-        """Record the committed positions. Unchanged positions are no progress."""
+        """Record the committed positions of the lane's query. Unchanged positions are no progress."""
         if positions != self.progress.positions:
             self._progressed_at = self._clock()
             self.progress = Progress(positions=positions, at_s=self._progressed_at)
 
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
-        """Record the lag. Called every few seconds, so that intended waiting does not count as a stall."""
+        """Record the lag, and whether Kafka answered. Called every few seconds, so that intended waiting is no stall."""
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
         if not is_source_up or not should_progress(self._phase(), self._pause_reason(), backlog.lag):
             self._progressed_at = self._clock()
 
     def facts(self) -> Facts:
-        """Return the facts as of now."""
+        """Return the facts about the lane as of now."""
         return Facts(
             phase=self._phase(),
             pause_reason=self._pause_reason(),

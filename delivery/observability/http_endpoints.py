@@ -1,6 +1,7 @@
 """Serve `/metrics`, `/healthz` and `/readyz`, when `metrics.port` is set.
 
-Runs on the driver, in `fanout archive` and in `fanout serve`, on threads of its own: a failure here does not stop their work.
+Runs on the driver, in `fanout archive` and in `fanout serve`. Requests are served on threads of their own, so a failure of a
+request does not stop the process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
-    """Start serving until the process ends. Raise SettingsError if the port is taken, before anything else starts."""
+    """Start to serve the three paths until the process ends, on a thread. `watches` has a watch for each lane.
+
+    Called first at the start of a process. Raise SettingsError if the port is taken.
+    """
     metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
     if not config.port:
         return

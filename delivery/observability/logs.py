@@ -1,7 +1,7 @@
 """Set up logging: lines for people or JSON for machines, on standard error.
 
 Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow the
-text. Control characters in foreign text are escaped, so it cannot forge a line or control a terminal.
+text. Control characters are escaped, so that foreign text cannot forge a line or control a terminal.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure(level: str, form: str) -> None:
-    """Write log records of `level` and above to standard error; `form` is `text` or `json`."""
+    """Set up the process to write log records of `level` and above to standard error. `form` is `text` or `json`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

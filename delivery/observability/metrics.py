@@ -1,6 +1,7 @@
 """Declare every metric with its meaning. Labels come from closed sets and from the operator's topics, never from tenants.
 
-Runs on the driver, in `fanout archive` and in `fanout serve`. The numbers of the workers arrive as counters (docs/adr/0008).
+Runs on the driver, in `fanout archive` and in `fanout serve`. Workers have no metrics: they send their numbers to the driver as
+counters (docs/adr/0008).
 docs/metrics.md is generated from this file.
 """
 
@@ -21,7 +22,7 @@ from delivery.webhooks.results.counters import LATENCY_BUCKETS_S, NONE, Counters
 
 
 class _MergedHistogram(Collector):
-    """A histogram that adds whole bucket counts; the one of prometheus_client adds one observation at a time."""
+    """A histogram that adds whole bucket counts; the histogram of prometheus_client adds one observation at a time."""
 
     def __init__(self, name: str, meaning: str) -> None:
         self._name, self._meaning = name, meaning
@@ -140,7 +141,8 @@ CLOCK_AHEAD_SECONDS = Gauge(
 )
 REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that the job routes by.")
 REGISTRY_CONFIRMED = Gauge(
-    "fanout_registry_confirmed_timestamp_seconds", "When Postgres last confirmed that revision; its age is what to alert on."
+    "fanout_registry_confirmed_timestamp_seconds",
+    "When Postgres last confirmed the revision that the job routes by. Alert on the age of this time.",
 )
 REGISTRY_ROWS = Gauge(
     "fanout_registry_rows", "Rows of the snapshot that the job routes by: tenants, endpoints, subscriptions.", ["kind"]
@@ -204,7 +206,7 @@ REALTIME_RESTARTS = Counter(
 
 
 def add_counters(lane: str, tally: Counters) -> None:
-    """Add the workers' counters to the metrics."""
+    """Add counters that a lane's workers sent to the driver to the metrics."""
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase
     for (outcome, reason), count in tally.deliveries.items():
@@ -225,7 +227,7 @@ def add_counters(lane: str, tally: Counters) -> None:
 
 
 def declared() -> dict[str, str]:
-    """Return the meaning of each metric of the platform by its scraped name."""
+    """Return the help text of each metric of the platform, by the metric's name in `/metrics`."""
     return {
         family.name + ("_total" if family.type == "counter" else ""): family.documentation
         for family in prometheus_client.REGISTRY.collect()

@@ -1,5 +1,5 @@
 """Clocks of a worker.
 
-In: time from Linux and from the driver. Out: the driver's time, and the delay by this process's own machine. Runs in the
-executors.
+In: counters of Linux, and the driver's time. Out: an estimate of the driver's time, and the time for which a worker waited for
+its own machine. Runs in the executors.
 """

@@ -1,6 +1,6 @@
 """Measure how long this process waits for its own machine: for a CPU or for memory.
 
-Reads counters of Linux. If a system has none, the delay is 0. Sources: Documentation/accounting/psi.rst and
+Reads counters of Linux. On a system without these counters the delay is 0. Sources: Documentation/accounting/psi.rst and
 Documentation/scheduler/sched-stats.rst of the Linux kernel.
 """
 
@@ -14,15 +14,15 @@ from pathlib import Path
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _PRESSURES = ("cpu", "memory")
 _MAX_READ_BYTES = 512
-"""Bytes. A pressure file has two lines of some 60 bytes."""
+"""Bytes that are read of a file. A pressure file has two lines of some 60 bytes."""
 
 
 class OwnDelay:
-    """The delay of one thread and of its machine, from cumulative counters. Created in the thread that it measures.
+    """Measure the delay of the thread in which the object is created.
 
-    It reads three counters: the pressure on CPU, the pressure on memory, and the thread's time in the run queue. Pressure is
-    that of the own control group if it has such files, otherwise that of the machine. The counters overlap, so the largest
-    increase counts.
+    Three cumulative counters are read: the pressure on CPU, the pressure on memory, and the thread's time in the run queue.
+    Pressure is that of the process's control group if Linux measures it, otherwise that of the machine. The counters overlap,
+    so the largest increase counts.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
@@ -31,12 +31,12 @@ class OwnDelay:
         self._last = self._read()
 
     def grown_s(self) -> float:
-        """Return the seconds of delay since the last call."""
+        """Return the seconds of delay since the last call, or since the object was created."""
         before, self._last = self._last, self._read()
         return max((now - then for now, then in zip(self._last, before, strict=True)), default=0.0)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the counters. Then the delay is 0."""
         for fd in (*self._pressures, *([] if self._schedule is None else [self._schedule])):
             os.close(fd)
         self._pressures, self._schedule, self._last = [], None, []
@@ -49,7 +49,7 @@ class OwnDelay:
 
 
 def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
-    """Return the file of the own control group, or that of the machine."""
+    """Return the pressure file of the process's control group, or that of the machine if the group has none."""
     with contextlib.suppress(OSError, StopIteration):
         lines = (proc / "self" / "cgroup").read_text().splitlines()
         group = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
@@ -60,7 +60,7 @@ def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
 
 
 def _opened(file: Path) -> int | None:
-    """Open a file that is read repeatedly; None if this system has none or denies access."""
+    """Return a descriptor of a file that is read repeatedly. None: the file is missing or unreadable on this system."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -74,10 +74,10 @@ def _opened(file: Path) -> int | None:
 
 
 def _pressure_s(text: bytes) -> float:
-    """Return the seconds of `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`."""
+    """Return the seconds in a pressure file's first line, `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`."""
     return int(text.split(b"\n", 1)[0].rsplit(b"=", 1)[1]) / 1e6
 
 
 def _run_queue_s(text: bytes) -> float:
-    """Return the seconds of `NANOSECONDS_ON_CPU NANOSECONDS_IN_RUN_QUEUE TIMESLICES`."""
+    """Return the seconds in the run queue that `schedstat` has: `NANOSECONDS_ON_CPU NANOSECONDS_IN_RUN_QUEUE TIMESLICES`."""
     return int(text.split()[1]) / 1e9

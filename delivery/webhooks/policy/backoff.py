@@ -1,6 +1,8 @@
-"""Decide whether a failed attempt is repeated, and when: within its lane, and in the retry lane. Pure.
+"""Decide whether a failed attempt is repeated, and when. Pure.
 
-The dispatcher does the waiting, because a coroutine that sleeps between attempts would occupy a slot.
+A fast lane (direct, batch, real-time) repeats an attempt within seconds: a quick retry. The retry lane repeats attempts by the
+endpoint's schedule. Neither waits here: the dispatcher of the lane does (delivery.webhooks.scheduling.dispatch), because a
+coroutine that sleeps between attempts would occupy a slot for a request.
 """
 
 from __future__ import annotations
@@ -24,20 +26,21 @@ _RETRIED_QUICKLY = frozenset(
         errors.LocalFailure.error_class,
     }
 )
-"""Failures that often pass within a second. A timeout is missing, as it has used the lane's time. TLS errors and refusals are
-missing, as they do not change in a second. A blocked address does not change either, but is treated like a name that does not
-resolve: otherwise the number of attempts would tell customers which internal names exist."""
+"""Error classes that get a quick retry, because the failure often passes within a second. A timeout is missing, as it has used
+the lane's time. TLS errors and refusals are missing, as they do not change in a second. A blocked address does not change
+either, but is treated like a name that does not resolve: otherwise the number of attempts would tell customers which internal
+names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
 )
-"""Failures that do not pass by themselves in seconds. They skip the first wait of a schedule."""
+"""Error classes and reasons of failures that people have to repair. Such a failure skips the first wait of a schedule."""
 JITTER = 0.2
-"""Share by which each wait is randomised, so that deliveries that failed together do not return together."""
+"""Share by which each wait is randomised to both sides, so that deliveries that failed together do not return together."""
 LOCAL_WAIT_S = 5.0
-"""Seconds before the next attempt after a fault of ours, or after a 410 of the endpoint."""
+"""Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint."""
 MAX_BEHIND_S = 300.0
-"""Seconds. The longest single wait for a newer registry."""
+"""Seconds. Longest time between two attempts to deliver a retry entry that needs a newer registry than the worker has."""
 
 
 class _Rng(Protocol):
@@ -46,11 +49,11 @@ class _Rng(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickRetry:
-    """The policy of the retries within a lane."""
+    """The policy of quick retries: those within the direct, batch or real-time lane."""
 
     max_attempts: int = 3
     first_wait_s: float = 0.2
-    """Wait before the second attempt. It doubles with each further attempt."""
+    """Wait before the second attempt. The wait doubles with each further attempt."""
     jitter: float = JITTER
     max_wait_s: float = 3.0
     """The longest wait for which the lane has time."""
@@ -60,9 +63,10 @@ class QuickRetry:
     ) -> float | None:
         """Return the wait after the failed attempt `attempt_number` (from 1). None: there is no further attempt in this lane.
 
-        1. Failures that seldom pass within a second are not repeated. A throttled request is, if the endpoint says when.
-        2. A `retry_after_s` beyond `max_wait_s` is not shortened: the delivery is not repeated here.
-        3. The wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.
+        1. A failure that seldom passes within a second: None. A throttled request is repeated if it has a `retry_after_s`.
+        2. A `retry_after_s` beyond `max_wait_s` is not shortened: None.
+        3. The attempt was the last of `max_attempts`: None.
+        4. Otherwise the wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.
         """
         is_retried = error_class in _RETRIED_QUICKLY or (error_class == error_classes.THROTTLED and retry_after_s is not None)
         asked_s = retry_after_s or 0.0
@@ -82,14 +86,15 @@ def next_attempt(
     retry_after_s: float | None = None,
     rng: _Rng = random,
 ) -> NextAttempt | None:
-    """Return the next attempt in the retry lane after a failed one. None: the delivery is given up.
+    """Return the next attempt in the retry lane after a failed attempt. None: the delivery is given up.
 
-    `retries` waits of the schedule are used up.
+    `retries` is the number of waits of the endpoint's schedule that the delivery has used up.
 
-    1. A fault of ours uses up no wait. Nor does a 410, after which the endpoint will be disabled.
+    1. A fault of ours, or a 410, after which the endpoint will be disabled: LOCAL_WAIT_S. No wait is used up.
     2. A failure that people have to repair starts with the second wait of the schedule.
-    3. Otherwise the next wait, randomised to both sides. After the last wait the delivery is given up.
-    4. Never before `retry_after_s`. If the time is after `expires_ms`, the delivery is given up now.
+    3. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
+    4. Each wait is randomised to both sides, and never ends before `retry_after_s`. If it ends after `expires_ms`, the delivery
+       is given up now.
     """
     if not retrying.schedule_s:
         return None

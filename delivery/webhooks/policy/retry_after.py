@@ -10,11 +10,12 @@ from collections.abc import Iterable
 MAX_RETRY_AFTER_S = 86_400.0
 """Seconds. A longer `Retry-After` counts as this, so that an endpoint cannot defer its deliveries for years."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
-"""RFC 9110 has whole seconds only. Some servers write 1.5. If that were ignored, the next attempt would be too early."""
+"""A number of seconds. RFC 9110 has whole seconds only, but some servers write 1.5. A header that were ignored would make the
+next attempt too early."""
 
 
 def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
-    """Return the wait after `now` in a `Retry-After` header, from 0 to `cap_s`. None: the value is unreadable.
+    """Return the seconds from `now` that a `Retry-After` header asks for, from 0 to `cap_s`. None: the value is unreadable.
 
     RFC 9110, section 10.2.3: seconds, or a date in any of the three forms of section 5.6.7. A date in the past is no wait.
     """
@@ -33,6 +34,6 @@ def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> f
 
 
 def longest_retry_after_s(headers: Iterable[tuple[bytes, bytes]], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
-    """Return the wait that a response asks for. A response should have one such header; of several the longest wait counts."""
+    """Return the seconds that a response asks for. Of several `Retry-After` headers the longest counts. None: no header."""
     waits = [retry_after_s(value.decode("latin-1"), now, cap_s) for name, value in headers if name.lower() == b"retry-after"]
     return max((wait_s for wait_s in waits if wait_s is not None), default=None)

@@ -1,4 +1,4 @@
-"""Settings are checked once, and a wrong one is named together with the right one."""
+"""The settings: their sources, their checks, and the messages about wrong settings."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_up_wrote(folder):
+def test_precedence_is_environment_then_file_then_local_file(folder):
     local = folder / ".fanout" / "local.toml"
     local.write_text('[kafka]\nbootstrap_servers = "local"\nsasl_username = "local"\n[logs]\nlevel="ERROR"')
     (folder / "fanout.toml").write_text('[kafka]\nbootstrap_servers = "file"\nsasl_username = "file"')
@@ -23,8 +23,8 @@ def test_the_environment_comes_before_the_file_and_the_file_before_what_fanout_u
 
 
 @pytest.mark.parametrize("by", ["option", "environment"])
-def test_a_file_that_is_named_stands_alone(folder, by):
-    """What `fanout up` had left in the current folder opened the address guard beneath a production file."""
+def test_a_named_settings_file_is_the_only_one_read(folder, by):
+    """A file that `fanout up` had left in the current folder opened the address guard of a production job."""
     (folder / ".fanout" / "local.toml").write_text('[delivery]\nallow_networks = ["127.0.0.0/8"]\nallow_http = true')
     (folder / "fanout.toml").write_text('[logs]\nlevel = "ERROR"')
     named = folder / "production.toml"
@@ -46,30 +46,30 @@ def test_a_file_that_is_named_stands_alone(folder, by):
         ({"FANOUT_CONFIG": "/nowhere.toml"}, "there is no settings file /nowhere.toml"),
     ],
 )
-def test_a_wrong_setting_is_named_with_the_right_one(folder, environ, said):
+def test_an_error_names_the_wrong_setting_and_the_right_one(folder, environ, said):
     with pytest.raises(errors.SettingsError) as refused:
         loader.read(environ, root=folder)
     assert said in str(refused.value)
 
 
-def test_every_wrong_setting_is_named_at_once(folder):
+def test_one_error_names_every_wrong_setting(folder):
     with pytest.raises(errors.SettingsError) as refused:
         loader.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
     assert len(str(refused.value).splitlines()) == 2
 
 
-def test_a_setting_may_be_held_by_a_file_that_the_environment_names(folder):
+def test_a_variable_may_name_a_file_with_the_settings_value(folder):
     (folder / "mounted").write_text(f"postgresql://fanout:{CANARY}@db/fanout\n")
     config = loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
     assert config.database.url.get_secret_value() == f"postgresql://fanout:{CANARY}@db/fanout"
 
 
-def test_a_setting_that_is_itself_the_name_of_a_file_stays_one(folder):
+def test_a_setting_whose_own_name_ends_in_file_is_a_plain_value(folder):
     assert loader.read({"FANOUT_KAFKA_SSL_CA_FILE": "no such file"}, root=folder).kafka.ssl_ca_file == "no such file"
 
 
 @pytest.mark.parametrize(("held", "said"), [(None, "No such file or directory"), (b"\xff", "it is not text")])
-def test_a_file_that_cannot_be_read_is_named(folder, held, said):
+def test_an_unreadable_file_of_a_value_is_named(folder, held, said):
     if held is not None:
         (folder / "mounted").write_bytes(held)
     with pytest.raises(errors.SettingsError, match=f"FANOUT_DATABASE_URL_FILE names .*mounted, which cannot be read: {said}"):
@@ -77,13 +77,13 @@ def test_a_file_that_cannot_be_read_is_named(folder, held, said):
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
-def test_a_file_that_holds_nothing_is_named(folder, content):
+def test_an_empty_file_of_a_value_is_named(folder, content):
     (folder / "mounted").write_text(content)
     with pytest.raises(errors.SettingsError, match=r"FANOUT_KEYS_RING_FILE names .*mounted, which is empty"):
         loader.read({"FANOUT_KEYS_RING_FILE": str(folder / "mounted")}, root=folder)
 
 
-def test_a_setting_that_is_given_by_value_and_by_file_is_refused_and_quoted_by_neither(folder):
+def test_a_setting_given_by_value_and_by_file_is_refused_unquoted(folder):
     (folder / "mounted").write_text(CANARY)
     environ = {"FANOUT_DATABASE_URL_FILE": str(folder / "mounted"), "FANOUT_DATABASE_URL": CANARY}
     with pytest.raises(errors.SettingsError, match="keep one of them") as raised:
@@ -91,7 +91,7 @@ def test_a_setting_that_is_given_by_value_and_by_file_is_refused_and_quoted_by_n
     assert CANARY not in str(raised.value)
 
 
-def test_no_secret_shows_in_a_repr_or_an_error(folder):
+def test_no_repr_and_no_error_shows_a_secret(folder):
     environ = {
         "FANOUT_DATABASE_URL": "postgresql://u:hunter2@h/d",
         "FANOUT_KAFKA_SASL_PASSWORD": "hunter2",
@@ -103,11 +103,11 @@ def test_no_secret_shows_in_a_repr_or_an_error(folder):
     assert "hunter2" not in str(refused.value)
 
 
-def test_every_setting_says_what_it_means():
+def test_every_setting_has_a_docstring():
     assert all(settings.meaning(name) for name in settings.known_names())
 
 
-def test_sasl_and_tls_reach_both_clients():
+def test_both_kafka_clients_get_the_settings_of_sasl_and_tls():
     kafka = settings.Kafka(
         security_protocol="SASL_SSL",
         sasl_mechanism="SCRAM-SHA-512",
@@ -131,7 +131,7 @@ def test_sasl_and_tls_reach_both_clients():
     assert (command["sasl.password"], command["ssl.ca.location"], command["client.rack"]) == ('p"w\\', "/ca.pem", "b")
 
 
-def test_what_is_open_for_development_is_said():
+def test_the_guards_exceptions_for_development_are_listed():
     assert worker_plans.opened_for_development(settings.Delivery()) == ""
     opened = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
     assert worker_plans.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"

@@ -1,4 +1,4 @@
-"""The dialect of `source.topic_pattern`: Spark matched by Java's rules, `doctor`, `reconcile` and replays by Python's."""
+"""Topic patterns mean the same in Java, by which Spark matches, and in Python, by which `doctor` and `reconcile` match."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from delivery.config import loader, topic_pattern
         "shop_[0-9]{4}",
     ],
 )
-def test_what_both_have_is_taken(pattern):
+def test_a_pattern_that_java_and_python_share_is_accepted(pattern):
     assert topic_pattern.checked(pattern) == pattern
 
 
@@ -44,13 +44,13 @@ def test_what_both_have_is_taken(pattern):
         ("events(", "is not a regular expression: missing ), unterminated subpattern"),
     ],
 )
-def test_what_only_one_of_them_has_or_understands_otherwise_is_refused_by_its_place(pattern, said, tmp_path):
+def test_a_construct_that_java_or_python_lacks_is_refused(pattern, said, tmp_path):
     with pytest.raises(errors.SettingsError) as refused:
         loader.read({"FANOUT_SOURCE_TOPIC_PATTERN": pattern}, root=tmp_path)
     assert str(refused.value).startswith("setting source.topic_pattern (FANOUT_SOURCE_TOPIC_PATTERN): ")
     assert said in str(refused.value)
 
 
-def test_all_of_a_name_has_to_match():
+def test_a_pattern_matches_whole_topic_names_only():
     assert topic_pattern.matches("events|shop", "shop")
     assert not topic_pattern.matches("events|shop", "shops")

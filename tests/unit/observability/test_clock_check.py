@@ -1,4 +1,4 @@
-"""Clocks that differ are warned of, and not with each micro-batch."""
+"""A worker whose clock differs from the driver's causes a warning, but not with each micro-batch."""
 
 import logging
 
@@ -7,7 +7,7 @@ from delivery.observability.clock_check import WARNED_EVERY_S
 from tests.support import fakes
 
 
-def test_a_difference_of_clocks_is_warned_of_now_and_then(caplog):
+def test_a_worker_with_another_clock_is_warned_of_now_and_then(caplog):
     now = fakes.Clock(0.0)
     clocks = clock_check.ClockCheck(now)
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""When the job is left alone, when it is restarted, and when it is ready."""
+"""The health, the readiness and the lag of a lane."""
 
 import threading
 
@@ -35,7 +35,7 @@ def facts(phase=Phase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, is_so
         pytest.param(facts(Phase.ENDED, pause_reason="Postgres"), False, id="the query has ended while Postgres is away"),
     ],
 )
-def test_healthy_means_that_a_restart_would_not_help(known, is_healthy):
+def test_a_lane_is_healthy_unless_a_restart_would_help(known, is_healthy):
     assert health.liveness(known, STALLED_AFTER_S).ok is is_healthy
 
 
@@ -62,13 +62,13 @@ def test_healthy_means_that_a_restart_would_not_help(known, is_healthy):
         (facts(Phase.ENDED), False, "ended"),
     ],
 )
-def test_ready_means_that_an_event_would_be_delivered_now(known, is_ready, reason):
+def test_a_lane_is_ready_if_it_would_deliver_an_event_now(known, is_ready, reason):
     verdict = health.readiness(known)
     assert (verdict.ok, verdict.reason) == (is_ready, reason)
 
 
 class Lane:
-    """A watch with its clock, and what it asks."""
+    """A watch, with a clock and answers of Kafka that the test sets."""
 
     def __init__(self):
         self.clock = fakes.Clock()
@@ -77,7 +77,7 @@ class Lane:
         self.watch = health.Watch(pause_reason=lambda: self.hold, stop=self.stop, clock=self.clock)
 
     def after(self, seconds, *, lag, is_source_up=True):
-        """Let time pass, observed every 10 s."""
+        """Let time pass. The watch observes the lag every 10 s."""
         for _ in range(seconds // 10):
             self.clock.now += 10
             self.watch.observe(health.Backlog(lag=lag), is_source_up=is_source_up)
@@ -91,25 +91,25 @@ def lane():
     return made
 
 
-def test_time_counts_from_when_work_appeared_not_from_the_last_commit(lane):
+def test_a_stall_counts_from_the_first_waiting_record(lane):
     assert lane.after(3600, lag=0).stalled_s == 0
     assert lane.after(200, lag=5).stalled_s == 200
 
 
-def test_time_on_hold_is_not_counted(lane):
+def test_time_of_a_pause_is_no_stall(lane):
     lane.hold = "Postgres"
     assert lane.after(3600, lag=5).stalled_s == 0
     lane.hold = None
     assert lane.after(30, lag=5).stalled_s == 30
 
 
-def test_time_without_kafka_is_not_counted_at_a_start_either(lane):
+def test_time_without_kafka_at_the_start_is_no_stall(lane):
     lane.watch.enter(Phase.STARTING)
     assert lane.after(3600, lag=None, is_source_up=False).stalled_s == 0
     assert lane.after(30, lag=None).stalled_s == 30
 
 
-def test_a_query_that_is_planned_anew_has_not_come_on(lane):
+def test_a_query_that_starts_again_makes_no_progress(lane):
     assert lane.after(100, lag=5).stalled_s == 100
     lane.watch.enter(Phase.RUNNING)
     assert lane.watch.facts().stalled_s == 100
@@ -124,29 +124,29 @@ def test_only_new_positions_are_progress(lane):
     assert lane.watch.facts().stalled_s == 0
 
 
-def test_a_lane_that_is_asked_to_stop_is_stopping_and_one_that_ended_has_ended(lane):
+def test_a_stopped_lane_is_stopping_until_its_query_has_ended(lane):
     lane.stop.set()
     assert lane.watch.facts().phase is Phase.STOPPING
     lane.watch.enter(Phase.ENDED)
     assert lane.watch.facts().phase is Phase.ENDED
 
 
-def test_lag_is_what_lies_between_the_positions_and_the_ends():
+def test_the_lag_is_the_ends_of_partitions_minus_the_positions():
     positions = {"orders": {0: 5, 1: 7}, "users": {0: 3}}
     ends = {"orders": {0: 9, 1: 10}, "users": {0: 3}}
     assert lag.by_topic(positions, ends) == {"orders": 4 + 3, "users": 0}
 
 
-def test_a_position_beyond_the_end_is_no_negative_lag():
-    """The ends were asked for just before a micro-batch was committed."""
+def test_a_position_beyond_the_end_counts_as_no_lag():
+    """Kafka was asked for the ends of the partitions just before a micro-batch was committed."""
     assert lag.by_topic({"orders": {0: 9}}, {"orders": {0: 5}}) == {"orders": 0}
 
 
-def test_what_was_handled_is_counted_on_partitions_that_were_known_before():
+def test_handled_records_are_counted_on_known_partitions_only():
     before = {"orders": {0: 10, 1: 7}}
     now = {"orders": {0: 15, 1: 7, 2: 1_000_000}, "users": {0: 500}}
     assert lag.handled_between(before, now) == 5
 
 
-def test_a_topic_that_begins_anew_has_handled_nothing():
+def test_a_recreated_topic_counts_no_handled_records():
     assert lag.handled_between({"orders": {0: 10}}, {"orders": {0: 2}}) == 0

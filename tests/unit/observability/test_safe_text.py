@@ -15,19 +15,19 @@ from fanout.terminal import commands
 
 ROOT = Path(__file__).parents[3]
 CONTROLS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cc", "Cf", "Zl", "Zp", "Cs"}]
-"""Controls, format characters (bidirectional ones and zero widths among them), separators of lines, lone surrogates."""
+"""Control and format characters (bidirectional controls, zero widths), line separators, lone surrogates."""
 SHOWN = {"\t", "\n"}
 HARMLESS_FORMAT = re.compile(
     "[\u0600-\u0605\u06dd\u070f\u0890-\u0891\u08e2\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]"
 )
 """Signs of scripts and music, which Unicode counts as format characters. They show, and change nothing else."""
-HOSTILE = [one for one in CONTROLS if not HARMLESS_FORMAT.match(one)]
+HOSTILE = [character for character in CONTROLS if not HARMLESS_FORMAT.match(character)]
 ALL = "a" + "".join(HOSTILE) + "z"
-WITH_UTF_8 = "".join(one for one in ALL if unicodedata.category(one) != "Cs")
+WITH_UTF_8 = "".join(character for character in ALL if unicodedata.category(character) != "Cs")
 
 
 def assert_harmless(shown, *, lines):
-    left = {one for one in shown if one in set(HOSTILE)} - SHOWN
+    left = set(shown) & set(HOSTILE) - SHOWN
     assert not left
     assert shown.count("\n") <= lines
 
@@ -39,13 +39,13 @@ def test_every_control_character_is_a_visible_escape():
 
 
 @given(st.text())
-def test_other_text_is_shown_as_it_is(text):
+def test_text_without_control_characters_is_unchanged(text):
     if not set(text) & set(HOSTILE):
         assert safe_text.text(text) == safe_text.line(text) == text
 
 
 @given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_json_says_the_same_and_holds_no_control(value):
+def test_escaped_json_is_equal_and_has_no_control_character(value):
     document = safe_text.json(json.dumps(value, ensure_ascii=False))
     assert json.loads(document) == value
     assert_harmless(document, lines=0)
@@ -53,7 +53,7 @@ def test_json_says_the_same_and_holds_no_control(value):
 
 @pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()], ids=["text", "json"])
 @pytest.mark.parametrize("text", [ALL, WITH_UTF_8], ids=["with surrogates", "utf-8"])
-def test_no_log_line_can_be_forged_and_none_moves_a_terminal(formatter, text):
+def test_foreign_text_forges_no_log_line_and_moves_no_terminal(formatter, text):
     record = logging.LogRecord("name", logging.INFO, __file__, 1, "said %s", (text,), None)
     record.detail = text
     assert_harmless(formatter.format(record), lines=0)
@@ -62,8 +62,8 @@ def test_no_log_line_can_be_forged_and_none_moves_a_terminal(formatter, text):
 def test_the_text_of_an_exception_is_harmless_in_the_log():
     with pytest.raises(ValueError, match="invalid literal") as failed:
         int(WITH_UTF_8)
-    told = (failed.type, failed.value, failed.tb)
-    record = logging.LogRecord("name", logging.ERROR, __file__, 1, "failed", (), told)
+    exc_info = (failed.type, failed.value, failed.tb)
+    record = logging.LogRecord("name", logging.ERROR, __file__, 1, "failed", (), exc_info)
     assert_harmless(logs.TextFormatter().format(record), lines=20)
     assert "Traceback" in logs.TextFormatter().format(record)
     assert_harmless(logs.JsonFormatter().format(record), lines=0)
@@ -71,7 +71,7 @@ def test_the_text_of_an_exception_is_harmless_in_the_log():
 
 @pytest.fixture
 def shown(capsys, monkeypatch):
-    """Return what was written to a terminal by now, without the colours of ours."""
+    """Return a function with the text that was written to the terminal so far, without our own colours."""
     monkeypatch.setattr(commands, "console", commands.Console(force_terminal=True, soft_wrap=True, highlight=False, width=200))
 
     def written():
@@ -92,22 +92,22 @@ def shown(capsys, monkeypatch):
         lambda: commands.JsonLines().write(json.dumps(WITH_UTF_8, ensure_ascii=False).encode() + b"\n"),
     ],
 )
-def test_whatever_a_command_prints_is_harmless(shown, prints):
+def test_all_output_of_a_command_is_harmless(shown, prints):
     prints()
     text = shown()
     assert "u202e" in re.sub(r"[\s│]", "", text)
     assert_harmless(text, lines=60)
 
 
-def test_a_receivers_answer_in_a_dead_letter_moves_no_terminal(shown):
+def test_a_receivers_response_in_a_dead_letter_moves_no_terminal(shown):
     """`fanout dead-letters show` wrote ESC sequences of a receiver to the operator's terminal."""
     table = [{"status": "500", "response": "\x1b]0;owned\x07\x1b[2J\u202egnp.exe"}]
     commands.print_table(table)
     assert r"\x1b[2J\u202egnp.exe" in shown()
 
 
-def test_commands_print_through_the_terminals_module_alone():
-    """Around it, foreign text would reach the operator's terminal as it is."""
+def test_commands_print_by_the_module_terminal_only():
+    """Another way of printing would pass foreign text to the operator's terminal unescaped."""
     around = re.compile(r"sys\.(stdout|stderr)|\bprint\(|typer\.echo|click\.echo|rich\.console\.Console\(|rich\.print")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
@@ -121,7 +121,7 @@ def test_commands_print_through_the_terminals_module_alone():
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_an_id_is_never_cut(capsys, monkeypatch, is_terminal):
-    """In 80 columns ids ended in an ellipsis, until they were useless."""
+    """On a terminal of 80 columns, ids were cut to an ellipsis, and could not be copied."""
     monkeypatch.setattr(commands, "console", commands.Console(force_terminal=is_terminal, soft_wrap=True, width=80))
     row = {name: f"{name}-{'0123456789' * 4}" for name in ("endpoint", "customer", "subscription", "tenant")}
     commands.print_table([row])

@@ -8,7 +8,7 @@ from tests.support import fakes
 
 
 def tasks(ahead_s, waits_s):
-    """Return a worker's clock after tasks that began this long after their stamps, and the driver's clock."""
+    """Return the DriverClock of a worker after tasks that began `waits_s` after their stamps, and the driver's clock."""
     driver, own = fakes.Clock(), fakes.Clock()
     clock = driver_clock.DriverClock(own)
     for wait_s in waits_s:

@@ -1,4 +1,4 @@
-"""Linux's counters of our own delay, as one number."""
+"""The delay by a worker's own machine, from Linux's counters."""
 
 import threading
 
@@ -16,8 +16,8 @@ class Machine:
         self.proc, self.cgroups = folder / "proc", folder / "cgroup"
         self.own = self.cgroups / group.lstrip("/")
         self.thread = self.proc / "self" / "task" / str(threading.get_native_id())
-        for one in (self.proc / "pressure", self.thread, self.own):
-            one.mkdir(parents=True)
+        for made in (self.proc / "pressure", self.thread, self.own):
+            made.mkdir(parents=True)
         (self.proc / "self" / "cgroup").write_text(f"12:cpu:/other\n0::{group}\n")
 
     def pressure(self, folder, name, microseconds):
@@ -51,7 +51,7 @@ def test_the_pressure_since_the_last_call_is_the_delay(machine):
     assert measured.grown_s() == 0
 
 
-def test_the_own_control_group_counts_and_not_the_machine(machine):
+def test_pressure_is_that_of_the_control_group_if_it_has_files(machine):
     machine.pressure(machine.proc / "pressure", "cpu", 0)
     machine.pressure(machine.own, "cpu.pressure", 0)
     measured = machine.measured()
@@ -73,7 +73,7 @@ def test_delays_overlap_so_the_largest_counts(machine):
     assert measured.grown_s() == pytest.approx(0.03)
 
 
-def test_it_reads_this_machine():
+def test_own_delay_reads_the_counters_of_this_machine():
     measured = own_delay.OwnDelay()
 
     assert measured.grown_s() >= 0

@@ -143,7 +143,7 @@ NEVER_MS = 10**15
 
 
 def next_attempt(error_class, used=0, *, by=DEFAULT, **fields):
-    """Return the next attempt after `used` waits of the schedule. Nothing is randomised."""
+    """Return the next attempt of a delivery that has used up `used` waits of the schedule, without randomness."""
     return backoff.next_attempt(by, error_class, used, **{"now_ms": 0, "expires_ms": NEVER_MS, "rng": fakes.Middle()} | fields)
 
 
