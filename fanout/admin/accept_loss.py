@@ -27,7 +27,7 @@ class Accepted(NamedTuple):
     loss: losses.Loss
 
     def document(self) -> dict[str, Any]:
-        """Return the loss for machines, for people and for the audit log."""
+        """Return the loss as a dictionary, for the output of the command and for the audit log."""
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}
 
@@ -61,7 +61,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
             checkpoint = losses.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
             extents = scanner.extents({*checkpoint.positions, *_event_topics(config, scanner, lane)})
             held: dict[tuple[str, int], losses.OffsetRange] = {
-                one.place: losses.OffsetRange(one.low, one.end) for one in extents
+                extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents
             }
             positions, lost = losses.moved(checkpoint.positions, held)
             found += [Accepted(lane, loss) for loss in lost]

@@ -33,7 +33,7 @@ from subscriptions_db.snapshot import registry_reader
 JOB_TIMEOUT_S = 5
 """Seconds to wait for the job's /readyz."""
 SHOWN = 20
-"""Doubtful subscriptions that are named; the others are counted."""
+"""Maximum subscriptions that a finding names, with a warning each. The finding counts the further ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from subscriptions_db.registration import apply, endpoint_status, receiver_permi
 from subscriptions_db.secrets import keyring
 
 KAFKA_TIMEOUT_S = 3
-"""Seconds. Registering works without Kafka: known event types then come from the catalogue only."""
+"""Seconds to wait for Kafka's list of topics. Without an answer, known event types come from the catalogue only."""
 
 
 class Listed(NamedTuple):
@@ -54,10 +54,11 @@ LISTED = (
     Listed("subscription", ("id", "endpoint", "event_type", "status")),
     Listed("event_type", ("id", "deprecated", "description")),
 )
+"""The kinds that `fanout get` knows."""
 
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
-    """Change the registry to match `file`. Warnings name its lines."""
+    """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file."""
     try:
         text = file.read_bytes()
     except OSError as exc:
@@ -70,7 +71,7 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
         with connect.connect(config.database) as connection:
             migrate.require_current(connection)
             result = apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune, known_types=known, strict=strict)
-    warnings = tuple(one.at(str(file), document.line_of(one.path)) for one in result.warnings)
+    warnings = tuple(warning.at(str(file), document.line_of(warning.path)) for warning in result.warnings)
     return replace(result, warnings=warnings)
 
 
@@ -88,7 +89,7 @@ def known_types(config: settings.Settings) -> frozenset[str]:
 def apply_manifest(
     config: settings.Settings, wanted: manifest.Manifest, *, dry_run: bool = False, prune: bool = False
 ) -> apply.Result:
-    """Change the registry to match the manifest."""
+    """Change the registry to match a checked manifest; return the changes."""
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
@@ -96,7 +97,7 @@ def apply_manifest(
 
 
 def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:
-    """Print the differences, and the new secrets once."""
+    """Print the changes of `fanout apply`, the new secrets, which are shown once, and the warnings."""
     marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
     for change in result.changes:
         console.print(f"{marks[change.action]} {change.kind} {change.id}")
@@ -126,7 +127,7 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
-    """Return the result for machines."""
+    """Return the changes of `fanout apply` for machines."""
     changes = [
         {
             "action": change.action,
@@ -141,12 +142,12 @@ def as_document(result: apply.Result) -> dict[str, Any]:
         "new_secrets": result.new_secrets,
         "still_disabled": result.still_disabled,
         "awaiting_permission": result.awaiting_permission,
-        "warnings": [{"path": one.path, "line": one.line, "problem": one.problem} for one in result.warnings],
+        "warnings": [{"path": warning.path, "line": warning.line, "problem": warning.problem} for warning in result.warnings],
     }
 
 
 def kind_of(text: str) -> Listed:
-    """Return the kind of this name: plural or singular, with `-` or `_`."""
+    """Return the kind with this name: plural or singular, with `-` or `_`. Raise RegistrationError for another name."""
     named = text.replace("_", "-")
     for listed in LISTED:
         if named in {listed.plural, listed.singular}:
@@ -199,7 +200,7 @@ def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> Non
 
 
 def overlap_of(text: str) -> dt.timedelta:
-    """Return the duration of a text such as `24h`."""
+    """Return the duration of a text such as `24h`. Raise RegistrationError if it is none, or longer than permitted."""
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(
@@ -209,7 +210,7 @@ def overlap_of(text: str) -> dt.timedelta:
 
 
 def enable(config: settings.Settings, endpoint_id: str) -> None:
-    """Activate an endpoint."""
+    """Make an endpoint active, whatever its status."""
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.enable(connection, endpoint_id)

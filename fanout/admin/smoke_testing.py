@@ -118,7 +118,7 @@ def run(
 
 
 def event(source: settings.Source, event_id: str) -> bytes:
-    """Return the event, with its attributes in the fields that the settings name."""
+    """Return the test event as JSON, with id, type, tenant and time in the fields that the settings name."""
     document: dict[str, Any] = {"note": "an event of `fanout smoke-test`"}
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     attributes = {
@@ -165,7 +165,10 @@ def require_allowed(config: settings.Settings, url: str) -> None:
 
 @contextlib.contextmanager
 def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterator[str]:
-    """Register the test's tenant, customer, endpoint and subscription; yield the signing secret; delete the last two."""
+    """Register the test's tenant, customer, endpoint and subscription, and yield the endpoint's signing secret.
+
+    At the end of the context, delete the endpoint and the subscription.
+    """
     kept: dict[str, Any] = {"tenants": [{"id": NAME}], "customers": [{"id": NAME, "name": "fanout smoke-test"}]}
     endpoint = {"id": endpoint_id, "customer": NAME, "url": url}
     subscription = {"id": endpoint_id, "endpoint": endpoint_id, "event_type": NAME, "tenants": [NAME]}
@@ -179,13 +182,13 @@ def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterato
 
 @dataclass(slots=True)
 class Arrivals:
-    """Requests to the command's own receiver."""
+    """Remembers whether the command's own receiver got a request with a valid signature."""
 
     secret: str = ""
     has_verified: bool = False
 
     def receiving(self, host: str, port: int) -> receiver.Receiver:
-        """Return a receiver that is not open yet."""
+        """Return a receiver, not open yet, that reports its requests to this object."""
         return receiver.Receiver(
             secrets_of=lambda _: [self.secret], on_received=self._add, verify=is_signed, host=host, port=port
         )
@@ -203,7 +206,7 @@ def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
     given = headers.get("webhook-signature", "").split()
     for secret in secrets:
         code = hmac.digest(base64.b64decode(secret.removeprefix("whsec_")), signed, "sha256")
-        if any(hmac.compare_digest(f"v1,{base64.b64encode(code).decode()}", one) for one in given):
+        if any(hmac.compare_digest(f"v1,{base64.b64encode(code).decode()}", signature) for signature in given):
             return True
     return False
 
@@ -213,7 +216,9 @@ class Seen:
     """Entries of the delivery log about the test's endpoint."""
 
     words: list[str] = field(default_factory=list)
+    """A text for each entry, as in `Result.seen`."""
     has_accepted: bool = False
+    """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a record of the attempts topic about this endpoint."""
@@ -239,10 +244,10 @@ class DeliveryLog:
         self._key = endpoint_id.encode()
         own = {"group.id": "fanout-smoke-test", "enable.auto.commit": False}
         self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(config.kafka))
-        self._consumer.assign([confluent_kafka.TopicPartition(*one.place, one.end) for one in extents])
+        self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
 
     def poll(self) -> None:
-        """Add the records that have arrived."""
+        """Add the records that have arrived to `seen`."""
         for message in self._consumer.consume(1000, 0):
             if message.error() is None and message.key() == self._key:
                 self.seen.add(orjson.loads(message.value() or b"{}"))

@@ -1,6 +1,6 @@
 """Publish operational events, which the job delivers to their subscribers like other events.
 
-Runs in `fanout archive`. The events are CloudEvents in binary mode, which is read alike under all settings of `source`.
+Runs in `fanout archive`. The events are CloudEvents in binary mode, which the job reads in one way under all settings `source`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from subscriptions_db.archive.notifications import endpoint_health, outbox
 from subscriptions_db.postgres import connect
 
 SOURCE = "fanout"
+"""The CloudEvents attribute `source` of every operational event."""
 
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:
@@ -21,27 +22,27 @@ def publish(config: settings.Settings, connection: connect.Connection) -> int:
     with outbox.claim_page(connection) as waiting:
         if waiting:
             publisher = publishing.Publisher(config.kafka)
-            for one in waiting:
-                publisher.publish(message(one, config.operations.topic))
+            for event in waiting:
+                publisher.publish(message(event, config.operations.topic))
             publisher.flush()
         return len(waiting)
 
 
-def message(one: outbox.OutboxEvent, topic: str) -> publishing.Message:
-    """Return the record of an event. All events about one endpoint go to one partition."""
+def message(event: outbox.OutboxEvent, topic: str) -> publishing.Message:
+    """Return the Kafka record of an operational event. All events about one endpoint go to one partition."""
     attributes = {
         "specversion": "1.0",
-        "id": one.event_id,
-        "type": one.kind,
+        "id": event.event_id,
+        "type": event.kind,
         "source": SOURCE,
-        "time": endpoint_health.rfc3339(one.at),
+        "time": endpoint_health.rfc3339(event.at),
         "tenantid": PLATFORM,
-        "subtenantid": one.customer_id,
+        "subtenantid": event.customer_id,
     }
     headers = {"content-type": "application/json"} | {f"ce_{name}": value for name, value in attributes.items()}
     return publishing.Message(
         topic=topic,
-        key=one.endpoint_id.encode(),
-        value=orjson.dumps(one.data),
+        key=event.endpoint_id.encode(),
+        value=orjson.dumps(event.data),
         headers=tuple((name, value.encode()) for name, value in headers.items()),
     )

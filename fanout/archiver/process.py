@@ -38,10 +38,11 @@ from subscriptions_db.replays import progress
 log = logging.getLogger(__name__)
 
 NAME = "archive"
+"""The name of this process in probes and metrics."""
 WAIT_S = 0.5
 """Seconds to wait for records. Redrives, replays and operational events run at least this often."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Bytes of records that are written to Postgres in one transaction."""
+"""Maximum bytes of records that are written to Postgres in one transaction."""
 PARTITIONS_S = 60.0
 """Seconds between two maintenances of the day partitions."""
 REPORT_S = 60.0
@@ -51,10 +52,11 @@ DISABLED_CHECK_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
 UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
+"""Errors after which the process pauses and begins again."""
 
 
 def pause_s(failures: int) -> float:
-    """Return the pause after `failures` failures in a row. It doubles up to LONGEST_PAUSE_S."""
+    """Return the seconds to pause after `failures` failures in a row. The pause doubles up to LONGEST_PAUSE_S."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
@@ -93,7 +95,10 @@ class Archiver:
         self._totals = _Totals()
 
     def follow(self, *, once: bool) -> None:
-        """Archive until stopped, or until new partitions appear. Raise one of UNAVAILABLE if a server does not answer."""
+        """Archive until stopped, or until new partitions appear, which the next call reads too.
+
+        With `once`, archive the records now in Kafka. Raise one of UNAVAILABLE if a server does not answer.
+        """
         names = [self._config.delivery.dead_letter_topic]
         if self._config.archive.attempts:
             names.append(self._config.delivery.attempts_topic)
@@ -144,12 +149,12 @@ class Archiver:
                 outbox.record_due(connection, self._policy, now=_now())
                 disabled_check_at = time.monotonic() + DISABLED_CHECK_S
             messages = source.poll(WAIT_S)
-            for together in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
-                self._write(connection, source, together)
+            for chunk in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
+                self._write(connection, source, chunk)
             progressed = self._run_steps(connection, once=once)
             self._pause_reason, self._failures = None, 0
-            if time.monotonic() >= report_at and (said := self._totals.since_last()):
-                log.info("archived %s", said)
+            if time.monotonic() >= report_at and (counts := self._totals.since_last()):
+                log.info("archived %s", counts)
                 report_at = time.monotonic() + REPORT_S
             if (once and source.has_all() and not progressed) or (not once and source.has_new_partitions()):
                 return
@@ -280,7 +285,7 @@ def _counted(letters: int, attempts: int) -> str:
 
 
 def policy_of(config: settings.Settings) -> Policy | None:
-    """Return the policy for operational events; None if they are off."""
+    """Return the policy for operational events; None if they are off. Raise SettingsError if the job would not read them."""
     operations = config.operations
     if not operations.topic:
         return None

@@ -23,7 +23,10 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
         if not requested:
             return 0
         plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
-        letters = {(Place(one.topic, one.partition), one.offset): dead_letter_records.decode(one.written) for one in requested}
+        letters = {
+            (Place(request.topic, request.partition), request.offset): dead_letter_records.decode(request.written)
+            for request in requested
+        }
         for (place, offset), letter in letters.items():
             plan.add(letter, place, offset)
         return _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))

@@ -32,7 +32,7 @@ from subscriptions_db.snapshot import registry_reader
 STEP_S = 1.0
 """Seconds after the begin of a step in which a chunk may begin. Archiving waits meanwhile."""
 MAX_RECORDS = 1000
-"""Records of one chunk. An event has at most 256 KiB, so a chunk has at most 256 MB."""
+"""Maximum records of one chunk. An event has at most 256 KiB, so a chunk has at most 256 MB."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
 """Reasons of failed replays. EVENT_GONE: Kafka no longer has the event of the delivery. NOT_COUNTED: `archive.attempts` is off,
 so the number of deliveries without an outcome is unknown."""
@@ -84,11 +84,11 @@ class Replayer:
         """Execute the next chunk of a replay. Return False if there is none now.
 
         1. The replay has ended, or another process executes it at this moment: no chunk.
-        2. Its endpoint was deleted: the replay fails.
-        3. It asks for one delivery: the delivery is enqueued, or the replay fails.
-        4. It asks for a time range, and attempts are not archived: the replay fails.
-        5. It asks for a time range, and has not begun: the offsets to read are recorded.
-        6. Its endpoint is paused or disabled: the replay waits, because its deliveries would only take room in the retry lane.
+        2. The replay's endpoint was deleted: the replay fails.
+        3. The replay asks for one delivery: the delivery is enqueued, or the replay fails.
+        4. The replay asks for a time range, and attempts are not archived: the replay fails.
+        5. The replay asks for a time range, and has not begun: the offsets to read are recorded.
+        6. The endpoint is paused or disabled: the replay waits, because its deliveries would only take room in the retry lane.
         7. Otherwise the next records are read.
         """
         routes = self._routes_to(connection, seen)
@@ -115,7 +115,9 @@ class Replayer:
         firsts = scanner.extents(names, since_ms=_ms(asked.since))
         ends = {extent.place: extent.first for extent in scanner.extents(names, since_ms=_ms(asked.until))}
         places = [
-            progress.PartitionProgress(*one.place, one.first, ends[one.place]) for one in firsts if one.first < ends[one.place]
+            progress.PartitionProgress(*extent.place, extent.first, ends[extent.place])
+            for extent in firsts
+            if extent.first < ends[extent.place]
         ]
         is_whole = all(extent.is_whole for extent in firsts)
         progress.begin(connection, replay, places, is_whole=is_whole, now=_now())
@@ -166,8 +168,9 @@ class Replayer:
     def _read(self, place: Place, first: int, end: int) -> list[Record]:
         records: list[Record] = []
 
-        def take(one: confluent_kafka.Message) -> None:
-            records.append(Record(*place, one.offset() or 0, one.timestamp()[1], one.value(), topic_scanner.headers(one)))
+        def take(message: confluent_kafka.Message) -> None:
+            headers = topic_scanner.headers(message)
+            records.append(Record(*place, message.offset() or 0, message.timestamp()[1], message.value(), headers))
 
         self._reader().read([topic_scanner.Extent(place=place, low=first, first=first, end=end)], "events", take)
         return records

@@ -1,6 +1,6 @@
-"""Follow topics from the archived offsets on.
+"""Read topics from the archived offsets on, as records arrive.
 
-Runs in `fanout archive`, in one thread. It has no consumer group: Postgres stores the archived offsets beside the rows.
+Runs in `fanout archive`, in one thread. The consumer has no group: Postgres stores the archived offsets beside the rows.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 30
 """Seconds to wait for an answer of Kafka."""
 MAX_RECORDS_PER_POLL = 500
+"""Maximum records that one poll returns."""
 PARTITION_CHECK_S = 30.0
 """Seconds between two checks for new partitions."""
 
@@ -112,7 +113,10 @@ class Source:
         return by_topic
 
     def has_all(self) -> bool:
-        """Return True if all records that existed at `begin` are archived. Raise KafkaUnavailable if no more of them arrive."""
+        """Return True if all records that existed at `begin` are archived.
+
+        Raise KafkaUnavailable if some are missing, and Kafka has sent nothing for TIMEOUT_S.
+        """
         if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
             raise errors.KafkaUnavailable(
                 f"Kafka at {self._servers} has sent nothing for {TIMEOUT_S} s, and records are missing: run the command again"

@@ -48,7 +48,7 @@ def list_(
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)
     with dead_letters.reading(commands.settings_of(context), commands.progress) as reader:
         found = dead_letters.find(reader, wanted, limit)
-    rows, table = [one.summary() for one in found], [one.row() for one in found]
+    rows, table = [letter.summary() for letter in found], [letter.row() for letter in found]
     listing.show(rows, kind="dead-letter", key="letter", form=output, as_json=as_json, table=table)
 
 
@@ -115,8 +115,8 @@ def redrive(
 ) -> None:
     """Deliver dead letters again, by the present registry and with the same webhook ids. Safe to repeat.
 
-    The command writes them to the retries topic, and the retry lane of the job delivers them. It leaves out a dead letter that
-    was redriven before, unless its delivery was given up again since.
+    The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. A dead letter that
+    was redriven before is left out, unless its delivery was given up again since.
     """
     from fanout.redrive import dead_letters  # noqa: PLC0415
 

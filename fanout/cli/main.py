@@ -163,7 +163,7 @@ def accept_loss(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show records that Kafka deleted before the job read them. --yes lets it continue without them. Stop the job first."""
+    """Show records that Kafka deleted before the job read them. With --yes, the job skips these records. Stop the job first."""
     from delivery import job  # noqa: PLC0415  # importing pyspark takes a second
     from delivery.stages.lanes import session  # noqa: PLC0415
     from delivery.stages.realtime import lane as realtime_lane  # noqa: PLC0415
@@ -173,7 +173,7 @@ def accept_loss(
     config = _settings(context)
     names = _lanes(lanes, job.LANES) if lanes else realtime_lane.default_names(config, job.LANES)
     libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=class_archive.find())
-    found = [one.document() for one in accept_loss.accept(config, libraries, names, is_dry=not is_sure)]
+    found = [loss.document() for loss in accept_loss.accept(config, libraries, names, is_dry=not is_sure)]
     if as_json:
         _print_json({"accepted": is_sure, "lost": found})
         return
@@ -230,8 +230,8 @@ def publish(
 ) -> None:
     """Publish events from NDJSON, or generated events. Missing topics are created.
 
-    A line that the job would reject stops the command. From a file nothing is published then; from standard input, the lines
-    before it are.
+    A line that the job would reject stops the command. Then no line of a file is published, but the earlier lines of standard
+    input are.
     """
     from delivery.config import worker_plans  # noqa: PLC0415
     from fanout.kafka import publishing  # noqa: PLC0415

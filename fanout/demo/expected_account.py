@@ -1,6 +1,6 @@
 """Compare the due deliveries with the requests of the receivers and the records of the job. Pure.
 
-Runs in the command and the tests.
+Runs in the command and the tests. A pair is a delivery: an event and a subscription, by their ids.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from fanout.local import receiver
 from fanout.reconcile import ledger
 
 LANES = ("direct", "batch")
+"""The lanes that route events. The retry lane delivers for both."""
 Pair = tuple[str, str]
 """Event id and subscription id."""
 Token = tuple[str, ...]
 """Identity of a delivery for a receiver. For a single event: its `webhook-id`. For an event of a batch: endpoint, source and
-event id. Two subscriptions of an endpoint have the same token there, so the event must come twice."""
+event id. Two subscriptions of a batch endpoint have the same token, so the event must come twice."""
 History = Sequence[tuple[int, dict[str, Any]]]
 """Revision and document of each state of the registry, oldest first."""
 
@@ -75,7 +76,7 @@ class LaneAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHttp:
-    """Numbers of the failing customer's dead letters, each delivery once."""
+    """Numbers of the dead letters that the failing customer (scenario.FAILING_CUSTOMER) polls, each delivery once."""
 
     customer: str
     dead_letters: int
@@ -84,9 +85,9 @@ class OverHttp:
     """Polled over HTTP with the payload byte for byte as published."""
     acknowledged: int
     redriven: int
-    """Redriven, by the log."""
+    """Redriven, by the attempts topic."""
     delivered: int
-    """Delivered after the redrive, by the receivers, which accepted none before."""
+    """Delivered after the redrive, by the receivers. Before the redrive, the receivers accepted none of these."""
 
     @property
     def holds(self) -> bool:
@@ -157,22 +158,22 @@ def account(
     findings: Iterable[str],
     wall_s: float,
 ) -> Account:
-    """Return the account.
+    """Return the account of all due pairs.
 
     A pair counts as delivered if a receiver accepted a request with it and a verified signature. Records of the job do not
     count for that. `given_up` are the deliveries that were dead letters of the failing customer before it polled.
     """
     requests = list(received)
     accepted = collections.Counter(token for request in requests for token in _accepted(request))
-    pending = {lane: sum(recorded.revision_at(lane, _place(one), one.offset) is None for one in placed) for lane in LANES}
+    pending = {lane: sum(recorded.revision_at(lane, _place(event), event.offset) is None for event in placed) for lane in LANES}
     expected = {lane: dict(_expected(lane, placed, history, recorded)) for lane in LANES}
     lanes, as_expected = {}, set[Due]()
     for lane in LANES:
         lanes[lane], ended = _account_of_lane(expected[lane], pending[lane], recorded, accepted)
         as_expected |= ended
-    known = {one.token for of_lane in expected.values() for one in of_lane.values() if None in one.reasons}
+    known = {delivery.token for of_lane in expected.values() for delivery in of_lane.values() if None in delivery.reasons}
     unknown = tuple(("?", " ".join(token)) for token in accepted.keys() - known)
-    event_ids = {(*_place(one), one.offset): one.event.event_id for one in placed}
+    event_ids = {(*_place(placed_event), placed_event.offset): placed_event.event.event_id for placed_event in placed}
     not_due = ((event_ids.get(due[:3], "?"), due.subscription_id) for due in recorded.ended() - as_expected)
     return Account(
         events=len(placed),
@@ -203,8 +204,8 @@ def _accepted(request: receiver.Received) -> Iterator[Token]:
         yield (request.path.rsplit("/", 1)[1], *named)
 
 
-def _place(one: PlacedEvent) -> places.Place:
-    return places.Place(one.event.message.topic, one.partition)
+def _place(placed_event: PlacedEvent) -> places.Place:
+    return places.Place(placed_event.event.message.topic, placed_event.partition)
 
 
 def _expected(
@@ -215,9 +216,9 @@ def _expected(
     A delivery that waits for its batch or its next attempt is sent by the registry of that later moment. So a later change of
     the registry may skip it.
     """
-    for one in placed:
-        event = one.event
-        revision = recorded.revision_at(lane, _place(one), one.offset)
+    for placed_event in placed:
+        event, offset = placed_event.event, placed_event.offset
+        revision = recorded.revision_at(lane, _place(placed_event), offset)
         if revision is None:
             continue
         first = max(number for number, (known, _) in enumerate(history) if known <= revision)
@@ -231,8 +232,8 @@ def _expected(
             if lane == "batch":
                 token = (str(subscription["endpoint"]), event.source, event.event_id)
             yield (
-                Due(*_place(one), one.offset, name),
-                _DueDelivery((event.event_id, name), token, frozenset(reasons), one.appended_at_ms),
+                Due(*_place(placed_event), offset, name),
+                _DueDelivery((event.event_id, name), token, frozenset(reasons), placed_event.appended_at_ms),
             )
 
 
@@ -243,7 +244,7 @@ def _account_of_lane(
     accepted: collections.Counter[Token],
 ) -> tuple[LaneAccount, set[Due]]:
     """Return the account of a lane, and its deliveries with a permitted outcome."""
-    sendable = {due: one for due, one in expected.items() if None in one.reasons}
+    sendable = {due: delivery for due, delivery in expected.items() if None in delivery.reasons}
     unclaimed = collections.Counter(accepted)
     delivered = set[Due]()
     dead = recorded.dead() & sendable.keys()
@@ -271,7 +272,7 @@ def _account_of_lane(
             skipped=dict(collections.Counter(skipped.values())),
             pending=pending,
             lost=tuple(sorted(expected[due].pair for due in expected.keys() - ended)),
-            duplicates=sum(unclaimed[token] for token in {one.token for one in sendable.values()}),
+            duplicates=sum(unclaimed[token] for token in {delivery.token for delivery in sendable.values()}),
             latency_ms=percentiles([at_ms - expected[due].appended_at_ms for due, at_ms in answered.items()]),
         ),
         ended,
@@ -285,7 +286,7 @@ def webhook_id(source: str, event_id: str, subscription_id: str) -> str:
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p90 and p99."""
+    """Return p50, p90 and p99 of the values, rounded to one decimal."""
     if len(values) < 2:
         return dict.fromkeys(("p50", "p90", "p99"), round(sum(values), 1))
     cuts = statistics.quantiles(values, n=100, method="inclusive")

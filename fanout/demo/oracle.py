@@ -1,4 +1,4 @@
-"""Compute due deliveries naively: compare each event with each subscription of the document, in order.
+"""Compute due deliveries naively: compare each event with each subscription of a manifest document, in order.
 
 Runs in the command and the tests. It shares only the filters with the routing of the platform.
 """
@@ -21,7 +21,7 @@ def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) 
 
 
 def skip_reason(subscription: Mapping[str, Any], document: Mapping[str, Any]) -> str | None:
-    """Return the reason for which a document skips a delivery. The document is that of the event, or a later one.
+    """Return the reason for which a registry skips a delivery: the registry that routed the event, or a later one.
 
     None: the event is sent. If the endpoint is paused or disabled, it is sent later.
     """

@@ -1,6 +1,6 @@
 """Poll, compare, acknowledge and redrive dead letters over HTTP, as a customer does.
 
-Runs in the command. It knows only the API (docs/dead-letters.md) and API keys of the platform.
+Runs in the command. This client uses only the API (docs/dead-letters.md) and API keys of the platform.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.postgres import connect
 
 CONSUMER = "support"
+"""The name of the customer's consumer of dead letters."""
 LETTERS, LEASE_S, WAIT_S = 100, 60, 2
-"""Limit, lease and wait of one poll, in seconds. A short wait lets the demo be stopped."""
+"""Dead letters of one poll at most, and seconds of their lease and of the wait for one. A short wait lets the demo be
+stopped."""
 REQUEST_TIMEOUT_S = 30
+"""Seconds to wait for an answer of the API."""
 MAX_TRIES = 10
+"""Maximum tries of one request while the API is busy."""
 BUSY = (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE)
+"""Statuses of a busy API."""
 
 Payloads = Mapping[tuple[str, int, int], bytes]
 """Published payloads, by topic, partition and offset."""
@@ -91,8 +96,8 @@ class _Answer:
 def clients(config: settings.Settings, customer_id: str, port: int) -> tuple[Client, Client]:
     """Return clients with new keys of a customer: one of scope customer_admin, and one of scope poller."""
     with connect.connect(config.database) as connection:
-        made = [keys.create(connection, customer_id=customer_id, scope=one) for one in (Scope.CUSTOMER_ADMIN, Scope.POLLER)]
-    admin, poller = (Client(port=port, key=one.text) for one in made)
+        made = [keys.create(connection, customer_id=customer_id, scope=scope) for scope in (Scope.CUSTOMER_ADMIN, Scope.POLLER)]
+    admin, poller = (Client(port=port, key=key.text) for key in made)
     return admin, poller
 
 

@@ -35,7 +35,9 @@ from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 
 ROOT = Path(".fanout/demo")
+"""Folder of the demo's data and logs. Each run empties it first."""
 EVENTS_PER_S = 500
+"""Events that are published in one second."""
 CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
 """Shares of the events after which the registry changes, and after which the paused endpoints are resumed."""
 OVERRIDES = {
@@ -49,6 +51,7 @@ START_TIMEOUT_S = 120
 QUIET_TIMEOUT_S = 60
 """Seconds without any progress after which the demo fails."""
 PARTITIONS = 1
+"""Partitions of each event topic."""
 
 Processes = Mapping[str, subprocess.Popen[bytes]]
 """Running processes by their commands."""
@@ -117,10 +120,10 @@ class _Scene:
     def require_running(self, platform: Processes) -> None:
         if self.stop.is_set():
             raise Interrupted("the demo was stopped; none of its processes is left")
-        for name, one in platform.items():
-            if one.poll() is not None:
+        for name, started in platform.items():
+            if started.poll() is not None:
                 raise errors.LocalStackError(
-                    f"the demo failed: fanout {name} ended with code {one.returncode}; see its log in {ROOT}"
+                    f"the demo failed: fanout {name} ended with code {started.returncode}; see its log in {ROOT}"
                 )
 
 
@@ -175,17 +178,17 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
 @contextlib.contextmanager
 def _running(port: int) -> Iterator[Processes]:
     """Run the platform, and stop it in order, the job last. Raise LocalStackError if a process fails."""
-    with contextlib.ExitStack() as started:
+    with contextlib.ExitStack() as contexts:
         platform = {
-            "run": started.enter_context(local_job.running(ROOT, OVERRIDES)),
-            "archive": started.enter_context(process.running(ROOT, "archive", log="archive.log")),
-            "serve": started.enter_context(process.running(ROOT, "serve", log="serve.log", overrides={"api.port": str(port)})),
+            "run": contexts.enter_context(local_job.running(ROOT, OVERRIDES)),
+            "archive": contexts.enter_context(process.running(ROOT, "archive", log="archive.log")),
+            "serve": contexts.enter_context(process.running(ROOT, "serve", log="serve.log", overrides={"api.port": str(port)})),
         }
         yield platform
-    for name, one in platform.items():
-        if one.returncode:
+    for name, started in platform.items():
+        if started.returncode:
             raise errors.LocalStackError(
-                f"the demo failed: fanout {name} ended with code {one.returncode}; see its log in {ROOT}"
+                f"the demo failed: fanout {name} ended with code {started.returncode}; see its log in {ROOT}"
             )
 
 
@@ -262,7 +265,7 @@ def _poll_and_redrive(
     Return the deliveries that were dead letters, and the polled ones.
     """
     given_up = scene.given_up(scenario.FAILING_CUSTOMER)
-    published = {(one.event.message.topic, one.partition, one.offset): one.event.payload for one in scene.placed}
+    published = {(placed.event.message.topic, placed.partition, placed.offset): placed.event.payload for placed in scene.placed}
     polled = over_http.poll(
         admin, poller, given_up, published, before_poll=lambda: scene.require_running(platform), timeout_s=QUIET_TIMEOUT_S
     )

@@ -21,6 +21,7 @@ from fanout.local import receiver
 
 TENANTS = 200
 ENDPOINTS = 60
+"""Endpoints that get single events. Those in batch mode come in addition."""
 CUSTOMERS = 12
 TOPIC_PREFIX = "events."
 EVENT_TYPES = (
@@ -39,19 +40,23 @@ DISABLED_ENDPOINT = "endpoint-13"
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
 """Retry settings of endpoints that never accept: a demo cannot retry for days."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
+"""Retry settings of RECOVERING_ENDPOINTS: 21 retries, nearly all two seconds apart."""
 REJECTING_ENDPOINT = "batches-rejecting"
 """Endpoint that accepts every batch, and rejects some of its events."""
 PAUSED_ENDPOINTS = ("endpoint-11", "batches-paused")
 """Endpoints that are paused between the two changes of the registry."""
 SUSPENDED_TENANT = "tenant-200"
+"""Tenant whose events the job rejects."""
 
 
 @dataclass(slots=True)
 class Repairs:
-    """True for the groups of failing endpoints that accept requests by now."""
+    """The groups of endpoints that were repaired, and accept requests by now."""
 
     recovering: bool = False
+    """True: RECOVERING_ENDPOINTS accept requests."""
     failing: bool = False
+    """True: FAILING_ENDPOINTS accept requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +151,7 @@ def resumed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def rejects(path: str, event: receiver.BatchEvent) -> bool:
-    """Return True if a receiver rejects an event of a batch: one endpoint rejects every tenth."""
+    """Return True if a receiver rejects an event of a batch: REJECTING_ENDPOINT rejects every tenth event."""
     return path.endswith(f"/{REJECTING_ENDPOINT}") and event.event_id.endswith("7")
 
 

@@ -23,10 +23,11 @@ OF_THE_CHART = frozenset(
 )
 """Settings that the chart sets itself. `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
-"""Settings that pass options to Spark and librdkafka. Their keys are not checked here."""
+"""Settings that pass options to Spark and librdkafka. The schema does not check their keys."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
 """Names of options that hold a secret. The schema refuses them, because `config` becomes a ConfigMap."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
+"""Lines of README.md before and after the generated table."""
 
 
 def schema(chart: Path) -> str:
@@ -54,7 +55,7 @@ def _plain(field: dict[str, Any]) -> dict[str, Any]:
 
 
 class Value(NamedTuple):
-    """A line of the table."""
+    """A value of the chart: a line of the table in its README.md."""
 
     path: str
     default: str
@@ -64,7 +65,7 @@ class Value(NamedTuple):
 def readme(chart: Path) -> str:
     """Return README.md with the present values in its table."""
     head, _, rest = (chart / "README.md").read_text().partition(BEGIN)
-    rows = [f"| `{one.path}` | {one.default} | {one.meaning} |" for one in values((chart / "values.yaml").read_text())]
+    rows = [f"| `{value.path}` | {value.default} | {value.meaning} |" for value in values((chart / "values.yaml").read_text())]
     table = "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])
     return f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
 

@@ -1,6 +1,7 @@
 """Draw the folders and their imports from the code: docs/folders.md.
 
-Runs in `python -m fanout.documents.generate` and the tests. Reads the files of the packages and imports none of them.
+Runs in `python -m fanout.documents.generate` and the tests. Reads the files of the packages and imports none of them. A floor
+is a group of folders that import from lower floors only, and not from each other. An area is a package, or a part of one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("delivery", "subscriptions_db", "fanout", "load_tests")
+"""The packages whose folders are drawn."""
 
 
 class Area(NamedTuple):
@@ -100,7 +102,7 @@ AREAS = (
     ),
 )
 FLOORS = tuple(floor for area in AREAS for floor in area.floors)
-"""Folders from the ground up. A folder imports from floors below its own, and from none beside it. A test holds it."""
+"""The folders of each floor, from the ground up. tests/unit/test_boundaries.py fails where an import breaks the order."""
 
 GROUND = frozenset(("delivery.errors", "delivery.model", "delivery.secret"))
 """Modules that nearly every folder imports. The tables leave them out."""

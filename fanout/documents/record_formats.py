@@ -79,6 +79,7 @@ GROUPS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
         ),
     ),
 )
+"""Title, note and record types of each section of the page."""
 _SINCE = re.compile(r" Since (\d{4}-\d\d-\d\d)\.$")
 _PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", bytes: "bytes", types.NoneType: "null"}
 _UNITS = (
@@ -119,7 +120,9 @@ def _section(record: type) -> str:
     tag = getattr(record, "__struct_config__", None) and record.__struct_config__.tag  # type: ignore[attr-defined]
     is_json = not issubclass(record, tuple) and not record.__struct_config__.array_like  # type: ignore[attr-defined]
     kind = f" `kind`: `{tag}`." if tag and is_json else ""
-    rows = [f"| `{one.name}` | {one.type} | {one.unit} | {one.written} | {one.meaning} |\n" for one in fields(record)]
+    rows = [
+        f"| `{field.name}` | {field.type} | {field.unit} | {field.written} | {field.meaning} |\n" for field in fields(record)
+    ]
     return (
         f"\n### {record.__name__}\n\n{_one_line(inspect.getdoc(record) or '')}{kind}\n\n"
         f"| {'field' if is_json else 'element'} | type | unit | written | meaning |\n|---|---|---|---|---|\n{''.join(rows)}"
@@ -161,7 +164,7 @@ def _type(type_: Any) -> str:
     """Return a type as its table shows it."""
     origin, of = typing.get_origin(type_), typing.get_args(type_)
     if origin in {typing.Union, types.UnionType}:
-        known = [one for one in of if one is not msgspec.UnsetType]
+        known = [member for member in of if member is not msgspec.UnsetType]
         return "an entry" if set(known) == set(log_records.ENTRY_TYPES) else " or ".join(map(_type, known))
     if origin is dict:
         return f"object of {_type(of[1])}"

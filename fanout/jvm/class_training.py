@@ -17,6 +17,7 @@ from delivery.stages.lanes import session
 from fanout.jvm import jars
 
 MICRO_BATCHES = 3
+"""Micro-batches to run before Spark is stopped."""
 
 
 def main(archive: Path) -> None:

@@ -34,8 +34,11 @@ class Jars:
     """Paths of the jars, by use."""
 
     connector: tuple[Path, ...]
+    """Spark's connector for Kafka."""
     store: tuple[Path, ...]
+    """Spark's client for an S3-compatible store."""
     broker: tuple[Path, ...]
+    """The Kafka broker of the local stack."""
 
     def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
         """Return the jars for Spark. Those for an S3-compatible store are included only if the checkpoint is there."""
@@ -49,8 +52,7 @@ def _say(text: str) -> None:
 def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars:
     """Return the jars. Download them if they are missing, or if `ivy_file` has changed.
 
-    Raise LocalStackError if they differ from the lock. They are compared at each call, which takes a twentieth of a second of
-    CPU.
+    Raise LocalStackError if the jars differ from the lock. The comparison, at each call, takes a twentieth of a second of CPU.
     """
     library = ivy_file.parent / "lib"
     wanted = hashlib.sha256(ivy_file.read_bytes()).hexdigest()

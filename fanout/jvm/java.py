@@ -15,6 +15,7 @@ from pathlib import Path
 from delivery import errors
 
 SUPPORTED = (17, 21)
+"""Major versions of Java that Spark and Kafka support."""
 HELP = (
     "Java 17 or 21 is needed: apt install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-21-openjdk-headless "
     "(Fedora) or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH"
@@ -23,7 +24,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def major_version(banner: str) -> int | None:
-    """Return the major version in the output of `java -version`, which spells 8 as 1.8; None: there is none."""
+    """Return the major version in the output of `java -version`, which spells 8 as 1.8; None if there is no version."""
     found = _VERSION.search(banner)
     return int(found[1]) if found else None
 

@@ -23,6 +23,7 @@ from delivery.stages.kafka import topics
 from delivery.webhooks.events import parsing
 
 FLUSH_TIMEOUT_S = 30
+"""Seconds to wait until Kafka has confirmed every record."""
 EVENT_PARTITIONS = 4
 """Partitions of a topic that `fanout publish` creates."""
 _OPTIONS: dict[str, str | int | float | bool] = {
@@ -36,7 +37,7 @@ _OPTIONS: dict[str, str | int | float | bool] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Record to publish."""
+    """A record to publish."""
 
     topic: str
     value: bytes | None
@@ -46,7 +47,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Place of a published message."""
+    """A published message, with its partition, offset and time."""
 
     message: Message
     partition: int

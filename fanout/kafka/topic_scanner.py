@@ -22,14 +22,16 @@ from delivery.stages.kafka import bounded_reader, topics
 from fanout.kafka.places import Place
 
 TIMEOUT_S = 30
+"""Seconds to wait for an answer of Kafka, or for the next record of a range."""
 MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
-"""Records of one poll at most, and seconds to wait for them."""
+"""Maximum records of one poll, and seconds to wait for them."""
 Consume = Callable[[confluent_kafka.Message], None]
+"""Takes one record that was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Range of offsets to read from a partition."""
+    """A range of offsets to read from a partition."""
 
     place: Place
     low: int
@@ -89,8 +91,11 @@ class Scanner:
             low, high = self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S)
         return low, high
 
-    def read(self, extents: Iterable[Extent], what: str, consume: Consume) -> None:
-        """Call `consume` with every record of `extents`, in order within each partition. `what` names them for the operator."""
+    def read(self, extents: Iterable[Extent], name: str, consume: Consume) -> None:
+        """Call `consume` with every record of `extents`, in order within each partition.
+
+        `name` tells the operator which records are read, such as `dead letters`.
+        """
         ends: dict[tuple[str, int], int] = {extent.place: extent.end for extent in extents if extent.first < extent.end}
         firsts: dict[tuple[str, int], int] = {extent.place: extent.first for extent in extents}
         total = sum(end - firsts[place] for place, end in ends.items())
@@ -98,13 +103,13 @@ class Scanner:
             return
         starts = [TopicPartition(*place, firsts[place]) for place in ends]
         polls = bounded_reader.batches(self._consumer, starts, ends=ends, max_records=MAX_RECORDS_PER_POLL, wait_s=POLL_S)
-        with self._translated(), self._progress(what, total) as advance:
+        with self._translated(), self._progress(name, total) as advance:
             last = time.monotonic()
             for messages in polls:
                 last = time.monotonic() if messages else last
                 if time.monotonic() - last > TIMEOUT_S:
                     raise errors.KafkaUnavailable(
-                        f"Kafka at {self._servers} has sent no more {what} for {TIMEOUT_S} s: run the command again"
+                        f"Kafka at {self._servers} has sent no more {name} for {TIMEOUT_S} s: run the command again"
                     )
                 for message in messages:
                     _consume(message, consume)
@@ -124,13 +129,13 @@ class Scanner:
             ) from exc
 
     @contextlib.contextmanager
-    def _progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    def _progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show the progress on a terminal."""
         if self._console is None or not self._console.is_terminal:
             yield lambda _: None
             return
         with rich.progress.Progress(console=self._console, transient=True) as progress:
-            task = progress.add_task(f"reading {what}", total=total)
+            task = progress.add_task(f"reading {name}", total=total)
             yield lambda count: progress.advance(task, count)
 
 
@@ -148,7 +153,7 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
-    """Return those of the topics that hold events."""
+    """Return those of the `known` topics that hold events."""
     own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
 

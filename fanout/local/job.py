@@ -13,6 +13,7 @@ from pathlib import Path
 from fanout.local import process
 
 LOG = "job.log"
+"""The file with the output of the job."""
 
 
 def running(

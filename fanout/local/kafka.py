@@ -24,8 +24,10 @@ from fanout.jvm import jars, java
 from fanout.local import guardian
 
 START_TIMEOUT_S = 180
-"""Seconds. On a machine with twenty times its load a broker took more than 60 s. A broker that fails exits at once."""
+"""Seconds to wait for a broker's first answer. On a machine with twenty times its load a broker took more than 60 s. A broker
+that fails exits at once."""
 STOP_TIMEOUT_S = 20
+"""Seconds that a broker may take to stop before it is killed."""
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 """Only the quick compiler: the start takes two thirds of the CPU, and 300,000 events take half of it (docs/adr/0024)."""
 BROKER_PASSWORD = "broker"  # noqa: S105  # only this machine reaches the broker
@@ -67,7 +69,7 @@ super.users=User:broker;User:ANONYMOUS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Place of a broker in its cluster. Each broker is also a controller."""
+    """The place of a broker in its cluster. Each broker is also a controller."""
 
     node_id: int
     cluster_id: str
@@ -83,7 +85,7 @@ def seats(count: int) -> list[Seat]:
 
 
 class EmbeddedKafka:
-    """Broker that keeps its data: after a stop or a crash it starts again with all records.
+    """A Kafka broker that keeps its data: after a stop or a crash it starts again with all records.
 
     `seat` makes it one broker of a cluster. Every topic then has a replica on each broker, and all replicas but one must
     confirm a record. With `is_guarded` users may do only what access lists permit; the user `broker` may do everything.

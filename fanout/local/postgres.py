@@ -26,10 +26,11 @@ with warnings.catch_warnings():
 
 DATABASE = "fanout"
 STOP_TIMEOUT_S = 20
+"""Seconds that the server may take to stop before it is killed."""
 
 
 class EmbeddedPostgres:
-    """Server that keeps its data: after a stop or a crash it starts again with all rows."""
+    """A Postgres server that keeps its data: after a stop or a crash it starts again with all rows."""
 
     def __init__(self, data: Path) -> None:
         self._data = data.resolve()

@@ -21,7 +21,7 @@ from aiohttp import web
 from delivery import errors
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Bytes of a body, far above the bound of a batch."""
+"""Maximum bytes of a request body, far above the bound of a batch."""
 
 
 class BatchEvent(NamedTuple):
@@ -159,7 +159,7 @@ def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
     if not body.startswith(b"["):
         return None
     try:
-        return tuple(BatchEvent(str(one["source"]), str(one["id"])) for one in orjson.loads(body))
+        return tuple(BatchEvent(str(event["source"]), str(event["id"])) for event in orjson.loads(body))
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -23,6 +23,7 @@ from fanout.jvm import jars
 from fanout.local import kafka, postgres
 
 LOCK = "stack.lock"
+"""The file whose lock keeps a second stack out of the folder."""
 DEVELOPMENT = {
     "allow_networks": ["127.0.0.0/8"],
     "allow_http": True,
@@ -33,7 +34,7 @@ DEVELOPMENT = {
 
 
 class Stack:
-    """Context in which both servers run."""
+    """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first."""
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
         self._root = root.resolve()

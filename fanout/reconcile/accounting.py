@@ -38,14 +38,19 @@ from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 
 LANES = ("direct", "batch")
 UNNAMED = "(not named)"
+"""Event type and endpoint of due deliveries that no topic names."""
 EXPIRED = "(no longer in Kafka)"
+"""Event type of events that Kafka no longer holds."""
 GRACE_MS = 3_600_000
 """Milliseconds, one hour. A delivery is overdue only this long after its expiry, because a paused lane has lost nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Conditions of a reconciliation: its time, and which topics are complete."""
+    """Conditions of a reconciliation: the time that it judges, and the topics that are complete.
+
+    To judge a receipt is to compare its counts with the outcomes in its range of offsets.
+    """
 
     now_ms: int
     since_ms: int | None = None
@@ -87,6 +92,7 @@ class Counts:
         return self.delivered + self.pending + self.dead_lettered + self.skipped.total() + self.lost
 
     def add(self, other: Counts) -> None:
+        """Add the numbers of other deliveries."""
         self.delivered += other.delivered
         self.pending += other.pending
         self.dead_lettered += other.dead_lettered

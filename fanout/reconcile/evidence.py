@@ -64,7 +64,7 @@ class HandledRange(NamedTuple):
 
 
 class Events:
-    """Records of one partition of an event topic, from an offset on."""
+    """The event type of each record of one partition of an event topic, from an offset on."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -76,6 +76,7 @@ class Events:
         return self.first + len(self._types)
 
     def add(self, offset: int, kind: int) -> None:
+        """Add a record after the others; `kind` is the number of the event's type."""
         self._types.extend([0] * (offset - self.end))  # markers of transactions have offsets, and are not records
         self._types.append(kind)
 
@@ -85,12 +86,15 @@ class Events:
         return len(kinds) - kinds.count(0)
 
     def kind(self, offset: int) -> int | None:
-        """Return the number of the event's type. 0: there is no record. None: it was not read."""
+        """Return the number of the event's type. 0: there is no record. None: the offset was not read."""
         return self._types[offset - self.first] if self.first <= offset < self.end else None
 
 
 class Evidence:
-    """Everything read from the topics. Add the attempts and retries topics first: they name the redriven dead letters."""
+    """Everything that was read from the topics about each delivery.
+
+    Add the attempts and retries topics first: they name the redriven dead letters.
+    """
 
     def __init__(self) -> None:
         self.events: dict[Place, Events] = {}
@@ -156,14 +160,16 @@ class Evidence:
         """
         if isinstance(message, retry_messages.Report):
             return
-        for one in message.entries:
-            if one.replay is not None:
+        for retry_entry in message.entries:
+            if retry_entry.replay is not None:
                 continue
-            lane = DeliveryMode.DIRECT if one.left_by is None else DeliveryMode.BATCH
-            quarter = min(max(one.expires_ms // _QUARTER_MS - _FIRST_QUARTER, 0), ENQUEUED - 1)
-            for number, packed in enumerate(one.packed):
+            lane = DeliveryMode.DIRECT if retry_entry.left_by is None else DeliveryMode.BATCH
+            quarter = min(max(retry_entry.expires_ms // _QUARTER_MS - _FIRST_QUARTER, 0), ENQUEUED - 1)
+            for number, packed in enumerate(retry_entry.packed):
                 event = segment.unpacked(packed)
-                name = one.subscriptions[one.subscription_places[number] if one.subscription_places else 0]
+                name = retry_entry.subscriptions[
+                    retry_entry.subscription_places[number] if retry_entry.subscription_places else 0
+                ]
                 recipient = self._number(lane.value, message.endpoint_id, name)
                 place = _place_of(event.topic, event.partition)
                 self._add(place, event.offset, recipient, ENQUEUED | quarter)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from fanout.kafka.places import Place
 
 MAX_KEPT = 1000
-"""Findings that are kept in full. All are counted."""
+"""Maximum findings that are kept in full. All findings are counted."""
 MAX_NAMED = 10
-"""Deliveries of one receipt that are named in findings."""
+"""Maximum deliveries of one receipt that are named in findings."""
 
 
 class Kind(enum.StrEnum):
-    """Kinds of findings."""
+    """The kinds of findings. MEANINGS explains each."""
 
     UNHANDLED = "unhandled"
     EXPIRED = "expired"
@@ -106,6 +106,7 @@ class Finding(NamedTuple):
     first: int
     last: int
     total: int
+    """Number of records or deliveries from `first` to `last` that the finding is about."""
     subscription_id: str = ""
     endpoint_id: str = ""
     detail: str = ""

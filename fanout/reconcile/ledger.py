@@ -21,7 +21,7 @@ from fanout.kafka.places import Place
 
 @dataclass(slots=True)
 class Ledger:
-    """All records added so far."""
+    """The outcomes of deliveries (`Due`) and the other facts of all records added so far."""
 
     attempts: int = 0
     """Number of requests. A batch is one request."""
@@ -78,7 +78,7 @@ class Ledger:
         return sum(due.values()) - len(self.ended())
 
     def adders(self, lane: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
-        """Return for each topic the function that adds the value of a record."""
+        """Return topic → the function that adds the value of a record of this topic."""
         return {
             lane.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
             lane.dead_letter_topic: lambda written: self.add_dead_letter(dead_letter_records.decode(written)),
@@ -118,7 +118,7 @@ class Ledger:
 
 
 class Reader:
-    """Follow the three topics from their beginning. The topics must exist."""
+    """Follow the attempts topic, the dead letters and the rejected records from their beginning. The topics must exist."""
 
     def __init__(self, kafka: settings.Kafka, lane: settings.Delivery) -> None:
         self.ledger = Ledger()

@@ -32,7 +32,7 @@ from fanout.terminal import commands
 MARGIN_MS = 600_000
 """Milliseconds, ten minutes. The topics are read from this long before `--since`: results are written before their receipt."""
 MAX_SHOWN = 30
-"""Findings and groups that are printed."""
+"""Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
 
 
 class Proof(NamedTuple):
@@ -56,7 +56,10 @@ def reconcile(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Proof:
-    """Read all topics and return the account."""
+    """Read all topics and return the account.
+
+    Records of the last `settle_s` seconds are not judged. `settle_s` 0 means that the job is stopped.
+    """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)
         began = clock()

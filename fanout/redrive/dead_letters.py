@@ -90,7 +90,7 @@ class Reader:
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Return the redriven dead letters, at least of the time since `since_ms`."""
+        """Return which dead letters were redriven, at least those written since `since_ms`."""
         redriven = Redriven()
         since_ms = _earlier(since_ms)
 
@@ -146,7 +146,10 @@ def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
 
 
 def get(reader: Reader, name: str) -> Found:
-    """Return one dead letter: by `partition:offset`, by `topic:partition:offset`, or the newest with a `webhook-id`."""
+    """Return one dead letter: by `partition:offset`, by `topic:partition:offset`, or the newest with a `webhook-id`.
+
+    Raise SettingsError if there is none.
+    """
     redriven, extents = reader.redriven(), reader.extents()
     named = _PLACE.fullmatch(name)
     if named:
@@ -187,9 +190,10 @@ def show(console: rich.console.Console, found: Found) -> None:
         if value is not None:
             console.print(f"{name:20}", value, markup=False)
     table = rich.table.Table("attempt", "started at", "ms", "status", "error class", "detail", "response")
-    for one in found.letter.attempts:
-        texts = (str(one.status or ""), one.error_class or "", one.detail, one.response)
-        table.add_row(str(one.attempt), times.shown(one.started_at_ms), str(one.duration_ms), *map(rich.markup.escape, texts))
+    for attempt in found.letter.attempts:
+        texts = (str(attempt.status or ""), attempt.error_class or "", attempt.detail, attempt.response)
+        numbers = (str(attempt.attempt), times.shown(attempt.started_at_ms), str(attempt.duration_ms))
+        table.add_row(*numbers, *map(rich.markup.escape, texts))
     if found.letter.attempts:
         commands.show(console, table)
     if found.letter.attempts_omitted:

@@ -1,4 +1,4 @@
-"""Enqueue dead letters for redelivery, and record it in the attempts topic.
+"""Enqueue dead letters for redelivery, and write a note about each to the attempts topic.
 
 Runs in `fanout dead-letters redrive` and in `fanout archive`: there is no other way to redrive. fanout/redrive/redrive_plan.py
 decides what is written, and says what can repeat.
@@ -20,7 +20,8 @@ from fanout.redrive import redrive_plan
 NOTES_PER_FLUSH = 1000
 """Records of the retries topic after which Kafka must confirm all of them, before their notes go to the attempts topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
-"""Dead letters, and bytes of payload, that are buffered at most, so that those of one endpoint share records."""
+"""Maximum dead letters, and maximum bytes of payload, in the buffer. In the buffer, dead letters of one endpoint meet to share
+records."""
 
 
 @dataclass(slots=True)
@@ -28,8 +29,11 @@ class Summary:
     """Numbers of a redrive, or of a dry run."""
 
     letters: int = 0
+    """Dead letters that were enqueued."""
     requests: int = 0
+    """Requests that the retry lane makes for them at first. The dead letters of a batch share requests."""
     redriven_before: int = 0
+    """Dead letters that were left out, because they were redriven before."""
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def document(self) -> dict[str, Any]:
@@ -50,7 +54,7 @@ class Enqueuer:
         self._topics = config.delivery
         self._publisher = None if dry_run else publishing.Publisher(config.kafka)
         self._now_ms = now_ms
-        self._batch_sizes = collections.Counter(one.batch for one in chosen if one.batch)
+        self._batch_sizes = collections.Counter(newest.batch for newest in chosen if newest.batch)
         self._batches: dict[str, list[DeadLetter]] = {}
         self._requests: dict[str, list[list[DeadLetter]]] = {}
         self._buffered = self._buffered_bytes = 0

@@ -29,13 +29,14 @@ from fanout.redrive.selection import Selection
 NOTE = "redriven"
 """Name of the header with the note, in records of the retries topic."""
 MAX_REQUEST_BYTES = 256 * 1024
-"""Bytes of dead letters of one batch that go in one request again. A larger batch is split, so that Kafka takes the record."""
+"""Maximum bytes of dead letters of one batch that go in one request again. A larger batch is split, so that Kafka takes the
+record."""
 NOTE_BYTES, ATTEMPT_BYTES = 1024, 1024 + 256
 """Estimated bytes of a note, and of one attempt in an attempt history."""
 
 
 class Delivery(NamedTuple):
-    """Identity of the delivery of a dead letter."""
+    """The identity of a dead letter's delivery."""
 
     topic: str
     partition: int
@@ -51,7 +52,7 @@ class Newest(NamedTuple):
     place: Place
     offset: int
     batch: str
-    """`webhook-id` of its batch. Empty: it was sent alone, or its batch could not be built."""
+    """`webhook-id` of the batch with the event. Empty: the event was sent alone, or the batch could not be built."""
 
 
 class Redriven:
@@ -100,8 +101,8 @@ class Plan:
 
     def chosen(self, limit: int | None = None) -> dict[tuple[Place, int], Newest]:
         """Return the chosen dead letters by place and offset, at most the `limit` oldest."""
-        newest = sorted(self._newest.values(), key=lambda one: one.dead_lettered_at_ms)[:limit]
-        return {(one.place, one.offset): one for one in newest}
+        newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
+        return {(letter.place, letter.offset): letter for letter in newest}
 
 
 def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:

@@ -22,7 +22,7 @@ from delivery.webhooks.routing.registry_snapshot import Snapshot
 from delivery.webhooks.state import chunking
 
 MAX_REQUEST_BYTES = 256 * 1024
-"""Bytes of events in one batch, so that Kafka takes the record. The same bound as for redrives."""
+"""Maximum bytes of events in one batch, so that Kafka takes the record. The same bound as for redrives."""
 
 
 class Due(NamedTuple):
@@ -33,7 +33,7 @@ class Due(NamedTuple):
 
 
 class Routes:
-    """Route events to one endpoint, by the registry."""
+    """The present routes to one endpoint: find which events are due to it by the registry."""
 
     def __init__(self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout) -> None:
         self.endpoint = endpoint
@@ -62,7 +62,7 @@ def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
         return
     max_bytes = min(endpoint.batching.max_bytes, MAX_REQUEST_BYTES)
     for together in chunking.chunks(due, _count, endpoint.batching.max_events):
-        yield from chunking.chunks(together, lambda one: segment.item(one.event, 0).size, max_bytes)
+        yield from chunking.chunks(together, lambda delivery: segment.item(delivery.event, 0).size, max_bytes)
 
 
 def entry_of(

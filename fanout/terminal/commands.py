@@ -47,7 +47,7 @@ progress = Console(stderr=True)
 
 
 def settings_of(context: typer.Context) -> settings.Settings:
-    """Return the settings, and configure logging."""
+    """Return the settings of a command, and configure logging by them."""
     loaded = loader.read(os.environ, context.obj)
     logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
@@ -67,7 +67,7 @@ class JsonLines:
     """Standard output for JSON lines."""
 
     def write(self, line: bytes) -> None:
-        """Print one JSON line. It includes its newline."""
+        """Print one JSON line, which ends with a newline."""
         sys.stdout.write(safe_text.json(line.decode()))
 
 

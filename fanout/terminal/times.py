@@ -21,7 +21,7 @@ def duration(text: str) -> dt.timedelta | None:
 
 
 def seconds(option: str, text: str) -> float:
-    """Return a duration in seconds; raise SettingsError that names the option."""
+    """Return a duration such as `24h` in seconds; raise SettingsError, which names the option, for another text."""
     read = duration(text)
     if read is None:
         raise errors.SettingsError(f"{option} must be a number with s, m, h or d, such as 24h; {text!r} is not")

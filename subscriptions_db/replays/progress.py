@@ -1,7 +1,7 @@
 """Select the replays to work on, and record the progress of each.
 
-Runs in `fanout archive`, which reads a replay piece by piece: some records of one partition at a time. The progress is
-committed after the deliveries of a piece are enqueued. After a crash in between, the next process enqueues the same piece
+Runs in `fanout archive`, which reads a replay in chunks: some records of one partition at a time. The progress is
+committed after the deliveries of a chunk are enqueued. After a crash in between, the next process enqueues the same chunk
 again, with the same `webhook-id`s.
 """
 
