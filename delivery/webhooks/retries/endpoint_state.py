@@ -1,8 +1,9 @@
-"""Keep the retry state of one endpoint, and its summary in the shard's index.
+"""Keep the retry state of one endpoint, and its summary in the index of the shard.
 
-Runs in the executors. Pure: `now_ms` comes in.
+Runs in the executors. Pure: `now_ms` comes in. A shard is one key of Spark's state: the retry entries of a part of all
+endpoints, and their index.
 
-Each micro-batch reads the index, and most endpoints have nothing to do in it. So an index entry has a few numbers, and the
+Each micro-batch reads the whole index, and changes hardly any endpoint. So an index entry has a few numbers, and the
 endpoint's state as bytes. The bytes are decoded when the endpoint is due or when a message arrives for it.
 """
 
@@ -18,29 +19,36 @@ from delivery.webhooks.retries.window import NEVER_MS, ShardPolicy, Window
 from delivery.webhooks.state import segment_store
 
 COMPLETED_KEPT_MS = 60_000
-"""Milliseconds. An entry arrives at most this much later than the completion of its background attempt."""
+"""Milliseconds for which a completion is kept whose retry entry has not arrived. No entry arrives later than that after the
+completion of its background attempt."""
 
 
 class EndpointState(msgspec.Struct, array_like=True):
-    """The retry state of one endpoint."""
+    """The retry state of one endpoint: its window, and its retry entries in FIFOs and in the timer wheel."""
 
     window: Window = msgspec.field(default_factory=Window)
     events: int = 0
+    """Events that wait for the endpoint."""
     size: int = 0
+    """Bytes of these events."""
     fifos: dict[str | None, fifo.Fifo] = {}
-    """FIFOs by order key. The key None holds the entries without order, some of which are in the timer wheel."""
+    """FIFOs by order key. The key None has the entries without an order key. Some of these wait in the timer wheel."""
     background: dict[bytes, tuple[int, int]] = {}
     """Events and bytes of the entries in the timer wheel whose background attempt is in flight, by the attempt's name."""
     completed: dict[bytes, int] = {}
-    """When background attempts completed whose entries have not arrived. A worker writes the two on two threads."""
+    """Times of the completions of background attempts whose entry has not arrived yet, by the attempt's name. A worker writes
+    entry and completion on two threads."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
-        """Return how many more requests may be in flight. A lease with an order key makes one request at a time."""
+        """Return how many more requests to the endpoint may begin. A lease with an order key makes one request at a time."""
         in_flight = sum(line.leased if key is None else 1 for key, line in self.fifos.items() if line.leased)
         return min(self.window.size, policy.max_lease_entries) - in_flight
 
     def count_in(self, entry: retry_messages.RetryEntry, last_lease: int) -> None:
-        """Count an entry that arrived. A new FIFO queues behind those that were leased before."""
+        """Count an entry that arrived, and create its FIFO if there is none.
+
+        `last_lease` is the number of the shard's last lease: a new FIFO queues behind the FIFOs that were leased before.
+        """
         self.events += len(entry.packed)
         self.size += entry.size
         self.fifos.setdefault(entry.order_key, fifo.Fifo(lease=last_lease)).waiting += 1
@@ -71,7 +79,10 @@ class EndpointState(msgspec.Struct, array_like=True):
         return arrived.background_attempt is not None and self.completed.pop(arrived.background_attempt, None) is not None
 
     def has_completed(self, due: retry_messages.RetryEntry) -> bool:
-        """Return True if the entry's background attempt has completed. Otherwise forget the attempt: the entry is retried."""
+        """Return True if the background attempt of a due entry has completed.
+
+        Otherwise forget the background attempt, because the entry is retried now.
+        """
         return due.background_attempt is not None and self.background.pop(due.background_attempt, None) is None
 
     def prune(self, now_ms: int) -> None:
@@ -80,14 +91,14 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.completed = {name: at_ms for name, at_ms in self.completed.items() if at_ms + COMPLETED_KEPT_MS > now_ms}
 
     def lists(self) -> Iterator[list[segment_store.Slice]]:
-        """Yield the slices of each FIFO."""
+        """Yield the slices of each FIFO, as the segment store takes them."""
         return (line.slices for line in self.fifos.values())
 
     def due_ms(self, policy: ShardPolicy) -> int:
-        """Return when to decode the endpoint again, if no message and no timer entry comes before.
+        """Return when the endpoint needs a decision, if no message for it arrives and no timer entry of it is due before.
 
         1. A lease expires.                    3. A further lease may begin.
-        2. An entry expires.                   4. The state is empty and out of date.
+        2. An entry expires.                   4. The state is empty and may be dropped.
         """
         has_slots = self.free_slots(policy) > 0
         times = [NEVER_MS if self.fifos else self.window.kept_until_ms(policy)]
@@ -102,23 +113,24 @@ class EndpointState(msgspec.Struct, array_like=True):
 
 
 class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The summary of an endpoint in the index."""
+    """The summary of an endpoint in the index of its shard."""
 
     written: bytes
-    """Its EndpointState."""
+    """The EndpointState as msgpack bytes."""
     due_ms: int
+    """When to decode the state: see EndpointState.due_ms."""
     events: int
     size: int
     since_ms: int
-    """When the oldest entry of its FIFOs arrived."""
+    """When the oldest entry in the FIFOs arrived."""
     suppressed_until_ms: int
     is_leased: bool
-    """Whether one of its FIFOs has a lease."""
+    """Whether a FIFO of the endpoint has a lease."""
     failing_ms: int
-    """When it was last reported as failing. 0: never."""
+    """Time of the last decision that found the endpoint failing. 0: it is not failing."""
     failing_since_ms: int = 0
     failed_ms: int = 0
-    """The times of that report: see backlog.Failing."""
+    """First and last failure, as the driver gets them: see backlog.Failing. 0: the endpoint is not failing."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -126,7 +138,7 @@ _decoder = msgspec.msgpack.Decoder(EndpointState)
 
 
 def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> IndexEntry:
-    """Return the summary of an endpoint."""
+    """Return the summary of an endpoint for the index."""
     is_failing = state.window.is_failing(policy, now_ms)
     return IndexEntry(
         written=_encoder.encode(state),
@@ -143,7 +155,7 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 
 
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
-    """Return the state of an endpoint; an empty one where the index has no entry."""
+    """Return the state of an endpoint from its index entry; a new state if the index has no entry."""
     if entry is None:
         return EndpointState()
     state = _decoder.decode(entry.written)
@@ -153,15 +165,18 @@ def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
 
 
 def key(customer_id: CustomerId, endpoint_id: EndpointId) -> str:
-    """Return the endpoint's key. It names the customer, as another one may register the id later. No id has a `/`."""
+    """Return the key of an endpoint in the index: `customer/endpoint`. No id has a `/`.
+
+    The key names the customer, because another customer may register the same endpoint id later.
+    """
     return f"{customer_id}/{endpoint_id}"
 
 
 def customer_id(key: str) -> CustomerId:
-    """Return the customer in a key."""
+    """Return the customer in a key of the index."""
     return CustomerId(key[: key.index("/")])
 
 
 def endpoint_id(key: str) -> EndpointId:
-    """Return the endpoint in a key."""
+    """Return the endpoint in a key of the index."""
     return EndpointId(key[key.index("/") + 1 :])

@@ -1,4 +1,4 @@
-"""Keep the retry entries of an endpoint, or of one order key, in order, and know which of them are leased.
+"""Keep the retry entries of one endpoint, or of one order key of an endpoint, in order; mark those that are leased.
 
 Runs in the executors. Pure: `now_ms` comes in.
 
@@ -17,34 +17,37 @@ from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.state import chunking, segment_store
 
 MAX_LEASE_BYTES = 4 * 1024 * 1024
-"""Bytes of events in one lease. A single larger entry is leased alone."""
+"""Maximum of bytes of events in one lease. A single larger entry is leased alone."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RetryEntry)
 
 
 class Fifo(msgspec.Struct, array_like=True, gc=False):
-    """Retry entries in one order."""
+    """The retry entries of one endpoint without an order key, or those of one order key: first in, first out."""
 
     waiting: int = 0
-    """Number of entries, leased ones and those in the timer wheel included."""
+    """Number of entries, including leased ones and those that still wait in the timer wheel."""
     lease: int = 0
-    """Number of the last lease. Before the first lease: the number of the shard's last lease when the FIFO began."""
+    """Number of the FIFO's last lease. Before the first one: number of the shard's last lease when the FIFO was created."""
     leased: int = 0
     """Number of leased entries, always the first ones. 0: there is no lease."""
     leased_at_ms: int = 0
-    """When the lease began."""
+    """When the FIFO's last lease began."""
     not_before_ms: int = 0
-    """Earliest time of the first entry's next attempt. The entries behind it wait as well."""
+    """Earliest time of the first entry's next attempt. The entries behind the first one wait as well. 0: unknown."""
     slices: list[segment_store.Slice] = []
 
     @property
     def expires_ms(self) -> int:
-        """When to look for expired entries. Leased ones do not expire: they may yet be delivered."""
+        """Return the earliest time at which an entry expires. Leased entries do not expire: they may yet be delivered."""
         return min(slice_.expires_ms for slice_ in self.slices)
 
     def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:
-        """Return the first entries that may be attempted now, at most `most` and MAX_LEASE_BYTES."""
+        """Return the first entries that may be attempted now: at most `most`, with at most MAX_LEASE_BYTES together.
+
+        Empty if the first entry is not due. `not_before_ms` then has its time.
+        """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
         found = next(chunking.chunks(due, lambda entry: entry.size, MAX_LEASE_BYTES), [])
@@ -60,7 +63,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return entries
 
     def remove_expired(self, store: segment_store.SegmentStore, max_bytes: int, now_ms: int) -> list[RetryEntry]:
-        """Remove and return expired entries, slice by slice, until they reach `max_bytes`. The rest is due at once."""
+        """Remove and return expired entries, slice by slice, up to `max_bytes`. The next decision removes the others."""
         expired: list[RetryEntry] = []
         room = max_bytes
         self.not_before_ms = 0  # another entry may be the first one now
@@ -82,7 +85,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return expired
 
     def requeue_in_front(self, store: segment_store.SegmentStore, entries: Iterable[RetryEntry]) -> None:
-        """Insert entries of the last lease in front."""
+        """Insert unfinished entries of the last lease before all others."""
         self.slices[:0] = store.slices(map(item, entries))
 
     def _entries(self, store: segment_store.SegmentStore) -> Iterator[RetryEntry]:
@@ -90,10 +93,10 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
 
 
 def item(entry: RetryEntry) -> segment_store.Item:
-    """Return an entry as an item of the segment store."""
+    """Return a retry entry as an item of the segment store."""
     return segment_store.Item(_encoder.encode(entry), entry.since_ms, entry.expires_ms)
 
 
 def entry_of(item_data: bytes) -> RetryEntry:
-    """Return the entry in an item of the segment store."""
+    """Return the retry entry in the bytes of an item of the segment store."""
     return _decoder.decode(item_data)

@@ -1,9 +1,10 @@
-"""Decide when a fast lane reports to the retry lane that an endpoint accepts requests.
+"""Decide when a fast lane reports to the retry lane that an endpoint accepts requests: with a health hint.
 
-Runs in the executors. Pure: the clock's reading comes in.
+Runs in the executors. Pure: the clock's reading comes in. The fast lanes are the direct, the batch and the real-time lane.
 
-The retry lane disables an endpoint that accepts nothing. It sees failures, but no deliveries of the fast lanes. A report for
-each delivery would cost as much as the delivery's own record. So a worker reports each accepting endpoint now and then.
+The retry lane reports endpoints that accept nothing, and the driver disables these. The failures of the fast lanes arrive in
+the retry lane as retry entries, but their successes do not. A report for each success would cost as much as the delivery's own
+record. So a worker reports each accepting endpoint now and then.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ from collections.abc import Iterable
 from delivery.model import Endpoint, EndpointId
 
 SHARE = 1 / 8
-"""Longest interval between two reports of a worker about one endpoint, as a share of `retry.disable_after_s`. With 100 workers,
+"""Longest interval between two hints of a worker about one endpoint, as a share of `retry.disable_after_s`. With 100 workers,
 10,000 endpoints and the default of five days: some 25 records of 60 bytes a second."""
 SHORTEST = 0.5
-"""Shortest interval, as a share of the longest. Random intervals keep reports that coincided once from coinciding again."""
+"""Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
+of many endpoints do not stay in step."""
 MAX_KNOWN = 100_000
-"""Endpoints of which a worker remembers its last report. With more endpoints, some are reported too often."""
+"""Maximum of endpoints of which a worker remembers the last hint. With more endpoints, some are reported too often."""
 
 
 def report_interval_s(disable_after_s: float) -> float:
-    """Return the longest interval between two reports about one endpoint: an acceptance is reported this late at most."""
+    """Return the longest interval between two hints about one endpoint. An acceptance is reported at most this late."""
     return disable_after_s * SHARE
 
 
 class Acceptances:
-    """The acceptances that one worker has reported. The first one of each endpoint is reported at once."""
+    """The health hints of one worker about accepting endpoints. The first acceptance of an endpoint is reported at once.
+
+    `every_s` is the longest interval between two hints about one endpoint, in seconds.
+    """
 
     def __init__(self, every_s: float, rng: random.Random | None = None) -> None:
         self._every_s = every_s
@@ -36,7 +41,7 @@ class Acceptances:
         self._next_at: dict[EndpointId, float] = {}
 
     def to_report(self, accepted: Iterable[Endpoint], now: float) -> list[Endpoint]:
-        """Return the endpoints to report, of those that have accepted a request. `now` is monotonic, in seconds."""
+        """Return those of the `accepted` endpoints that are to be reported now. `now` is monotonic, in seconds."""
         due = [endpoint for endpoint in accepted if self._next_at.get(endpoint.endpoint_id, now) <= now]
         if len(self._next_at) + len(due) > MAX_KNOWN:
             self._next_at.clear()

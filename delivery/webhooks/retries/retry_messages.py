@@ -5,7 +5,8 @@ upgrades. A new field comes at the end and has a default, so that old bytes can 
 
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
-A shard leases entries of one endpoint together, and keeps them until the lease's report has the result of each.
+A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one endpoint
+together, and keeps these entries until the report of the lease has the result of each.
 """
 
 from __future__ import annotations
@@ -33,59 +34,60 @@ from delivery.webhooks.state import versioning
 VERSION = 1
 NO_REVISION = Revision(0)
 MAX_HISTORY = 10
-"""Number of last attempts that are kept for the dead letter."""
+"""Number of a delivery's last attempts that its retry entry keeps for the dead letter."""
 
 
 class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A delivery, or a batch, that waits for its next attempt."""
+    """A delivery, or a batch, that waits in the retry lane for its next attempt."""
 
     packed: list[bytes]
-    """Its events, each as the msgpack bytes of a Packed. One event: a delivery in direct mode."""
+    """Events of the delivery or batch, each as the msgpack bytes of a Packed. One event: a delivery in direct mode."""
     subscriptions: list[SubscriptionId]
-    """Subscriptions by which its events are due, each once."""
+    """Subscriptions by which the events are due, each once."""
     subscription_places: list[int]
     """For each event the place in `subscriptions`, from 0. Empty where there is one subscription."""
     left_by: LeaveReason | None
     """Why the batch left: a LeaveReason. Null: not a batch."""
     again_at_ms: int
-    """Earliest time of its next attempt."""
+    """Earliest time of the next attempt."""
     since_ms: int
-    """When the retry lane got it."""
+    """When the entry was deferred to the retry lane."""
     expires_ms: int
-    """When it is given up, whatever it waits for."""
+    """When the entry is given up, whatever it waits for."""
     reason: str
-    """Why it waits: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
+    """Why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
     retries: int = 0
-    """Waits of the endpoint's schedule that are used up."""
+    """Number of waits of the endpoint's schedule that are used up."""
     attempts: int = 0
-    """Number of its attempts, in all lanes."""
+    """Number of attempts so far, in all lanes."""
     history: tuple[Attempt, ...] = ()
-    """Its last ten attempts."""
+    """The last ten attempts."""
     order_key: str | None = None
     """Order key: entries of the same key are delivered one after the other. Null: no order. Since 2026-11-21."""
     replay: str | None = None
-    """Replay that asked for it. Null: it was due. Since 2026-11-21."""
+    """Replay that asked for the delivery. Null: the delivery was due. Since 2026-11-21."""
     background_attempt: bytes | None = None
-    """Name of its background attempt, which was still in flight when it was written. A Postponed record with this name in
+    """Name of the background attempt that was in flight when the entry was written. A Postponed record with this name in
     `settled` says that the attempt has completed. Null: there is none. Since 2026-11-22."""
     revision: Revision = NO_REVISION
-    """Newest revision of the registry that may have made it due. A worker with an older revision may not know its endpoint yet.
-    0: unknown. Since 2026-11-23."""
+    """Newest revision of the registry that may have made the delivery due. A worker with an older revision may not know the
+    endpoint yet. 0: unknown. Since 2026-11-23."""
 
     @property
     def size(self) -> int:
-        """Bytes of its events."""
+        """Return the bytes of the events."""
         return sum(map(len, self.packed))
 
     @property
     def written_bytes(self) -> int:
-        """Estimate of its bytes in a record: its events and the history of its attempts."""
+        """Return an estimate of the entry's bytes in a record: its events and its attempt history."""
         return self.size + sum(200 + len(attempt.detail) + len(attempt.response) for attempt in self.history) + 200
 
     def on_shard_clock(self, now_ms: int) -> RetryEntry:
         """Return the entry with its times on the clock of its shard, which reads `now_ms`.
 
-        An entry from the future was written by a fast clock. Only the differences between its times are right, and are kept.
+        An entry from the future was written by a worker whose clock is fast. The differences between its times are right, and
+        are kept.
         """
         ahead_ms = self.since_ms - now_ms
         if ahead_ms <= 0:
@@ -95,7 +97,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         )
 
     def requeued(self, requeue: Requeue) -> RetryEntry:
-        """Return the entry as it waits after its lease."""
+        """Return the entry as it waits after its lease, with the next attempt and the new attempts of `requeue`."""
         history = (*self.history, *requeue.attempts)
         return msgspec.structs.replace(
             self,
@@ -109,38 +111,41 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An entry of a lease that waits again."""
+    """An entry of a lease that the worker puts back, to wait for a further attempt."""
 
     place: int
     """Place of the entry in the lease, from 0."""
     next_attempt: NextAttempt
-    """When its next attempt is."""
+    """When the entry's next attempt is."""
     reason: str
-    """Why it waits again: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
+    """Why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
     attempts: tuple[Attempt, ...] = ()
-    """Its attempts in this lease."""
+    """The entry's attempts in this lease."""
 
 
 class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="postponed"):
-    """Deliveries and batches that a lane, a redrive or a replay defers to the retry lane, all of one endpoint."""
+    """Deliveries and batches of one endpoint that a lane, a redrive or a replay defers to the retry lane.
+
+    A record may also report completed background attempts, or a health hint.
+    """
 
     endpoint_id: EndpointId
-    """Endpoint of all of it."""
+    """Endpoint of all entries."""
     customer_id: CustomerId
     """Owner of the endpoint."""
     entries: list[RetryEntry]
     """The deliveries and batches, in order of arrival."""
     settled: list[bytes] = []
-    """Names of background attempts that have completed, and whose results are in their topics. Since 2026-11-22."""
+    """Names of background attempts that have completed, and whose results are in the result topics. Since 2026-11-22."""
     accepts: bool | None = None
-    """Health hint of a fast lane. True: the endpoint accepted a request lately. False: a request failed that left no entry.
+    """Health hint of a fast lane. True: the endpoint accepted a request lately. False: a request failed and left no entry.
     Null: no hint. Since 2026-11-23."""
     at_ms: int = 0
     """When the health hint was true. Since 2026-11-23."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
-    """The result of a lease. Entries of the lease that are not in `requeued` have ended."""
+    """The result of a lease, from its worker to its shard. Entries of the lease that are not in `requeued` have ended."""
 
     endpoint_id: EndpointId
     """Endpoint of the lease."""
@@ -155,7 +160,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     failed: int
     """Attempts whose failure shows that the endpoint is unhealthy."""
     blocked: str | None
-    """Why nothing was attempted, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: something was."""
+    """Why no entry was attempted, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: the endpoint is not blocked."""
     retry_after_s: float | None
     """Longest time for which a response asked to wait. Null: none asked."""
     requeued: list[Requeue]
@@ -187,14 +192,14 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     endpoint_id: EndpointId
     customer_id: CustomerId
     order_key: str | None
-    """Set: the entries are attempted one after the other, and none after one that fails."""
+    """Set: the entries are attempted one after the other, until one fails. None: they have no order."""
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
-    """Set: the entries are not attempted and become dead letters for this reason, NO_ROOM or EXPIRED."""
+    """Set: the entries are not attempted. They become dead letters for this reason, NO_ROOM or EXPIRED of `retry_reasons`."""
     entries: list[RetryEntry]
     is_probe: bool = False
-    """Whether the endpoint was failing at the last report. Then an unreachable endpoint says nothing about our network."""
+    """Whether the endpoint was failing at the last report. A further failure then says nothing about our network."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -218,9 +223,9 @@ def new_entry(
     background_attempt: bytes | None = None,
     revision: Revision = NO_REVISION,
 ) -> RetryEntry:
-    """Return an entry that enters the retry lane at `now_ms`. The other fields of a RetryEntry are derived from these.
+    """Return the retry entry of events that are deferred to the retry lane at `now_ms`.
 
-    `subscription_ids` names the subscription of each of the events `packed`. `history` may have more attempts than are kept.
+    `subscription_ids` has the subscription of each event in `packed`. Of `history`, the last MAX_HISTORY attempts are kept.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
     return RetryEntry(
@@ -243,7 +248,7 @@ def new_entry(
 
 
 def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revision = NO_REVISION) -> RetryEntry:
-    """Return the entry of a deferred delivery."""
+    """Return the retry entry of a postponed delivery. `revision` is the newest one that may have made the delivery due."""
     delivery = outcome.delivery
     packed = [segment.item(delivery.event, now_ms).packed]
     subscription_ids = [delivery.subscription.subscription_id]
@@ -253,7 +258,7 @@ def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revisio
 def batch_entry(
     outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int, revision: Revision = NO_REVISION
 ) -> RetryEntry:
-    """Return the entry of a deferred batch, whose events are `packed`."""
+    """Return the retry entry of a postponed batch, whose events are `packed`. `revision` is as in `delivery_entry`."""
     batch = outcome.delivery
     return _entry(outcome, list(packed), batch.subscription_ids, batch.left_by, None, now_ms=now_ms, revision=revision)
 
@@ -288,7 +293,7 @@ def _entry(
 
 
 def shortened(attempt: Attempt) -> Attempt:
-    """Return the attempt with as much of its response as a dead letter has. The response to a batch may be longer."""
+    """Return the attempt with its response cut to KEPT_RESPONSE_BYTES. The response to a batch may be longer."""
     return (
         attempt
         if len(attempt.response) <= KEPT_RESPONSE_BYTES
@@ -297,7 +302,7 @@ def shortened(attempt: Attempt) -> Attempt:
 
 
 def encoded(message: Postponed | Report | Lease) -> bytes:
-    """Return a message as bytes."""
+    """Return a message as bytes, with the version in front."""
     return versioning.marked(VERSION, _encoder.encode(message))
 
 
@@ -307,5 +312,5 @@ def message(written: bytes) -> Postponed | Report:
 
 
 def lease(written: bytes) -> Lease:
-    """Return the lease that a shard wrote."""
+    """Return the lease in the bytes that a shard wrote for a worker."""
     return _leases.decode(versioning.read(written, VERSION, "a lease of the retry lane"))

@@ -13,13 +13,14 @@ from typing import NamedTuple
 from delivery.webhooks.retries import retry_messages
 
 PADDED_BYTES = 4 * 1024
-"""Bytes of a value for which one padding record follows. `source.read_retries` multiplies its bound in records by it."""
+"""Bytes of a value for each of which one padding record follows. The setting `source.read_retries` bounds records. Times this
+constant, it bounds bytes."""
 HAS_MESSAGE = "value IS NOT NULL"
-"""Condition in Spark SQL that leaves out padding."""
+"""Condition in Spark SQL that is true for records with a message, and false for padding."""
 
 
 class RetryRecord(NamedTuple):
-    """A record of the retries topic. The key is the endpoint's id."""
+    """A record of the retries topic: a message, or padding. The key is the endpoint's id."""
 
     key: bytes
     value: bytes | None
@@ -28,11 +29,11 @@ class RetryRecord(NamedTuple):
 
 
 def records(key: bytes, written: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> Iterator[RetryRecord]:
-    """Yield the record of an encoded message, then its padding. All have the same key, and so the same partition."""
+    """Yield the record of an encoded message, then its padding. All have the same key, and so go to the same partition."""
     yield RetryRecord(key, written, headers)
     yield from itertools.repeat(RetryRecord(key, None), len(written) // PADDED_BYTES)
 
 
 def messages(*values: bytes | None) -> Iterator[retry_messages.Postponed | retry_messages.Report]:
-    """Yield the messages in the values of records. Padding has none."""
+    """Yield the message in each of the record values. Padding is left out."""
     return (retry_messages.message(value) for value in values if value)

@@ -1,17 +1,18 @@
-"""Decide which retry entries of a shard are leased now, and keep the others.
+"""Decide which retry entries of a shard are leased now, and keep all entries until they end.
 
-Runs in the executors. Pure: values and `now_ms` in, a decision out.
+Runs in the executors. Pure: values and `now_ms` in, a decision out. A shard is one key of Spark's state: the retry entries of a
+part of all endpoints. A lease is a list of entries that a worker attempts now.
 
     arrival ─► timer wheel, until again_at_ms ─► FIFO ─► lease, one at a time ─► report, a message to this shard
                                                                                  ├─► the entry has ended
                                                                                  └─► requeued: timer wheel, or front of the FIFO
 
-An entry whose background attempt is in flight waits in the timer wheel too. The wheel drops it when a message says that the
-attempt completed (delivery.webhooks.scheduling.background_attempts).
+An entry whose background attempt is in flight waits in the timer wheel too. The wheel drops the entry when a message says that
+the attempt completed (delivery.webhooks.scheduling.background_attempts).
 
-The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small, and written
-by each decision that changes something. An entry leaves the state when a report has its result, or when it is given up. A lost
-lease, or a lost report, is repeated after `lease_timeout_s`.
+The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small. Each
+decision that changes something writes it. An entry leaves the state when a report has its result, or when it is given up. A
+lost lease, or a lost report, is repeated after `lease_timeout_s`.
 """
 
 from __future__ import annotations
@@ -32,40 +33,41 @@ from delivery.webhooks.state import backlog, chunking, segment_store, versioning
 Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 
 VERSION = 2
-"""Version 1 had no background attempts. Its code fails on entries of the timer wheel that have one."""
+"""Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
 MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Bytes of events that one decision leases or gives up, plus one lease. Its leases are in memory together. The rest is due at
-once."""
+"""Maximum of bytes of events that one decision leases or gives up; one lease may exceed it. The leases of a decision are in
+memory together. Entries beyond the maximum are due at once."""
 LEASED_POLL_MS = 1000
-"""Milliseconds between two wake-ups of the lane while a lease waits for its report."""
+"""Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 
 
 class Index(msgspec.Struct, array_like=True):
     """The state of one shard, without its segments."""
 
     last_lease: int = 0
-    """Number of the last lease."""
+    """Number of the shard's last lease."""
     segments: segment_store.SegmentIndex = msgspec.field(default_factory=segment_store.SegmentIndex)
     endpoints: dict[str, endpoint_state.IndexEntry] = {}
-    """By endpoint_state.key."""
+    """Summaries of the endpoints, by endpoint_state.key."""
     buckets: timer_wheel.Buckets = {}
+    """The timer wheel."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """The result of a decision. `append` and `drop` are disjoint."""
+    """A decision of a shard: leases for workers, and changes of the shard's state. `append` and `drop` are disjoint."""
 
     index: Index
     policy: ShardPolicy
     look_ahead_ms: int
     leases: list[bytes] = field(default_factory=list)
-    """As retry_messages.lease reads them."""
+    """Leases as bytes, which `retry_messages.lease` reads."""
     append: dict[int, bytes] = field(default_factory=dict)
-    """Segments to write, by number."""
+    """Segments to write into the shard's state, by number."""
     drop: list[int] = field(default_factory=list)
-    """Numbers of the segments to delete."""
+    """Numbers of the segments to delete from the shard's state."""
     changed: bool = False
-    """Whether there is anything to write."""
+    """Whether the index, or a segment, is to be written."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -73,12 +75,12 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 
 def encoded(index: Index) -> bytes:
-    """Return the index as bytes."""
+    """Return the index of a shard as bytes."""
     return versioning.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
-    """Return the index of a shard; an empty one for a new shard."""
+    """Return the index of a shard from its bytes; an empty index for a new shard."""
     if not written:
         return Index()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the retry lane", oldest=1))
@@ -93,17 +95,18 @@ def decide(
     now_ms: int,
     look_ahead_ms: int,
 ) -> Decision:
-    """Return the leases and the new state. The index is changed in place. `read` returns a segment of the state.
+    """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
-    `arrived` are the shard's records of the retries topic, in the topic's order. A second run with the same records makes the
-    same decision. No lease is early: the look-ahead only says how long before a due time the lane is woken.
+    Called in each micro-batch. `arrived` are the shard's records of the retries topic, in the topic's order. `read` returns the
+    segment with a number. A second run with the same records makes the same decision. No lease is early: `look_ahead_ms` only
+    says how long before a due time the lane is woken.
     """
     decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms).decide(arrived)
 
 
 def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
-    """Return the shard's backlog after a decision, with its suppressed and failing endpoints."""
+    """Return the backlog of a shard after a decision, with the shard's suppressed and failing endpoints, for the driver."""
     events = size = 0
     suppressed, failing = set(), set()
     times = [(bucket.due_ms, bucket.since_ms) for bucket in decision.index.buckets.values()]
@@ -129,7 +132,7 @@ def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
 
 
 class _Scheduler:
-    """One decision of one shard."""
+    """Make one decision of one shard. Used once."""
 
     def __init__(self, decision: Decision, read: Callable[[int], bytes], now_ms: int) -> None:
         self._decision = decision
@@ -139,10 +142,10 @@ class _Scheduler:
         self._now_ms = now_ms
         self._room = MAX_LEASED_BYTES
         self._open: dict[str, EndpointState] = {}
-        """The decoded endpoints, by key."""
+        """The endpoints whose state is decoded in this decision, by key."""
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
-        """Run the steps of a decision in their order."""
+        """Make the decision, step by step."""
         messages = [retry_messages.message(written) for written in arrived]
         self._open_due()
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
@@ -160,7 +163,7 @@ class _Scheduler:
                 self._open[key] = endpoint_state.decoded(entry, self._now_ms)
 
     def _opened(self, key: str) -> EndpointState:
-        """Return the state of an endpoint, to be changed."""
+        """Return the decoded state of an endpoint. `_write` stores its changes."""
         if key not in self._open:
             self._open[key] = endpoint_state.decoded(self._index.endpoints.get(key), self._now_ms)
         return self._open[key]
@@ -174,7 +177,7 @@ class _Scheduler:
                     endpoint.complete(name, self._now_ms)
 
     def _wake_due(self) -> None:
-        """Move entries that are due from the timer wheel to their FIFO."""
+        """Move due entries from the timer wheel to the end of their FIFO. Drop those whose background attempt has completed."""
         for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms):
             self._decision.changed = True
             entry, endpoint = fifo.entry_of(timer_entry.data), self._opened(timer_entry.owner)
@@ -191,13 +194,13 @@ class _Scheduler:
                 self._admit(message)
 
     def _is_known(self, postponed: retry_messages.Postponed) -> bool:
-        """Return True for a message that changes nothing: an acceptance of an endpoint without any failure."""
+        """Return True if a message changes nothing: it reports an acceptance by an endpoint of which the shard has no state."""
         key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
         is_hint = bool(postponed.accepts) and not postponed.entries and not postponed.settled
         return is_hint and key not in self._open and key not in self._index.endpoints
 
     def _admit(self, postponed: retry_messages.Postponed) -> None:
-        """Add the entries of a message, up to `max_pending`, and apply its health hint."""
+        """Add the entries of a message to the state, and apply its health hint. Entries beyond `max_pending` are given up."""
         self._decision.changed = True
         key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
         endpoint = self._opened(key)
@@ -220,7 +223,7 @@ class _Scheduler:
         self._give_up(key, None, excess, retry_reasons.NO_ROOM)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
-        """Put an entry into the timer wheel. If it has an order key or is due now: at the end of its FIFO."""
+        """Put an entry into the timer wheel, or, if the entry has an order key or is due now, at the end of its FIFO."""
         item, at_ms = fifo.item(entry), min(entry.again_at_ms, entry.expires_ms)
         if entry.order_key is not None or at_ms <= self._now_ms:
             self._store.append(endpoint.fifos[entry.order_key].slices, item)
@@ -234,7 +237,7 @@ class _Scheduler:
 
         1. The endpoint's row blocks requests: all entries stay where they are.
         2. An entry that is not requeued has ended.
-        3. An entry with an order key, or without an attempt, goes back to the front.
+        3. An entry with an order key, or without an attempt, goes back to the front of its FIFO.
         4. An entry whose attempt failed goes into the timer wheel. So does one that waits for a newer registry.
         """
         self._decision.changed = True
@@ -261,7 +264,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """End expired leases, and give up expired entries as far as there is room."""
+        """End expired leases. Give up expired entries until the decision has MAX_LEASED_BYTES."""
         expired_ms = self._now_ms - round(self._policy.lease_timeout_s * 1000)
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint, expired_ms)
@@ -295,7 +298,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease the first entries of a FIFO, if the first one is due. Return how many are leased."""
+        """Lease at most `most` first entries of a FIFO, if the first one is due. Return how many are leased."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms)
@@ -317,7 +320,7 @@ class _Scheduler:
         self._decision.leases.append(retry_messages.encoded(lease))
 
     def _write(self) -> None:
-        """Write what has changed: segments, and the index entries of the decoded endpoints."""
+        """Put the changes into the decision: segments, and the index entries of the decoded endpoints."""
         for endpoint in self._open.values():
             endpoint.prune(self._now_ms)
         owners = [timer_wheel.OWNER, *self._open]

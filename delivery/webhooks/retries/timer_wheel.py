@@ -1,4 +1,4 @@
-"""Store what waits until a time in buckets, and return it when the time has come.
+"""Store retry entries that wait until a time in buckets, and return each entry when its time has come.
 
 Runs in the executors. Pure: `now_ms` comes in.
 
@@ -17,42 +17,45 @@ import msgspec
 from delivery.webhooks.state import segment_store
 
 OWNER = ""
-"""Owner of the buckets in the segment store. No endpoint has this key."""
+"""Name by which the segment store knows the timer wheel as an owner of slices. No endpoint has this key."""
 FINEST = 10
-"""Log2 of the narrowest bucket in ms. Entries that are due within the same second return together, at the time of the last."""
+"""Log2 of the width of the narrowest bucket, in ms. Entries that are due within the same second are in one bucket, and return
+together when the last one is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
-"""Bytes that one decision takes out of buckets. The rest is due at once."""
+"""Maximum of bytes that one decision takes out of buckets. Entries beyond it are due at once."""
 
 
 class TimerEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An entry of the timer wheel, as stored."""
+    """A retry entry as the timer wheel stores it."""
 
     owner: str
+    """Key of the endpoint (endpoint_state.key)."""
     at_ms: int
-    """Earliest time at which it is returned."""
+    """Earliest time at which the entry is returned."""
     since_ms: int
     data: bytes
+    """The retry entry as bytes."""
 
 
 class Bucket(msgspec.Struct, array_like=True, gc=False):
-    """Entries that are due at about the same time."""
+    """Timer entries that are due at about the same time."""
 
     due_ms: int
-    """When to open the bucket. Narrowest buckets: when the last entry is due. Others: when the first is."""
+    """When to open the bucket: when its first entry is due. A bucket of the narrowest width: when its last entry is due."""
     since_ms: int
-    """Earliest `since_ms` of its entries."""
+    """Earliest `since_ms` of the entries."""
     slices: list[segment_store.Slice]
 
 
 Buckets = dict[int, Bucket]
-"""Buckets by their beginning, whose low bits hold the log2 of the width."""
+"""Buckets by the time at which they begin, in ms. The low bits of the time have the log2 of the width."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TimerEntry)
 
 
 def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, now_ms: int) -> None:
-    """Store an entry until its time."""
+    """Put an entry into the bucket of its time."""
     level = max(FINEST, (entry.at_ms - now_ms).bit_length() - 3)
     begins_ms = entry.at_ms >> level << level
     bucket = buckets.get(begins_ms + level)
@@ -64,7 +67,10 @@ def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, 
 
 
 def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int) -> Iterator[TimerEntry]:
-    """Remove and yield the entries that are due, as far as MAX_DUE_BYTES go."""
+    """Remove and yield the entries that are due, until MAX_DUE_BYTES are read.
+
+    The entries of an opened bucket that are not due move to narrower buckets.
+    """
     room = MAX_DUE_BYTES
     due = sorted((key for key, bucket in buckets.items() if bucket.due_ms <= now_ms), key=lambda key: buckets[key].due_ms)
     for key in due:

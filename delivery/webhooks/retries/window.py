@@ -1,9 +1,9 @@
 """Decide how many requests of the retry lane may be in flight to one endpoint, and how long to back off from it.
 
-Runs in the executors. Pure: reports and `now_ms` in.
+Runs in the executors. Pure: reports and `now_ms` in. The window is the number of requests that may be in flight, as in TCP.
 
-A failing endpoint gets one request at a time, the probe, at growing intervals. When it answers again, it gets two, four, eight
-requests (multiplicative increase), so that its backlog does not overload it a second time.
+A failing endpoint gets one request at a time, the probe, at growing intervals. An endpoint that answers again gets two, four,
+eight requests (multiplicative increase), so that its backlog does not overload it a second time.
 """
 
 from __future__ import annotations
@@ -17,65 +17,72 @@ from delivery.webhooks.retries import health_hints, retry_messages
 from delivery.webhooks.scheduling import circuit_breaker
 
 INITIAL_WINDOW = 8
-"""Window of an unknown endpoint."""
+"""Requests that may be in flight to an endpoint of which no report has come."""
 RECOVERED_WINDOW = 64
-"""Window at which an endpoint has recovered from a back-off."""
+"""Requests in flight at which an endpoint counts as recovered from a back-off. Until then the endpoint is suppressed."""
 NEVER_MS = 2**62
+"""A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds for which a report is current. Until then it outweighs reasons from other lanes, which may be older than a
-recovery. Until then the window of an endpoint without entries is kept."""
+"""Milliseconds for which the report of a lease is current. A current report outweighs reasons from other lanes, which may be
+older than a recovery. The window of an endpoint without entries is kept while its last report is current."""
 RECENT_FAILURE_MS = 60_000
-"""Milliseconds after its last failure in which an endpoint may be reported as failing."""
+"""Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
-"""Reasons in the endpoint's row for which no lane sends requests. They say nothing of the endpoint's health."""
+"""Reasons in the endpoint's row for which no lane sends requests. These reasons say nothing of the endpoint's health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""Reasons of another lane for which the retry lane backs off too."""
+"""Reasons of a deferral from another lane for which the retry lane backs off from the endpoint too."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 
 MAX_SILENCE = 0.5
-"""Share of `disable_after_s`. A longer time without a failure, as after a stop of the job, starts the count of that time again,
-because nothing was sent meanwhile. The longest probe interval plus a lease timeout is no silence, even where this share is
-shorter."""
+"""Longest time between two failures that counts as failing, as a share of `disable_after_s`. A longer silence, as after a stop
+of the job, starts the count of the failing time again, because nothing was sent meanwhile. The longest probe interval plus a
+lease timeout is never a silence, even where this share is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPolicy:
-    """Settings of a shard, from the area `retry`."""
+    """Settings of the area `retry` that a shard needs."""
 
     probe_interval_s: float = 5.0
     max_probe_interval_s: float = 60.0
     max_lease_entries: int = 256
     max_pending: int = 200_000
-    """Events of one endpoint."""
+    """Maximum of events of one endpoint that may wait in the retry lane."""
     disable_after_s: float = 432_000.0
     lease_timeout_s: float = 120.0
-    """Seconds after which a lease without a report expires, and its entries are leased again. A worker reports before that, and
-    requeues the entries that it did not attempt."""
+    """Seconds after which a lease without a report expires. Its entries are then leased again. A worker reports
+    earlier, and requeues the entries that it did not attempt."""
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
-    """The health of one endpoint, and the number of requests that it may get now. Reports of all lanes change it."""
+    """The health of one endpoint as the retry lane knows it, and the number of requests that may be in flight to it.
+
+    Reports of leases, deferrals and health hints change it.
+    """
 
     size: int = INITIAL_WINDOW
     """Requests that may be in flight."""
     backoff_until_ms: int = 0
-    """No request begins before this time."""
+    """Time before which the retry lane begins no request to the endpoint."""
     backoffs: int = 0
     """Number of back-offs in a row."""
     has_recovered: bool = True
-    """False from a back-off until the window is RECOVERED_WINDOW."""
+    """False from a back-off until `size` is RECOVERED_WINDOW."""
     failing_since_ms: int | None = None
-    """First failure, in any lane, after which no request was accepted in any lane."""
+    """Time of the first failure after which the endpoint accepted no request, in any lane. None: there was none."""
     failed_ms: int = 0
-    """Last failure in any lane."""
+    """Time of the last failure in any lane."""
     known_until_ms: int = 0
     """Time until which the last report is current."""
     has_only_failed: bool = False
     """Whether the last report that tells the endpoint's health had only failures."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
-        """Apply the reason for which another lane deferred a delivery at `since_ms`. A failure there counts in any case."""
+        """Apply the reason for which another lane deferred a delivery at `since_ms`.
+
+        A failure in the other lane counts for disabling the endpoint, even while a report of the retry lane is current.
+        """
         if reason in BLOCKED:
             self.failing_since_ms = None
         elif reason in NOT_ACCEPTED:
@@ -89,7 +96,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         self.failing_since_ms = None
 
     def record_failure(self, policy: ShardPolicy, at_ms: int) -> None:
-        """Record that the endpoint did not accept a request, in any lane. After a silence, the failing time starts here."""
+        """Record that the endpoint did not accept a request, in any lane. After a silence, the failing time starts again."""
         if self.failing_since_ms is None or at_ms - self.failed_ms > _max_silence_ms(policy):
             self.failing_since_ms = self.failed_ms = at_ms
         self.failed_ms = max(self.failed_ms, at_ms)
@@ -101,7 +108,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         2. Only failures: back off and probe. With order keys, the window halves: one key's failures do not stop the others.
         3. Failures and answers: the endpoint is unstable. The window halves, without a back-off.
         4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
-        5. Neither, because of faults of ours: nothing changes.
+        5. Neither, because of faults of the platform: nothing changes.
 
         In each case the endpoint's `Retry-After` is kept. Failures and refusals (4xx, redirects) count for disabling it.
         """
@@ -128,7 +135,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def suppressed_until_ms(self) -> int:
-        """Time until which the endpoint is suppressed: other lanes defer its events to the retry lane."""
+        """Return the time until which the endpoint is suppressed: other lanes defer its events to the retry lane."""
         return self.backoff_until_ms if self.has_recovered else NEVER_MS
 
     @property
@@ -139,8 +146,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def is_failing(self, policy: ShardPolicy, now_ms: int) -> bool:
         """Return True if the endpoint has accepted nothing for so long that it is to be disabled, and failed recently.
 
-        It is reported again with each failure, because the database may be unavailable. An endpoint that was enabled a while
-        ago is not disabled again at once: see subscriptions_db.registration.endpoint_status.
+        The endpoint is reported again with each failure, because the database may be unavailable. An endpoint that was enabled
+        a while ago is not disabled again at once: see subscriptions_db.registration.endpoint_status.
         """
         if self.failing_since_ms is None or now_ms - self.failed_ms >= RECENT_FAILURE_MS:
             return False
@@ -149,13 +156,13 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return self.failed_ms - self.failing_since_ms >= enough_s * 1000
 
     def kept_until_ms(self, policy: ShardPolicy) -> int:
-        """Return until when to keep the window of an endpoint without entries. A failure is kept until it is silence."""
+        """Return the time until which the window of an endpoint without entries is kept: a failing time until a silence."""
         if self.failing_since_ms is None:
             return self.known_until_ms
         return max(self.known_until_ms, self.failed_ms + _max_silence_ms(policy))
 
     def without_report(self) -> Window:
-        """Return the window without the last report, which is not current any more. The failing time is kept."""
+        """Return a new window that keeps only the failing time. Called when the last report is not current any more."""
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 
     def _back_off(self, policy: ShardPolicy, now_ms: int) -> None:

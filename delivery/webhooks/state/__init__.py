@@ -1,5 +1,5 @@
 """Building blocks of the state that lanes keep between micro-batches.
 
-In: entries as bytes. Out: segments, indexes and versions as bytes. Pure, except the pickling of what the driver broadcasts.
-Runs in the executors.
+In: entries as bytes. Out: segments and their index as bytes, with a version in front. Pure. Runs in the executors. `pickling`
+is for values that the driver broadcasts.
 """

@@ -1,7 +1,7 @@
 """Sum up the backlog of a lane's shards for the driver.
 
-Runs in the executors, merged on the driver. Each shard reports its backlog in each micro-batch. The sum of a micro-batch is the
-whole backlog of the lane.
+Runs in the executors and on the driver. A shard is one key of Spark's state. Each shard of the batch lane and of the retry lane
+reports its backlog in each micro-batch. The driver adds the reports: their sum is the whole backlog of the lane.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ class Failing(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """The backlog of some shards. `a + b` is the backlog of both."""
+    """The backlog of one shard or of several: the events that wait. `a + b` is the backlog of both."""
 
     shards: int = 0
     """Number of shards."""
     events: int = 0
+    """Events that wait."""
     size: int = 0
-    """Bytes, as they count for the bound of a batch."""
+    """Bytes of the waiting events, as they count for the maximum of a batch."""
     oldest_ms: int | None = None
-    """When the oldest event arrived. None: there is no backlog."""
+    """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """When the first event is due; in the past where a decision had no room for all. None: there is no backlog."""
+    """When the lane has to decide again: the first event is due. In the past if a decision had no room for all due events.
+    None: there is no backlog."""
     suppressed: frozenset[EndpointId] = frozenset()
-    """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Reported by the retry lane."""
+    """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Only the retry lane reports them."""
     failing: frozenset[Failing] = frozenset()
-    """Endpoints to disable, because they have accepted nothing for too long. Reported by the retry lane."""
+    """Endpoints to disable, because they have accepted nothing for too long. Only the retry lane reports them."""
 
     def __add__(self, other: Pending) -> Pending:
         return Pending(
@@ -52,5 +54,5 @@ class Pending:
         )
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min((at for at in (one, other) if at is not None), default=None)
+def _earlier(first_ms: int | None, second_ms: int | None) -> int | None:
+    return min((at_ms for at_ms in (first_ms, second_ms) if at_ms is not None), default=None)

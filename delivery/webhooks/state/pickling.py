@@ -11,11 +11,11 @@ import zlib
 from typing import Any
 
 ZLIB_LEVEL = 1
-"""Compression level. A registry shrinks to a tenth of its size; higher levels gain little."""
+"""Compression level of zlib. A registry shrinks to a tenth of its size; higher levels gain little."""
 
 
 def packed(value: Any) -> bytes:
-    """Return `value` as compressed bytes."""
+    """Return `value` pickled and compressed."""
     return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), ZLIB_LEVEL)
 
 

@@ -1,6 +1,7 @@
 """Store lists of items in numbered segments. Items are appended at the end of a list and removed from its front.
 
-Runs in the executors. Pure: a function that reads a segment comes in.
+Runs in the executors. Pure: a function that reads a segment comes in. A segment is one value of Spark's state. An item is a
+retry entry, as bytes.
 
 1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
 2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
@@ -20,18 +21,22 @@ import msgspec
 from delivery.webhooks.state import chunking, compaction, versioning
 
 VERSION = 1
+"""Format of a segment."""
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Small, because a segment is read whole for each owner that takes something out of it."""
+"""Maximum of bytes of the items in a segment; a larger item has a segment of its own. Small, because a segment is read whole
+for each owner that reads its items."""
 MAX_CACHED_BYTES = 32 * 1024 * 1024
-"""Bytes of segments that stay in memory during a decision. Neighbouring owners share segments."""
+"""Maximum of bytes of decoded segments that stay in memory during a decision, because neighbouring owners share segments."""
 
 
 class Item(NamedTuple):
-    """An item, and what its owner needs to know without decoding it."""
+    """An item as bytes, and the two times that slices need without decoding the bytes."""
 
     data: bytes
     since_ms: int
+    """When the item arrived."""
     expires_ms: int
+    """When the owner has to look at the item: an entry of a FIFO expires, an entry of the timer wheel is due."""
 
 
 class Slice(msgspec.Struct, array_like=True, gc=False):
@@ -40,18 +45,20 @@ class Slice(msgspec.Struct, array_like=True, gc=False):
     number: int
     """Number of the segment. Negative: the segment is not written yet."""
     place: int
-    """Place of the slice in the segment, from 0."""
+    """Place of the slice among the slices of the segment, from 0."""
     since_ms: int
-    """Earliest `since_ms` of its items. Not raised when that item is removed."""
+    """Earliest `since_ms` of the items, including removed ones."""
     expires_ms: int
+    """Earliest `expires_ms` of the items, including removed ones until the owner raises it."""
     first: int = 0
-    """Number of items that were removed from the front."""
+    """Number of items that were removed from the front of the slice."""
 
 
 class SegmentIndex(msgspec.Struct, array_like=True):
-    """The segments of a shard, without their content. Kept in the shard's index."""
+    """The segments of a shard, without their content. A part of the shard's index."""
 
     next_number: int = 0
+    """Number of the next segment."""
     segments: dict[int, compaction.StoredSegment] = {}
 
 
@@ -60,7 +67,7 @@ class _Segment(NamedTuple):
 
     size: int
     lists: list[tuple[str, list[bytes]]]
-    """The items of each slice, with their owner."""
+    """For each slice of the segment: its owner and its items."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -68,7 +75,10 @@ _decoder = msgspec.msgpack.Decoder(list[tuple[str, list[bytes]]])
 
 
 class SegmentStore:
-    """The segments of one shard during one decision. Only `write` returns bytes to be stored."""
+    """The lists of one shard during one decision. Changes are in memory until `write` returns the segments to be stored.
+
+    `read` returns the stored segment with a number, as bytes.
+    """
 
     def __init__(self, index: SegmentIndex, read: Callable[[int], bytes]) -> None:
         self._index = index
@@ -83,7 +93,7 @@ class SegmentStore:
         self._dropped: list[int] = []
 
     def append(self, slices: list[Slice], item: Item) -> None:
-        """Append an item to a list."""
+        """Append an item to the list with these slices."""
         last = slices[-1] if slices else None
         if last is None or last.number >= 0 or self._new_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
             slices.append(self._new_slice([item]))
@@ -94,7 +104,7 @@ class SegmentStore:
         last.expires_ms = min(last.expires_ms, item.expires_ms)
 
     def slices(self, items: Iterable[Item]) -> list[Slice]:
-        """Return new slices with these items, for the owner to insert into a list."""
+        """Return new slices with these items. The owner inserts the slices into one of its lists."""
         return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
 
     def items(self, slice_: Slice) -> list[bytes]:
@@ -118,7 +128,7 @@ class SegmentStore:
             count -= items
 
     def shorten(self, slice_: Slice, count: int) -> None:
-        """Remove the first `count` items of a slice; fewer than all."""
+        """Remove the first `count` items of a slice. The slice has more items than that."""
         self._count_removed(slice_, self.items(slice_)[:count])
         slice_.first += count
 
@@ -132,9 +142,10 @@ class SegmentStore:
     def write(
         self, changed: Iterable[str], lists_of: Callable[[str], Iterable[list[Slice]]]
     ) -> tuple[dict[int, bytes], list[int]]:
-        """Return the segments to write and the numbers of those to drop. Due compactions are made here.
+        """Return the segments to write, by number, and the numbers of those to drop. Merge segments if a compaction is due.
 
-        New slices belong to the `changed` owners. Neighbouring slices of a list that are written become one slice.
+        Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
+        owner. Neighbouring slices of a list that are written become one slice.
         """
         numbers, level = compaction.pick_compaction(self._index.segments) if self._new or self._dropped else ([], 0)
         self._merged = {number: self._segment(number) for number in numbers}
@@ -166,7 +177,7 @@ class SegmentStore:
             self._dropped.append(slice_.number)
 
     def _joined(self, slices: list[Slice]) -> list[Slice]:
-        """Join neighbours that are new or merged, in place. Return the slices to write."""
+        """Join neighbouring slices that are new or are being merged, in place. Return the slices to write."""
         if not any(slice_.number < 0 or slice_.number in self._merged for slice_ in slices):
             return []
         joined: list[Slice] = []

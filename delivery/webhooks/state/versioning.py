@@ -9,19 +9,20 @@ from delivery import errors
 
 
 def marked(version: int, written: bytes) -> bytes:
-    """Return the bytes with their version in front."""
+    """Return the bytes of a format with its version in front, as one byte."""
     return bytes((version,)) + written
 
 
-def read(stored: bytes, version: int, what: str, *, oldest: int | None = None) -> memoryview:
-    """Return the bytes behind the version. Raise StateUnreadable, which names `what`, for bytes of another version.
+def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -> memoryview:
+    """Return the bytes behind the version. Raise StateUnreadable if they are of another version.
 
-    `oldest` is the first version whose format can be read as `version`; by default `version` itself.
+    `name` says in the error what the bytes are. `oldest` is the first version whose format can be read as `version`; by default
+    `version` itself.
     """
     if not stored or not (version if oldest is None else oldest) <= stored[0] <= version:
         form = f"in format {stored[0]}" if stored else "without a format"
         raise errors.StateUnreadable(
-            f"{what} was written {form} by another version of fanout; this version reads format {version}. "
+            f"{name} was written {form} by another version of fanout; this version reads format {version}. "
             "Nothing was changed. Start the version that wrote it again"
         )
     return memoryview(stored)[1:]

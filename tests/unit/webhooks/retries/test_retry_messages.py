@@ -1,4 +1,4 @@
-"""Retry messages as bytes: a message is read as it was written, and an entry keeps its attempt history."""
+"""A retry message is read from bytes as it was written. A retry entry keeps its attempt history."""
 
 import msgspec
 import pytest
@@ -81,7 +81,7 @@ def test_an_older_entry_without_the_newest_fields_can_be_read():
 
 
 def test_two_versions_read_each_others_packed_events():
-    """The earlier version had no further attributes. It reads an event that has some without them."""
+    """The earlier version had no further attributes. The earlier version reads an event with attributes, and ignores these."""
     event = builders.event()
     of_then = msgspec.msgpack.encode((*event[:7], *event.record[:4], event.record.headers))
     assert segment.unpacked(of_then).attributes == ()

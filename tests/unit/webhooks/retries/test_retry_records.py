@@ -1,4 +1,4 @@
-"""The codec of the retries topic: padding bounds the bytes of a micro-batch, and no reader sees it."""
+"""A message of the retries topic is followed by padding, which bounds a micro-batch in bytes. No reader sees padding."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_readers_get_the_messages_without_padding():
     assert list(retry_records.messages(*values)) == [retry_messages.message(LARGE), retry_messages.message(SMALL)]
 
 
-def test_only_the_message_has_headers():
+def test_padding_has_no_headers():
     note = ("redriven", b"{}")
     headers = [record.headers for record in retry_records.records(b"ep1", LARGE, (note,))]
     assert headers == [(note,), (), (), ()]

@@ -1,4 +1,4 @@
-"""The whole schedule of the retry lane, end to end through its state, with a clock that jumps: weeks in milliseconds."""
+"""A delivery goes through its whole retry schedule in the state of a shard, with a clock that jumps: weeks in milliseconds."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.support.retries import DAY_MS, NOW, Shard, accepted, entry, failed_at
 
 
 class Customer:
-    """A lane that attempts each leased entry, and an endpoint with preset answers."""
+    """A shard, a worker that attempts each leased entry, and an endpoint that responds by `answers` in turn, then with 500."""
 
     def __init__(self, *answers, retrying_by=None, seed=1):
         self.shard = Shard()
@@ -23,8 +23,8 @@ class Customer:
         self.dead = None
 
     def attempt(self, lease):
-        [one] = lease.entries
-        assert one.again_at_ms <= self.now_ms
+        [entry_] = lease.entries
+        assert entry_.again_at_ms <= self.now_ms
         self.attempted_ms.append(self.now_ms)
         error_class, retry_after_s = self.answers.pop(0) if self.answers else (error_classes.SERVER_ERROR, None)
         if error_class is None:
@@ -32,20 +32,20 @@ class Customer:
         again = backoff.next_attempt(
             self.retrying,
             error_class,
-            one.retries,
+            entry_.retries,
             now_ms=self.now_ms,
-            expires_ms=one.expires_ms,
+            expires_ms=entry_.expires_ms,
             retry_after_s=retry_after_s,
             rng=self.rng,
         )
         if again is None:
             self.dead = error_class
             return reported(lease, delivered=0, failed=1)
-        attempt = failed_attempt(one.attempts + 1, error_class=error_class)
+        attempt = failed_attempt(entry_.attempts + 1, error_class=error_class)
         return reported(lease, retry_messages.Requeue(0, again, error_class, (attempt,)), retry_after_s=retry_after_s)
 
     def live(self):
-        """Advance the time to the end of the schedule."""
+        """Advance the time until the entry has ended. Return the wait before each attempt, in seconds."""
         first = backoff.next_attempt(
             self.retrying, error_classes.SERVER_ERROR, 0, now_ms=NOW, expires_ms=NOW + 3 * DAY_MS, rng=self.rng
         )

@@ -1,11 +1,11 @@
-"""A shard of the retry lane uses its own clock, whatever times a worker reports."""
+"""A shard of the retry lane judges all times by its own clock, whatever times a worker's clock gives."""
 
 from tests.support.retries import NOW, Shard, entry, events_of, ids, postponed, reported, requeue
 
 TEN_MINUTES = 600_000
 
 
-def test_a_clock_that_is_behind_changes_no_order():
+def test_a_clock_behind_changes_no_order_of_entries():
     shard = Shard()
     ahead = [entry(since_ms=NOW + 50), entry(since_ms=NOW + 40), entry(since_ms=NOW + 30)]
     leases = shard.step(postponed(*ahead), now_ms=NOW)
@@ -28,7 +28,7 @@ def test_a_requeue_from_a_fast_clock_waits_by_the_clock_of_its_shard():
     fast = NOW + TEN_MINUTES
     shard.step(reported(lease, requeue(0, fast + 5000), at_ms=fast), now_ms=NOW)
     assert shard.step(now_ms=NOW + 4999) == []
-    assert [one.number for one in shard.step(now_ms=NOW + 5000)] == [2]
+    assert [lease.number for lease in shard.step(now_ms=NOW + 5000)] == [2]
 
 
 def test_an_entry_from_a_fast_clock_expires_by_the_clock_of_its_shard():

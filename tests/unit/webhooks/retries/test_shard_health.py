@@ -1,4 +1,4 @@
-"""The suppressed and the failing endpoints that a shard of the retry lane reports."""
+"""A shard of the retry lane reports its suppressed and its failing endpoints."""
 
 import pytest
 
@@ -29,9 +29,9 @@ def test_an_ordered_endpoint_is_not_suppressed():
 
 
 def failing(shard):
-    """Return the endpoints that a shard reports as failing. The times of each report must confirm it."""
-    assert all(one.failed_ms - one.since_ms >= AN_HOUR["disable_after_s"] * 1000 for one in shard.backlog.failing)
-    return {one.endpoint_id for one in shard.backlog.failing}
+    """Return the endpoints that a shard reports as failing, after a check of the reported times."""
+    assert all(failure.failed_ms - failure.since_ms >= AN_HOUR["disable_after_s"] * 1000 for failure in shard.backlog.failing)
+    return {failure.endpoint_id for failure in shard.backlog.failing}
 
 
 def test_an_endpoint_is_failing_after_failures_only_until_disabled():

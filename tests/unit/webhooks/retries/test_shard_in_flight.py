@@ -1,4 +1,4 @@
-"""An entry with a background attempt waits for its completion, and is leased only when none is reported."""
+"""A retry entry waits while its background attempt is in flight. A shard leases the entry only if no completion is reported."""
 
 import msgspec
 
@@ -40,7 +40,7 @@ def test_an_entry_without_a_completion_is_leased_when_due():
     assert shard.is_empty()
 
 
-def test_a_late_completion_ends_nothing_twice():
+def test_a_late_completion_does_not_end_an_entry_twice():
     shard = Shard()
     shard.step(postponed(under_way(), entry(again_at_ms=NOW + 10 * WAIT_MS)), now_ms=NOW)
     now_ms, [lease] = shard.wait()
@@ -78,8 +78,8 @@ def test_a_completion_without_an_entry_is_forgotten():
 
 def test_two_entries_of_the_same_event_are_distinguished():
     shard = Shard()
-    one = under_way()
-    shard.step(postponed(one, msgspec.structs.replace(one, background_attempt=b"another")), now_ms=NOW)
+    first = under_way()
+    shard.step(postponed(first, msgspec.structs.replace(first, background_attempt=b"another")), now_ms=NOW)
     shard.step(settled(NAME), now_ms=NOW + 1)
     assert shard.backlog.events == 1
     assert [len(lease.entries) for lease in shard.wait()[1]] == [1]

@@ -1,4 +1,4 @@
-"""Which entries a shard of the retry lane leases when, and which it keeps."""
+"""A shard of the retry lane leases due entries, and keeps every entry until it has ended."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_an_entry_is_never_leased_early_despite_the_look_ahead():
     assert len(shard.step(now_ms=NOW + 5000)) == 1
 
 
-def test_a_fifo_has_one_lease_and_its_report_is_polled_each_second():
+def test_a_fifo_has_one_lease_and_is_due_again_each_second():
     shard = Shard()
     [lease] = shard.step(postponed(*[entry() for _ in range(10)]), now_ms=NOW)
     assert shard.backlog.due_ms == NOW + 1000
@@ -51,7 +51,7 @@ def test_a_fifo_has_one_lease_and_its_report_is_polled_each_second():
     assert (len(lease.entries), len(following.entries)) == (8, 3)
 
 
-def test_an_expired_lease_is_repeated_and_its_late_report_ignored():
+def test_an_expired_lease_is_repeated_and_a_late_report_ignored():
     shard = Shard(lease_timeout_s=120)
     [lost] = shard.step(postponed(entry(), entry()), now_ms=NOW)
     assert shard.step(now_ms=NOW + 119_999) == []
@@ -92,9 +92,9 @@ def test_a_failed_entry_waits_with_its_attempt_history():
     assert shard.backlog.events == 1
     assert shard.step(now_ms=NOW + MINUTE_MS - 1) == []
     [again] = shard.step(now_ms=NOW + MINUTE_MS)
-    [one] = again.entries
-    assert (one.retries, one.attempts, one.reason, one.history) == (2, 3, "timeout", (attempt,))
-    assert one.packed == lease.entries[1].packed
+    [requeued] = again.entries
+    assert (requeued.retries, requeued.attempts, requeued.reason, requeued.history) == (2, 3, "timeout", (attempt,))
+    assert requeued.packed == lease.entries[1].packed
 
 
 def test_the_same_record_may_arrive_twice():
@@ -227,7 +227,7 @@ def test_after_a_failed_probe_another_entry_is_the_next_probe():
     assert ids(*probes) == events_of([*entries, entries[0]])
 
 
-def test_the_bytes_of_a_lease_are_bounded_but_one_entry_always_fits(monkeypatch):
+def test_the_bytes_of_a_lease_with_several_entries_are_bounded(monkeypatch):
     monkeypatch.setattr(fifo, "MAX_LEASE_BYTES", 1000)
     shard, small, large = Shard(), [entry(payload=b"1" * 200) for _ in range(4)], entry(payload=b"1" * 5000)
     sizes, leases = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
@@ -237,7 +237,7 @@ def test_the_bytes_of_a_lease_are_bounded_but_one_entry_always_fits(monkeypatch)
     assert sizes == [3, 1, 1, 1]
 
 
-def test_entries_without_room_in_a_decision_are_due_at_once_in_order(monkeypatch):
+def test_entries_beyond_a_decisions_bytes_are_due_at_once(monkeypatch):
     monkeypatch.setattr(shard_scheduler, "MAX_LEASED_BYTES", 1)
     shard = Shard()
     names = [f"ep{number}" for number in range(5)]
@@ -250,7 +250,7 @@ def test_entries_without_room_in_a_decision_are_due_at_once_in_order(monkeypatch
     assert asked == names * 2
 
 
-def test_entries_of_a_former_customer_of_the_endpoint_id_stay_apart():
+def test_entries_of_a_former_customer_of_an_endpoint_stay_apart():
     shard = Shard()
     mine, theirs = shard.step(postponed(entry()), postponed(entry(), customer="c2"), now_ms=NOW)
     assert (mine.customer_id, theirs.customer_id) == ("c1", "c2")
@@ -288,17 +288,17 @@ def test_an_endpoint_without_entries_is_forgotten_after_a_minute():
     assert list(shard.index.endpoints) == ["c1/ep2"]
 
 
-def test_a_backlog_is_neither_rewritten_in_each_decision_nor_kept_in_many_segments():
+def test_a_growing_backlog_has_few_segments_and_few_rewrites():
     shard, entries = Shard(), [entry(reason=retry_reasons.ENDPOINT_PAUSED) for _ in range(400)]
     for each in entries:
         shard.step(postponed(each), now_ms=NOW)
     assert len(shard.segments) < 20
     assert shard.bytes_written < shard.bytes_kept() * 7  # 4^5 > 400: each is merged five times, and written first
-    [one] = shard.index.endpoints.values()
-    assert len(one.written) < 400
+    [summary] = shard.index.endpoints.values()
+    assert len(summary.written) < 400
 
 
-def test_removed_items_do_not_stay_because_of_a_neighbour():
+def test_removed_items_do_not_stay_because_of_other_owners():
     shard, big = Shard(), {"payload": b"1" * 1000}
     for lease in range(50):
         patient = postponed(entry(reason=retry_reasons.CIRCUIT_OPEN), endpoint="patient")
@@ -308,7 +308,7 @@ def test_removed_items_do_not_stay_because_of_a_neighbour():
         assert lease < 10 or shard.bytes_kept() < 400_000
 
 
-def test_a_backlog_that_expires_event_by_event_is_not_rewritten_each_time():
+def test_entries_that_expire_one_by_one_cause_few_rewrites():
     shard = Shard()
     backlog = [entry(reason=retry_reasons.CIRCUIT_OPEN, expires_ms=NOW + 1000 + n) for n in range(200)]
     shard.step(postponed(*backlog), now_ms=NOW)
@@ -323,7 +323,7 @@ def test_a_shard_without_state_has_an_empty_index():
     assert shard_scheduler.decoded(None) == shard_scheduler.Index()
 
 
-def test_a_segment_that_another_version_wrote_is_refused_by_name():
+def test_a_segment_of_another_version_is_refused_by_name():
     shard = Shard()
     shard.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
     shard.segments = dict.fromkeys(shard.segments, b"\x63")

@@ -1,4 +1,4 @@
-"""An entry of the timer wheel returns at its time, and is rewritten a few times however long it waits."""
+"""The timer wheel returns each entry at its time, and rewrites an entry a few times however long it waits."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +16,11 @@ class Kept:
         self.written = 0
 
     def step(self, *entries, now_ms):
-        of = segment_store.SegmentStore(self.index, self.segments.__getitem__)
-        woken = list(timer_wheel.remove_due(self.buckets, of, now_ms))
+        store = segment_store.SegmentStore(self.index, self.segments.__getitem__)
+        woken = list(timer_wheel.remove_due(self.buckets, store, now_ms))
         for each in entries:
-            timer_wheel.add(self.buckets, of, each, now_ms)
-        append, drop = of.write([timer_wheel.OWNER], lambda _: (one.slices for one in self.buckets.values()))
+            timer_wheel.add(self.buckets, store, each, now_ms)
+        append, drop = store.write([timer_wheel.OWNER], lambda _: (bucket.slices for bucket in self.buckets.values()))
         for number in drop:
             del self.segments[number]
         self.segments |= append
@@ -28,7 +28,7 @@ class Kept:
         return woken
 
     def due_ms(self):
-        return min((one.due_ms for one in self.buckets.values()), default=None)
+        return min((bucket.due_ms for bucket in self.buckets.values()), default=None)
 
 
 def timer_entry(at_ms, name="c1/ep1", size=10):
@@ -97,7 +97,7 @@ def test_the_number_of_buckets_does_not_grow_with_the_entries():
     assert len(kept.buckets) < 130
 
 
-def test_one_call_removes_a_bounded_part_and_the_rest_is_due(monkeypatch):
+def test_one_call_removes_bounded_bytes_and_others_stay_due(monkeypatch):
     monkeypatch.setattr(timer_wheel, "MAX_DUE_BYTES", 10_000)
     monkeypatch.setattr(segment_store, "MAX_SEGMENT_BYTES", 5_000)
     kept = Kept()

@@ -1,4 +1,4 @@
-"""How many requests of the retry lane are in flight to an endpoint, and how long the lane backs off from it."""
+"""The window bounds the retry lane's requests in flight to an endpoint. The back-off delays them after failures."""
 
 import pytest
 from hypothesis import given
@@ -82,7 +82,7 @@ def test_a_success_resets_the_back_off():
         ([report()], 8),  # faults of ours alone: nothing is learnt
     ],
 )
-def test_the_window_doubles_with_successes_and_halves_with_failures(reports, size):
+def test_the_window_doubles_with_success_and_halves_with_failure(reports, size):
     assert after(*reports).size == size
 
 

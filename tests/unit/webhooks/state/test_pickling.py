@@ -1,4 +1,4 @@
-"""The registry in a task is small, and each process unpickles it once."""
+"""A pickled registry is unpickled unchanged, and once in each process."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Bytes of one version are read by another version, or refused by name."""
+"""Bytes of a known version are read. Bytes of another version are refused, with the name of what was read."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_marked_bytes_are_read():
 
 
 @pytest.mark.parametrize(
-    ("read", "what"),
+    ("read", "name"),
     [
         (batcher.decoded, "an index of the batch lane"),
         (segment.decoded, "a segment of the batch lane"),
@@ -23,15 +23,15 @@ def test_marked_bytes_are_read():
         (retry_messages.lease, "a lease of the retry lane"),
     ],
 )
-def test_bytes_of_another_version_are_refused_by_name(read, what):
+def test_bytes_of_another_version_are_refused_by_name(read, name):
     with pytest.raises(
         errors.StateUnreadable,
-        match=f"{what} was written in format 99 by another version of fanout; this version reads format [12]",
+        match=f"{name} was written in format 99 by another version of fanout; this version reads format [12]",
     ):
         read(b"\x63rest")
 
 
 @pytest.mark.parametrize("read", [segment.decoded, segment.decoded_batch, retry_messages.message, retry_messages.lease])
-def test_empty_bytes_are_of_no_version(read):
+def test_empty_bytes_are_refused(read):
     with pytest.raises(errors.StateUnreadable, match="without a format"):
         read(b"")
