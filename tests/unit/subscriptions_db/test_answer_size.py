@@ -20,5 +20,5 @@ FULL = answer_size.MAX_BYTES
         ([0, 0], FULL, 2),  # what is gone takes no room
     ],
 )
-def test_as_many_fit_as_there_are_bytes_for_and_at_least_one(sizes, held, count):
+def test_an_answer_takes_the_items_that_fit_and_at_least_one(sizes, held, count):
     assert answer_size.count(sizes, held=held) == count

@@ -1,4 +1,4 @@
-"""No class name occurs twice in subscriptions_db: a reader who meets one knows which it is."""
+"""No class name occurs twice in subscriptions_db, so that a name says which class it is."""
 
 import ast
 import collections
@@ -7,7 +7,7 @@ from tests.support import reading
 
 
 def test_no_class_name_occurs_twice():
-    """`Place` named four things, and `Which` six. Two schemas of one name show their modules in the OpenAPI document."""
+    """Regression: `Place` named four classes, and `Which` six. Equal names put modules into the OpenAPI document."""
     places = collections.defaultdict(list)
     for path in (reading.ROOT / "subscriptions_db").rglob("*.py"):
         for node in ast.parse(path.read_text()).body:

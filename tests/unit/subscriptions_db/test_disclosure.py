@@ -1,4 +1,4 @@
-"""Customers read one word where operators tell two failures apart: which internal names exist is not theirs to know."""
+"""Customers see one error class where operators see two: the difference would reveal which internal names exist."""
 
 import orjson
 
@@ -15,24 +15,26 @@ BOTH = [errors.DnsFailed.error_class, errors.AddressBlocked.error_class]
 
 
 def written(error_class):
-    """The rows of the topics for a delivery that was given up by this."""
+    """Return topic → the record about a delivery that was given up with this error class."""
     attempt = Attempt(1, 1_700_000_000_000, 5.0, None, error_class, detail="the same")
     given_up = Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, (attempt,), error_class)
     return {row.topic: row.value for row in topic_rows.rows(Results(outcomes=[given_up]), TOPICS)}
 
 
-def test_the_archive_has_one_word_and_the_topics_have_two():
+def test_the_archive_has_one_error_class_where_topics_have_two():
     dns, blocked = map(written, BOTH)
     assert dns["attempts"] != blocked["attempts"]
-    letters = [archived_rows.dead_letter_row(*dead_letter_records.decode_with_document(one["dead"])) for one in (dns, blocked)]
-    assert {(one.reason, orjson.loads(one.letter)["attempts"][0]["error_class"]) for one in letters} == {("dns", "dns")}
-    attempts = [
-        archived_rows.attempt_rows(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)
+    letters = [
+        archived_rows.dead_letter_row(*dead_letter_records.decode_with_document(rows["dead"])) for rows in (dns, blocked)
     ]
-    assert {one.error_class for found in attempts for one in found} == {"dns"}
-    told = [signals.log_signals(log_records.decode(one["attempts"]), letters[0].dead_lettered_at) for one in (dns, blocked)]
-    assert told[0] == told[1]
+    assert {(row.reason, orjson.loads(row.letter)["attempts"][0]["error_class"]) for row in letters} == {("dns", "dns")}
+    attempts = [
+        archived_rows.attempt_rows(log_records.decode(rows["attempts"]), letters[0].dead_lettered_at) for rows in (dns, blocked)
+    ]
+    assert {row.error_class for rows in attempts for row in rows} == {"dns"}
+    found = [signals.log_signals(log_records.decode(rows["attempts"]), letters[0].dead_lettered_at) for rows in (dns, blocked)]
+    assert found[0] == found[1]
 
 
-def test_every_other_word_is_shown_as_it_is():
-    assert [disclosure.word(one) for one in ("timeout", "tls", None)] == ["timeout", "tls", None]
+def test_every_other_error_class_is_shown_unchanged():
+    assert [disclosure.word(reason) for reason in ("timeout", "tls", None)] == ["timeout", "tls", None]

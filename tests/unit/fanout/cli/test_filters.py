@@ -1,4 +1,4 @@
-"""`fanout filter try` tells whether a filter takes an event, which fields keep it away, and what in it can never match."""
+"""`fanout filter try` shows whether a filter matches an event, which fields differ, and fields that can never match."""
 
 import json
 import pathlib
@@ -38,7 +38,7 @@ def test_a_filter_is_tried_on_an_event(pattern, event, matches, detail):
     assert (said["matches"], said["detail"], done.exit_code) == (matches, detail, 0 if matches else 1)
 
 
-def test_a_forgotten_data_is_warned_of():
+def test_a_payload_field_without_data_is_warned_of():
     [warning] = json.loads(tried('{"amount": [700]}').output)["warnings"]
     assert "data.amount" in warning
 
@@ -63,12 +63,12 @@ def test_files_and_standard_input_are_read(tmp_path):
         (LARGE, "{", r"--event: the filter was not tried: the job would reject this event \(not_json"),
     ],
 )
-def test_what_is_no_filter_or_no_event_is_refused_by_its_option(pattern, event, said):
+def test_an_invalid_filter_or_event_is_refused_with_its_option(pattern, event, said):
     with pytest.raises(errors.RegistrationError, match=said):
         raise tried(pattern, event).exception
 
 
-def test_the_example_of_the_document_says_what_stands_there():
+def test_the_example_in_the_document_has_its_output():
     document = (pathlib.Path(__file__).parents[4] / "docs" / "registering.md").read_text()
     [command, said] = re.search(r"```sh\n(fanout filter try.*?)```\s+```\n(.*?)```", document, re.DOTALL).groups()
     assert CliRunner().invoke(main.app, shlex.split(command.replace("\\\n", ""))[1:]).output == said

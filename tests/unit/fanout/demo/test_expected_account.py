@@ -1,4 +1,4 @@
-"""The account of the demo holds only when everything due ended as it may: each test breaks one thing."""
+"""The account of the demo holds only if every due delivery ended in a permitted way: each test breaks one condition."""
 
 import dataclasses
 
@@ -55,20 +55,27 @@ def received(path, webhook_id, **fields):
 
 
 def recorded(*, delivered=(1, 2), revision=1, lanes=expected_account.LANES):
-    """What the job says of itself: everything delivered by both lanes, at 1,500 and 3,000 ms."""
-    told = ledger.Ledger()
+    """Return the job's records: everything delivered, by lane direct at 1,500 ms and by lane batch at 3,000 ms."""
+    job_ledger = ledger.Ledger()
     for lane in lanes:
-        told.receipts[lane, PLACE] = [records.receipt(lane=lane, revision=revision, due=2)]
+        job_ledger.receipts[lane, PLACE] = [records.receipt(lane=lane, revision=revision, due=2)]
     for offset in delivered:
-        told.delivered[Due(TOPIC, 0, offset, "one")] = 1500
-        told.delivered[Due(TOPIC, 0, offset, "many")] = 3000
-    return told
+        job_ledger.delivered[Due(TOPIC, 0, offset, "one")] = 1500
+        job_ledger.delivered[Due(TOPIC, 0, offset, "many")] = 3000
+    return job_ledger
 
 
-def account(received, told=None, history=((1, DOCUMENT),), findings=(), *, given_up=(), polled=None):
+def account(received, job_ledger=None, history=((1, DOCUMENT),), findings=(), *, given_up=(), polled=None):
     polled = polled or over_http.Polled()
     return expected_account.account(
-        EVENTS, history, told or recorded(), received, given_up=set(given_up), polled=polled, findings=findings, wall_s=1.0
+        EVENTS,
+        history,
+        job_ledger or recorded(),
+        received,
+        given_up=set(given_up),
+        polled=polled,
+        findings=findings,
+        wall_s=1.0,
     )
 
 
@@ -76,12 +83,12 @@ ALL = (single(1), single(2), batch(1, 2))
 
 
 def changed(**later):
-    """A registry that is changed at revision 2."""
+    """Return the history of a registry that changes at revision 2."""
     rows = {"endpoints": [dict(row) for row in ENDPOINTS], "subscriptions": [dict(row) for row in SUBSCRIPTIONS]}
     return ((1, DOCUMENT), (2, rows | later))
 
 
-def test_everything_delivered_holds_and_each_lane_is_counted():
+def test_the_account_of_a_run_without_faults_holds():
     result = account(ALL)
     assert result.holds
     document = result.document()
@@ -111,52 +118,52 @@ def test_everything_delivered_holds_and_each_lane_is_counted():
         (single(1), single(2, status=503), batch(1, 2)),
     ],
 )
-def test_what_no_receiver_accepted_is_lost_whatever_the_job_says(missing):
+def test_a_delivery_that_no_receiver_accepted_is_lost(missing):
     result = account(missing)
     assert not result.holds
     assert sum(len(lane.lost) for lane in result.lanes.values()) >= 1
 
 
-def test_an_event_that_the_answer_rejects_ends_as_a_dead_letter():
-    told = recorded()
-    told.dead_letters["e2", "many"] = records.dead_letter(topic=TOPIC, offset=2, subscription_id="many")
-    result = account((single(1), single(2), batch(1, 2, rejected=frozenset({1}))), told)
+def test_an_event_rejected_in_an_answer_is_a_dead_letter():
+    job_ledger = recorded()
+    job_ledger.dead_letters["e2", "many"] = records.dead_letter(topic=TOPIC, offset=2, subscription_id="many")
+    result = account((single(1), single(2), batch(1, 2, rejected=frozenset({1}))), job_ledger)
     assert result.holds
     assert (result.lanes["batch"].delivered, result.lanes["batch"].dead_lettered) == (1, 1)
 
 
-def test_an_event_that_came_in_two_batches_came_twice():
+def test_an_event_accepted_in_two_batches_is_a_duplicate():
     result = account((*ALL, batch(2)))
     assert result.holds
     assert (result.lanes["direct"].duplicates, result.lanes["batch"].duplicates) == (0, 1)
 
 
 @pytest.mark.parametrize("stranger", [batch(3), batch(1, path="/single"), batch(1, path="/nobody"), single(3)])
-def test_what_was_not_due_there_is_unexpected(stranger):
+def test_an_accepted_event_that_was_not_due_is_unexpected(stranger):
     result = account((*ALL, stranger))
     assert not result.holds
     assert len(result.unexpected) == 1
 
 
-def test_what_the_topics_do_not_bear_out_breaks_the_account():
+def test_a_finding_of_reconcile_breaks_the_account():
     result = account(ALL, findings=["a run has fewer outcomes than were due"])
     assert not result.holds
     assert result.document()["findings"] == ["a run has fewer outcomes than were due"]
 
 
-def test_a_signature_that_does_not_verify_breaks_the_account():
+def test_a_wrong_signature_breaks_the_account():
     assert not account((single(1), single(2), batch(1, 2, is_verified=False))).holds
 
 
 @pytest.mark.parametrize("lane", expected_account.LANES)
-def test_what_one_lane_has_not_handled_is_pending(lane):
-    told = recorded(lanes=[lane])
-    result = account(ALL, told)
+def test_events_that_a_lane_has_not_handled_are_pending(lane):
+    job_ledger = recorded(lanes=[lane])
+    result = account(ALL, job_ledger)
     assert not result.holds
     assert [of_lane.pending for name, of_lane in result.lanes.items() if name != lane] == [2]
 
 
-def test_what_one_subscription_and_its_twin_of_the_same_endpoint_want_must_come_twice():
+def test_an_event_due_to_two_subscriptions_must_come_twice():
     twin = SUBSCRIPTIONS[1] | {"id": "twin"}
     history = ((1, DOCUMENT | {"subscriptions": [*SUBSCRIPTIONS, twin]}),)
     assert account((*ALL, batch(1, 2)), history=history).holds
@@ -171,69 +178,71 @@ def test_what_one_subscription_and_its_twin_of_the_same_endpoint_want_must_come_
         ({"endpoints": [ENDPOINTS[0]], "subscriptions": [SUBSCRIPTIONS[0]]}, "endpoint_deleted"),
     ],
 )
-def test_what_waits_for_its_batch_may_be_skipped_for_a_later_change_and_for_no_other_reason(later, reason):
-    told = recorded(delivered=[1])
-    told.delivered[Due(TOPIC, 0, 2, "one")] = 1500
-    told.skipped[Due(TOPIC, 0, 2, "many")] = reason
+def test_a_pending_batch_may_be_skipped_for_a_later_change_only(later, reason):
+    job_ledger = recorded(delivered=[1])
+    job_ledger.delivered[Due(TOPIC, 0, 2, "one")] = 1500
+    job_ledger.skipped[Due(TOPIC, 0, 2, "many")] = reason
     came = (single(1), single(2), batch(1))
-    assert account(came, told, changed(**later)).lanes["batch"].skipped == {reason: 1}
-    assert account(came, told, changed(**later)).holds
-    assert not account(came, told).holds
+    assert account(came, job_ledger, changed(**later)).lanes["batch"].skipped == {reason: 1}
+    assert account(came, job_ledger, changed(**later)).holds
+    assert not account(came, job_ledger).holds
 
 
-def test_a_single_event_may_wait_for_its_next_attempt_and_be_skipped_for_a_change_that_comes_meanwhile():
-    told = recorded(delivered=[1])
-    told.delivered[Due(TOPIC, 0, 2, "many")] = 3000
-    told.skipped[Due(TOPIC, 0, 2, "one")] = "subscription_deleted"
+def test_a_retry_may_be_skipped_for_a_later_change_only():
+    job_ledger = recorded(delivered=[1])
+    job_ledger.delivered[Due(TOPIC, 0, 2, "many")] = 3000
+    job_ledger.skipped[Due(TOPIC, 0, 2, "one")] = "subscription_deleted"
     came = (single(1), batch(1, 2))
-    assert account(came, told, changed(subscriptions=[SUBSCRIPTIONS[1]])).lanes["direct"].skipped == {"subscription_deleted": 1}
-    assert account(came, told).lanes["direct"].lost == (("e2", "one"),)
+    assert account(came, job_ledger, changed(subscriptions=[SUBSCRIPTIONS[1]])).lanes["direct"].skipped == {
+        "subscription_deleted": 1
+    }
+    assert account(came, job_ledger).lanes["direct"].lost == (("e2", "one"),)
 
 
 @pytest.mark.parametrize("status", ["paused", "disabled"])
-def test_a_pause_is_no_reason_to_skip_anything(status):
-    told = recorded(delivered=[1])
-    told.delivered[Due(TOPIC, 0, 2, "many")] = 3000
-    told.skipped[Due(TOPIC, 0, 2, "one")] = f"endpoint_{status}"
+def test_a_paused_endpoint_is_no_reason_to_skip(status):
+    job_ledger = recorded(delivered=[1])
+    job_ledger.delivered[Due(TOPIC, 0, 2, "many")] = 3000
+    job_ledger.skipped[Due(TOPIC, 0, 2, "one")] = f"endpoint_{status}"
     later = changed(endpoints=[ENDPOINTS[0] | {"status": status}, ENDPOINTS[1]])
-    assert account((single(1), batch(1, 2)), told, later).lanes["direct"].lost == (("e2", "one"),)
+    assert account((single(1), batch(1, 2)), job_ledger, later).lanes["direct"].lost == (("e2", "one"),)
 
 
-def test_a_skip_of_what_was_delivered_is_no_second_ending():
-    told = recorded()
-    told.skipped[Due(TOPIC, 0, 2, "many")] = "subscription_deleted"
+def test_a_skip_after_a_delivery_is_not_counted():
+    job_ledger = recorded()
+    job_ledger.skipped[Due(TOPIC, 0, 2, "many")] = "subscription_deleted"
     later = changed(subscriptions=[SUBSCRIPTIONS[0]])
-    assert account(ALL, told, later).lanes["batch"].skipped == {}
+    assert account(ALL, job_ledger, later).lanes["batch"].skipped == {}
 
 
-def test_a_lane_that_routed_by_the_later_registry_owes_what_that_says():
+def test_a_lane_is_judged_by_the_revision_it_routed_by():
     later = changed(subscriptions=[SUBSCRIPTIONS[0], SUBSCRIPTIONS[1] | {"status": "paused"}])
-    told = recorded(revision=2)
-    assert not account(ALL, told, later).holds
-    assert dataclasses.asdict(account(ALL, told, later).lanes["direct"])["lost"] == ()
+    job_ledger = recorded(revision=2)
+    assert not account(ALL, job_ledger, later).holds
+    assert dataclasses.asdict(account(ALL, job_ledger, later).lanes["direct"])["lost"] == ()
 
 
 LETTERS = {Due(TOPIC, 0, 1, "one"), Due(TOPIC, 0, 2, "many")}
 
 
 def redriven(letters=LETTERS):
-    """What the job says when these were given up, redriven, and delivered then."""
-    told = recorded()
-    told.redriven = dict.fromkeys(letters, 2000)
+    """Return the job's records after these deliveries were given up, redriven and delivered."""
+    job_ledger = recorded()
+    job_ledger.redriven = dict.fromkeys(letters, 2000)
     for due in letters:
-        told.dead_letters[f"e{due.offset}", due.subscription_id] = records.dead_letter(
+        job_ledger.dead_letters[f"e{due.offset}", due.subscription_id] = records.dead_letter(
             **due._asdict(), dead_lettered_at_ms=2000
         )
-    return told
+    return job_ledger
 
 
-def over(told=None, *, given_up=LETTERS, **polled):
-    """The account when all of the letters were polled, were intact, and were acknowledged, but for what `polled` says."""
+def over(job_ledger=None, *, given_up=LETTERS, **polled):
+    """Return the account after all dead letters were polled, intact and acknowledged. `polled` overrides these sets."""
     done = {"seen": set(LETTERS), "intact": set(LETTERS), "acknowledged": set(LETTERS)}
-    return account(ALL, told or redriven(), given_up=given_up, polled=over_http.Polled(**done | polled))
+    return account(ALL, job_ledger or redriven(), given_up=given_up, polled=over_http.Polled(**done | polled))
 
 
-def test_what_was_polled_redriven_and_delivered_is_counted_as_delivered_and_not_as_given_up():
+def test_a_redriven_delivery_counts_as_delivered_not_dead_lettered():
     result = over()
     assert result.holds
     document = result.document()
@@ -242,7 +251,7 @@ def test_what_was_polled_redriven_and_delivered_is_counted_as_delivered_and_not_
     assert (document["delivered"], document["redriven"], document["dead_lettered"]) == (4, 2, 0)
 
 
-def test_how_long_redriven_ones_waited_is_no_latency():
+def test_the_latency_leaves_redriven_deliveries_out():
     document = over().document()
     assert document["latency_ms"]["direct"]["p50"] == 500  # of the other event: 1,500 - 1,000
     assert over(redriven(LETTERS | {Due(TOPIC, 0, 2, "one")})).document()["latency_ms"]["direct"]["p50"] == 0
@@ -250,16 +259,16 @@ def test_how_long_redriven_ones_waited_is_no_latency():
 
 @pytest.mark.parametrize("step", ["intact", "acknowledged"])
 @pytest.mark.parametrize("letter", LETTERS)
-def test_a_letter_that_misses_a_step_breaks_the_account(step, letter):
+def test_a_dead_letter_that_misses_a_step_breaks_the_account(step, letter):
     assert not over(**{step: LETTERS - {letter}}).holds
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_a_letter_that_was_not_redriven_breaks_the_account(letter):
+def test_a_dead_letter_without_redrive_breaks_the_account(letter):
     assert not over(redriven(LETTERS - {letter})).holds
 
 
-def test_a_letter_that_was_redriven_and_not_delivered_breaks_the_account():
+def test_a_redriven_letter_without_delivery_breaks_the_account():
     polled = over_http.Polled(set(LETTERS), set(LETTERS), set(LETTERS))
     result = account((single(2), batch(1, 2)), redriven(), given_up=LETTERS, polled=polled)
     assert result.lanes["direct"].lost == (("e1", "one"),)
@@ -267,12 +276,12 @@ def test_a_letter_that_was_redriven_and_not_delivered_breaks_the_account():
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_another_delivery_redriven_in_place_of_a_letter_breaks_the_account(letter):
+def test_a_redrive_of_another_delivery_breaks_the_account(letter):
     assert not over(redriven(LETTERS - {letter} | {Due(TOPIC, 0, 1, "many")})).holds
 
 
 @pytest.mark.parametrize("extra", ["polled", "redriven"])
-def test_what_was_no_letter_of_the_customer_must_neither_be_polled_nor_redriven(extra):
+def test_a_strangers_dead_letter_breaks_the_account(extra):
     stranger = Due(TOPIC, 0, 1, "many")
     if extra == "polled":
         assert not over(seen=LETTERS | {stranger}, intact=LETTERS | {stranger}, acknowledged=LETTERS | {stranger}).holds

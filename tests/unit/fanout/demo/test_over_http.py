@@ -1,4 +1,4 @@
-"""The demo polls as a customer would: until all its letters have come, each compared with what was published."""
+"""The demo polls as a customer would until all dead letters have come, and compares each with the published payload."""
 
 import base64
 from dataclasses import dataclass, field
@@ -49,28 +49,28 @@ def poll(api, wanted, *, timeout_s=60):
     return over_http.poll(api, api, {due(n) for n in wanted}, PUBLISHED, before_poll=lambda: None, timeout_s=timeout_s)
 
 
-def test_polls_until_all_have_come_and_no_more_do():
+def test_the_demo_polls_until_all_dead_letters_have_come():
     api = FakeApi([[item(0)], [], [item(1)], [item(1), item(2)]])
     polled = poll(api, range(2))
     assert polled.seen == polled.intact == polled.acknowledged == {due(0), due(1), due(2)}
-    assert [asked["wait_s"] for what, asked in api.asked if what == "lease"] == [2, 2, 2, 0, 0]
+    assert [asked["wait_s"] for path, asked in api.asked if path == "lease"] == [2, 2, 2, 0, 0]
 
 
-def test_a_payload_that_is_not_what_was_published_is_not_intact():
+def test_a_payload_that_differs_from_the_published_is_not_intact():
     polled = poll(FakeApi([[item(0), item(1, payload=b'{"n":1}')]]), range(2))
     assert (polled.seen, polled.intact) == ({due(0), due(1)}, {due(0)})
 
 
-def test_what_the_api_does_not_say_to_be_acknowledged_is_not():
+def test_only_letters_that_the_api_names_count_as_acknowledged():
     assert poll(FakeApi([[item(0)]], acknowledges=False), range(1)).acknowledged == set()
 
 
-def test_letters_that_never_come_are_an_error():
+def test_dead_letters_that_never_come_are_an_error():
     with pytest.raises(errors.LocalStackError, match="no dead letter"):
         poll(FakeApi([[item(0)]]), range(2), timeout_s=-1)
 
 
-def test_all_that_waits_is_redriven_page_by_page():
+def test_all_waiting_dead_letters_are_redriven_page_by_page():
     api = FakeApi()
     over_http.redrive(api)
     assert [asked.get("cursor") for _, asked in api.asked] == [None, "behind-1", "behind-2"]

@@ -23,7 +23,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_imports_are_those_of_this_project(root):
+def test_only_imports_of_this_project_are_mapped(root):
     assert folder_map.module_imports(root) == {
         "fanout.cli.main": {"fanout.demo.run", "fanout.kafka.places"},
         "fanout.demo.run": {"fanout.kafka.places", "fanout.demo.oracle"},
@@ -49,11 +49,11 @@ def test_folder_does_not_import_itself(root):
         ("subscriptions_db.api.server.app", "subscriptions_db.api.server"),
     ],
 )
-def test_folder_of_a_module(module, folder):
+def test_folder_of_returns_the_folder_of_a_module(module, folder):
     assert folder_map.folder_of(module) == folder
 
 
-def test_picture_leaves_out_what_a_longer_way_implies():
+def test_picture_leaves_out_arrows_that_a_longer_way_implies():
     """a → c follows from a → b → c. b and d share a floor."""
     imports = {"x.a": {"x.b", "x.c"}, "x.b": {"x.c", "y.e"}, "x.d": set(), "x.c": set()}
     drawn = folder_map._picture([["x.a"], ["x.b", "x.d"], ["x.c"]], imports, prefix="x.")

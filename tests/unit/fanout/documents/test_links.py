@@ -1,4 +1,4 @@
-"""The check of links finds those that lead nowhere, and no others."""
+"""The check of links finds links to a missing file or heading, and no other links."""
 
 import pytest
 
@@ -44,15 +44,15 @@ def written(tmp_path):
         "mailto:a@example.com",
     ],
 )
-def test_link_that_leads_somewhere_is_not_named(written, link):
+def test_a_link_with_a_target_is_not_named(written, link):
     assert written(f"# Here\n[text]({link})\n") == []
 
 
 @pytest.mark.parametrize("link", ["gone.md", "other.md#thrice", "other.md#twice-2", "other.md#no-heading", "#there"])
-def test_link_that_leads_nowhere_is_named(written, link):
+def test_a_link_without_a_target_is_named(written, link):
     assert written(f"# Here\n[text]({link})\n") == [link]
     assert written(f"# Here\n[text][1]\n\n[1]: {link}\n") == [link]
 
 
-def test_links_in_code_are_not_looked_at(written):
+def test_links_in_code_are_ignored(written):
     assert written("`[text](gone.md)`\n\n```\n[text](gone.md)\n```\n") == []

@@ -1,4 +1,4 @@
-"""Jars are those that the lock names, byte for byte, or they are refused by name."""
+"""Jars that differ from the lock are refused by name; jars that equal it byte for byte are used."""
 
 import hashlib
 import xml.etree.ElementTree as ET
@@ -13,7 +13,7 @@ A, B = "broker/a-1.jar", "connector/b-2.jar"
 
 @pytest.fixture
 def library(tmp_path):
-    """Two jars as they were fetched and locked, beside their ivy.xml."""
+    """A folder of two jars that equal the lock, beside their ivy.xml."""
     for name in (A, B):
         jar = tmp_path / "lib" / name
         jar.parent.mkdir(parents=True)
@@ -62,23 +62,21 @@ def refusal(library, problem):
 
 
 @pytest.mark.parametrize(("differ", "problem"), DIFFERENCES)
-def test_a_jar_that_is_changed_missing_or_extra_is_refused_by_its_name_with_the_way_out(library, differ, problem):
+def test_jars_that_differ_from_the_lock_are_refused_by_name(library, differ, problem):
     differ(library)
     with pytest.raises(errors.LocalStackError) as refused:
         jars.ensure(library.parent / "ivy.xml")
     assert str(refused.value) == refusal(library, problem)
 
 
-def test_the_jars_of_the_lock_are_taken_and_what_is_no_jar_is_not_asked_for(library):
+def test_jars_of_the_lock_are_used_and_other_files_are_ignored(library):
     (library / "spark-0123456789abcdef.jsa").touch()
     found = jars.ensure(library.parent / "ivy.xml")
     assert (found.broker, found.connector) == ((library / A,), (library / B,))
 
 
 @pytest.mark.parametrize(("differ", "problem"), DIFFERENCES)
-def test_a_jar_that_was_changed_on_its_way_never_gets_to_the_place_of_those_that_are_there(
-    library, monkeypatch, differ, problem
-):
+def test_a_wrong_download_does_not_replace_the_present_jars(library, monkeypatch, differ, problem):
     def fetch(_, into):
         for name in (A, B):
             (into / name).parent.mkdir(parents=True)
@@ -94,9 +92,10 @@ def test_a_jar_that_was_changed_on_its_way_never_gets_to_the_place_of_those_that
     assert sorted(path.name for path in library.parent.iterdir()) == ["ivy.xml", "jars.lock", "lib"]
 
 
-def test_the_lock_has_what_ivy_xml_declares_at_its_revision():
+def test_the_lock_has_the_revisions_that_ivy_xml_declares():
     locked = (jars.IVY_FILE.parent / "jars.lock").read_text().splitlines()
     declared = ET.parse(jars.IVY_FILE).findall("./dependencies/dependency")  # noqa: S314  # our own file
-    assert {f"{one.get('conf').split('->')[0]}/{one.get('name')}-{one.get('rev')}.jar" for one in declared} <= {
-        line.partition("  ")[2] for line in locked
-    }
+    assert {
+        f"{dependency.get('conf').split('->')[0]}/{dependency.get('name')}-{dependency.get('rev')}.jar"
+        for dependency in declared
+    } <= {line.partition("  ")[2] for line in locked}

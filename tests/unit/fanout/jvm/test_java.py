@@ -1,4 +1,4 @@
-"""Which Java is found, and what is said when none fits."""
+"""The search for a Java of a supported version, and the message when there is none."""
 
 import os
 
@@ -27,13 +27,13 @@ from fanout.jvm import class_archive, jars, java
         ("", None),
     ],
 )
-def test_the_major_version_is_read_from_what_java_prints(banner, major):
+def test_the_major_version_is_read_from_the_output_of_java(banner, major):
     assert java.major_version(banner) == major
 
 
 @pytest.fixture
 def install(tmp_path):
-    """Make a `java` that calls itself that version; return its folder."""
+    """Make a program `java` that prints a version; return its folder."""
 
     def make(version):
         folder = tmp_path / version / "bin"
@@ -46,19 +46,19 @@ def install(tmp_path):
     return make
 
 
-def test_java_home_goes_before_the_path(install):
+def test_java_home_is_preferred_to_the_path(install):
     home, on_path = install("21.0.5"), install("17.0.15")
     assert java.find({"JAVA_HOME": str(home.parent), "PATH": str(on_path)}) == home / "java"
     assert java.find({"PATH": os.pathsep.join(["/nowhere", str(on_path)])}) == on_path / "java"
 
 
-def test_a_java_home_without_java_is_said_rather_than_passed_over_since_spark_would_use_it(install, tmp_path):
+def test_a_java_home_without_java_is_an_error(install, tmp_path):
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(install("17.0.15"))}
     with pytest.raises(errors.LocalStackError, match=r"no Java found in JAVA_HOME=.*gone\. Java 17 or 21 is needed: apt"):
         java.find(environ)
 
 
-def test_a_java_that_cannot_be_executed_is_none(install):
+def test_a_java_that_cannot_be_executed_is_not_found(install):
     folder = install("17.0.15")
     (folder / "java").chmod(0o644)
     with pytest.raises(errors.LocalStackError, match="no Java found"):
@@ -66,7 +66,7 @@ def test_a_java_that_cannot_be_executed_is_none(install):
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "25"])
-def test_another_version_is_refused_in_one_line_that_names_the_fix(install, version):
+def test_an_unsupported_version_is_refused_with_the_fix(install, version):
     folder = install(version)
     with pytest.raises(errors.LocalStackError) as refused:
         java.find({"PATH": str(folder)})
@@ -75,7 +75,7 @@ def test_another_version_is_refused_in_one_line_that_names_the_fix(install, vers
     assert "\n" not in str(refused.value)
 
 
-def test_a_java_that_archives_no_classes_is_prepared_without(monkeypatch):
+def test_prepare_succeeds_with_a_java_that_archives_no_classes(monkeypatch):
     def fails():
         raise errors.LocalStackError("no archive")
 
@@ -88,9 +88,7 @@ def test_a_java_that_archives_no_classes_is_prepared_without(monkeypatch):
     )
 
 
-def test_an_archive_of_classes_is_not_that_of_jars_installed_since_which_java_would_pass_over_in_silence(
-    install, tmp_path, monkeypatch
-):
+def test_a_class_archive_of_other_jars_is_not_used(install, tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(install("21.0.5").parent))
     monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
     jar = tmp_path / "pyspark" / "jars" / "spark.jar"

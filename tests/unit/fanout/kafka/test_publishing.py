@@ -17,11 +17,11 @@ def read(*lines, topic=None, layout=LAYOUT):
     return list(publishing.from_lines(lines, CONFIG.source, topic, layout))
 
 
-def test_a_line_goes_to_the_topic_of_its_type_as_it_is():
+def test_a_line_goes_unchanged_to_the_topic_of_its_type():
     assert read(GOOD + b"\n", b"\n") == [publishing.Message(topic="events.order.created", value=GOOD)]
 
 
-def test_a_line_goes_to_the_topic_that_is_named():
+def test_a_line_goes_to_the_topic_of_the_option():
     assert [message.topic for message in read(GOOD, topic="events.other")] == ["events.other"]
 
 
@@ -38,18 +38,18 @@ def test_a_line_goes_to_the_topic_that_is_named():
         (GOOD[:-1] + b', "note": "' + b"x" * 300_000 + b'"}', r"line 2: the job would reject this event \(too_large"),
     ],
 )
-def test_a_line_that_the_job_would_reject_is_refused_with_its_number_and_the_reason(line, said):
+def test_a_line_that_the_job_would_reject_is_refused_with_number(line, said):
     with pytest.raises(errors.RegistrationError, match=said):
         read(GOOD, line)
 
 
-def test_what_the_job_would_reject_is_published_unchecked():
+def test_a_line_that_the_job_would_reject_is_published_unchecked():
     line = b'{"type": "order.created"}'
     assert [message.value for message in read(line, layout=None)] == [line]
     assert [message.value for message in read(b"[1]", topic="events.other", layout=None)] == [b"[1]"]
 
 
-def test_of_a_file_with_a_line_that_is_refused_nothing_is_published(tmp_path):
+def test_a_file_with_a_refused_line_is_not_published_at_all(tmp_path):
     file = tmp_path / "events.ndjson"
     file.write_bytes(GOOD + b"\n{}\n")
     result = CliRunner(env={"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}).invoke(main.app, ["publish", str(file)])

@@ -1,4 +1,4 @@
-"""The account of the job's own records. Each kind of finding has a test that produces it."""
+"""The account of records that the job's own code writes. Each kind of finding has a test that produces it."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ from tests.unit.fanout.reconcile.test_ledger import batch
 ROOT = Path(__file__).parents[4]
 
 
-def test_what_was_due_adds_up_by_lane_type_and_endpoint():
+def test_due_deliveries_add_up_by_lane_type_and_endpoint():
     topics = WrittenTopics(no_event={9})
     topics.write(outcome(0), outcome(1), dead(2), skipped(3), postponed(4), outcome(0, subscription="s2"),
                rejections=[rejection(9)], receipts=[receipt(0, 9, due=6, rejected=1)])  # fmt: skip
@@ -52,7 +52,7 @@ def test_what_was_due_adds_up_by_lane_type_and_endpoint():
     assert orjson.loads(orjson.dumps(account.document()))["holds"]
 
 
-def test_what_waits_for_its_batch_is_pending_and_a_batch_is_accounted_event_by_event():
+def test_a_batch_is_accounted_event_by_event():
     topics = WrittenTopics()
     topics.write(batches=[batch(packed(0), packed(1), packed(2), rejected=[1])],
                receipts=[receipt(0, 9, due=5, mode=DeliveryMode.BATCH)])  # fmt: skip
@@ -62,7 +62,7 @@ def test_what_waits_for_its_batch_is_pending_and_a_batch_is_accounted_event_by_e
     assert (counts.due, counts.delivered, counts.dead_lettered, counts.pending) == (5, 2, 1, 2)
 
 
-def test_what_the_batch_lane_skips_before_it_collects_is_on_its_own_account():
+def test_a_skip_before_batching_is_in_the_batch_lanes_account():
     topics = WrittenTopics()
     paused = Ended(
         delivery=builders.delivery(event=event(0), endpoint=batch_endpoint()),
@@ -75,7 +75,7 @@ def test_what_the_batch_lane_skips_before_it_collects_is_on_its_own_account():
     assert [lane.counts.skipped.total() for lane in account.lanes.values()] == [0, 1]
 
 
-def test_a_micro_batch_that_ran_again_counts_once_and_what_was_accepted_again_is_told():
+def test_a_repeated_micro_batch_counts_once_and_shows_repeats():
     topics = WrittenTopics()
     for _ in range(2):
         topics.write(*all_of(10), receipts=[receipt(0, 9, due=10)])
@@ -92,19 +92,19 @@ def test_a_postponed_delivery_that_was_delivered_later_is_delivered():
     assert (topics.account().holds, topics.account().lanes["direct"].counts.delivered) == (True, 10)
 
 
-def test_records_behind_the_last_receipt_are_no_finding():
+def test_records_after_the_last_receipt_are_no_finding():
     topics = WrittenTopics(records=15).write(*all_of(10), receipts=[receipt(0, 9, due=10)])
     assert (topics.account().holds, topics.account().lanes["direct"].behind) == (True, 5)
 
 
-def test_what_ended_behind_the_last_receipt_is_under_way_or_was_cut_off():
+def test_outcomes_after_the_last_receipt_are_a_finding_if_stopped():
     topics = WrittenTopics(records=15).write(*all_of(13), receipts=[receipt(0, 9, due=10)])
     assert topics.account().holds
     assert kinds(topics.account(is_stopped=True)) == {"unfinished": (10, 12, 3)}
     assert kinds(WrittenTopics().write(*all_of(3)).account(is_stopped=True)) == {"unfinished": (0, 2, 3)}
 
 
-def test_what_was_written_in_the_last_seconds_is_not_judged():
+def test_receipts_of_the_last_seconds_are_not_judged():
     topics = WrittenTopics(records=20)
     topics.write(*all_of(10), receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - 60_000)
     topics.write(receipts=[receipt(10, 19, due=10)], at_ms=NOW_MS)
@@ -113,7 +113,7 @@ def test_what_was_written_in_the_last_seconds_is_not_judged():
     assert not topics.account().holds
 
 
-def test_what_was_handled_before_the_time_that_was_asked_for_is_not_judged():
+def test_receipts_before_since_are_not_judged():
     topics = WrittenTopics(records=20)
     topics.write(receipts=[receipt(0, 9, due=10)], at_ms=NOW_MS - HOUR_MS)
     topics.write(*[outcome(offset) for offset in range(10, 20)], receipts=[receipt(10, 19, due=10)])
@@ -121,14 +121,14 @@ def test_what_was_handled_before_the_time_that_was_asked_for_is_not_judged():
     assert (account.holds, account.lanes["direct"].counts.due) == (True, 10)
 
 
-def test_a_transactions_mark_between_two_runs_is_no_finding():
+def test_a_transaction_marker_between_two_ranges_is_no_finding():
     topics = WrittenTopics(records=11, no_record={5})
     topics.write(*[outcome(n) for n in range(11) if n != 5], receipts=[receipt(0, 4, due=5), receipt(6, 10, due=5)])
     assert topics.account().holds
 
 
 @pytest.mark.parametrize("gone", range(10))
-def test_an_outcome_without_its_row_is_lost_by_name(gone):
+def test_a_delivery_without_a_recorded_outcome_is_lost_by_name(gone):
     topics = WrittenTopics().write(
         *[outcome(offset) for offset in range(10) if offset != gone], receipts=[receipt(0, 9, due=10)]
     )
@@ -141,14 +141,14 @@ def test_an_outcome_without_its_row_is_lost_by_name(gone):
     assert (account.lanes["direct"].counts.lost, account.lanes["direct"].counts.due) == (1, 10)
 
 
-def test_a_loss_that_cannot_be_named_says_among_which():
+def test_a_loss_without_a_name_lists_the_probable_deliveries():
     topics = WrittenTopics().write(outcome(0), outcome(1, subscription="s2"), receipts=[receipt(0, 9, due=3)])
     [finding] = topics.account().findings.kept
     assert (finding.first, finding.last, finding.total) == (0, 9, 1)
     assert "Probably among: 0 s2, 1 s1" in finding.text()
 
 
-def test_a_whole_run_without_a_row_is_lost():
+def test_a_range_without_any_recorded_outcome_is_lost():
     topics = WrittenTopics().write(receipts=[receipt(0, 9, due=20)])
     assert kinds(topics.account()) == {"lost": (0, 9, 20)}
 
@@ -158,7 +158,7 @@ def test_records_that_no_receipt_covers_are_named():
     assert kinds(topics.account()) == {"unhandled": (3, 5, 3)}
 
 
-def test_a_lane_that_did_not_begin_at_the_first_record_is_named_only_where_it_had_to():
+def test_records_before_the_first_receipt_are_named_if_required():
     topics = WrittenTopics().write(receipts=[receipt(4, 9, due=0)])
     assert kinds(topics.account()) == {"unhandled": (0, 3, 4)}
     assert topics.account(from_first=False).holds
@@ -172,16 +172,16 @@ def test_records_that_expired_unread_are_named():
     ]  # fmt: skip
 
 
-def test_a_record_that_was_passed_over_within_a_run_is_named():
+def test_a_record_that_was_skipped_within_a_range_is_named():
     topics = WrittenTopics().write(receipts=[receipt(0, 9, due=0, records=9)])
     assert kinds(topics.account()) == {"unread": (0, 9, 1)}
 
 
-def test_records_that_a_compacted_topic_has_dropped_since_are_no_finding():
+def test_records_dropped_by_compaction_are_no_finding():
     assert WrittenTopics(no_record={3, 4}).write(receipts=[receipt(0, 9, due=0)]).account().holds
 
 
-def test_a_run_that_was_half_read_again_cannot_be_told():
+def test_a_range_that_is_partly_read_again_is_a_finding():
     topics = WrittenTopics().write(*all_of(10), receipts=[receipt(0, 9, due=10)])
     topics.write(receipts=[receipt(0, 4, due=5)])
     assert kinds(topics.account()) == {"read_again": (0, 9, 10)}
@@ -189,28 +189,28 @@ def test_a_run_that_was_half_read_again_cannot_be_told():
     assert topics.account().holds
 
 
-def test_more_than_was_due_is_a_finding_unless_an_earlier_try_says_why():
+def test_a_surplus_is_a_finding_unless_an_earlier_run_explains_it():
     topics = WrittenTopics().write(*all_of(10), receipts=[receipt(0, 9, due=8)])
     assert kinds(topics.account()) == {"surplus": (0, 9, 2)}
     topics = WrittenTopics().write(receipts=[receipt(0, 9, due=10)]).write(*all_of(10), receipts=[receipt(0, 9, due=8)])
     assert topics.account().holds
 
 
-def test_an_end_of_what_is_no_event_is_a_finding():
+def test_an_outcome_of_a_record_that_is_no_event_is_a_finding():
     topics = WrittenTopics(no_event={3}).write(outcome(3), receipts=[receipt(0, 9, due=1)])
     assert kinds(topics.account()) == {"no_event": (3, 3, 1)}
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("first", "second", "said"),
     [
         (outcome, dead, "dead-lettered and delivered"),
         (outcome, skipped, "delivered and skipped"),
         (dead, skipped, "dead-lettered and skipped"),
     ],
 )
-def test_what_has_ended_in_two_ways_is_named(one, other, said):
-    topics = WrittenTopics().write(one(7), other(7), receipts=[receipt(0, 9, due=1)])
+def test_a_delivery_with_two_outcomes_is_named(first, second, said):
+    topics = WrittenTopics().write(first(7), second(7), receipts=[receipt(0, 9, due=1)])
     [finding] = topics.account().findings.kept
     assert (finding.kind, finding.first, finding.subscription_id) == (Kind.CONTRADICTION, 7, "s1")
     assert said in finding.text()
@@ -218,7 +218,7 @@ def test_what_has_ended_in_two_ways_is_named(one, other, said):
 
 
 @pytest.mark.parametrize("attempts", [FAILED, ()])
-def test_what_was_postponed_and_is_not_in_the_retries_topic_is_lost_by_name(attempts):
+def test_a_postponed_delivery_not_in_the_retries_topic_is_lost(attempts):
     topics = WrittenTopics().write(postponed(7, attempts), receipts=[receipt(0, 9, due=1)], without={"retries"})
     account = topics.account()
     assert kinds(account) == {"not_handed_over": (7, 7, 1)}
@@ -227,7 +227,7 @@ def test_what_was_postponed_and_is_not_in_the_retries_topic_is_lost_by_name(atte
     assert topics.account(retries_complete=False).holds
 
 
-def test_a_dead_letter_that_is_gone_from_its_topic_is_named():
+def test_a_dead_letter_missing_from_its_topic_is_named():
     topics = WrittenTopics().write(dead(7, ()), receipts=[receipt(0, 9, due=1)], without={"dead_letters"})
     account = topics.account()
     assert kinds(account) == {"no_letter": (7, 7, 1)}
@@ -235,7 +235,7 @@ def test_a_dead_letter_that_is_gone_from_its_topic_is_named():
     assert topics.account(letters_complete=False).holds
 
 
-def test_an_attempted_delivery_whose_dead_letter_is_gone_is_named():
+def test_an_attempted_delivery_without_its_dead_letter_is_named():
     topics = WrittenTopics().write(dead(7), receipts=[receipt(0, 9, due=1)], without={"dead_letters"})
     assert kinds(topics.account()) == {"not_handed_over": (7, 7, 1)}
 
@@ -243,13 +243,13 @@ def test_an_attempted_delivery_whose_dead_letter_is_gone_is_named():
 @pytest.mark.parametrize(
     ("written", "counted", "kind"), [([], 1, Kind.REJECTED_UNTOLD), ([3, 4], 1, Kind.REJECTED_UNCOUNTED), ([3], 1, None)]
 )
-def test_rejected_records_are_held_against_their_topic(written, counted, kind):
+def test_counts_of_rejected_records_are_compared_with_the_topic(written, counted, kind):
     topics = WrittenTopics(no_event={3, 4})
     topics.write(rejections=[rejection(offset) for offset in written], receipts=[receipt(0, 9, due=0, rejected=counted)])
     assert [finding.kind for finding in topics.account().findings.kept] == ([kind] if kind else [])
 
 
-def test_what_only_one_lane_rejected_is_held_against_neither():
+def test_a_record_that_only_one_lane_rejected_is_no_finding():
     topics = WrittenTopics().write(
         rejections=[rejection(3, "unknown_tenant")],
         receipts=[receipt(0, 9, due=0, rejected=1), receipt(0, 9, due=0, mode=DeliveryMode.BATCH)],
@@ -257,7 +257,7 @@ def test_what_only_one_lane_rejected_is_held_against_neither():
     assert topics.account().holds
 
 
-def test_offsets_far_apart_and_many_subscriptions_stay_apart():
+def test_distant_offsets_and_subscriptions_are_kept_apart():
     topics = WrittenTopics(records=1)
     far = (1 << 40) + 70_000
     topics.evidence.events[PLACE] = evidence.Events(far)
@@ -268,7 +268,7 @@ def test_offsets_far_apart_and_many_subscriptions_stay_apart():
     assert (account.holds, account.lanes["direct"].counts.delivered) == (True, 3)
 
 
-def test_findings_are_counted_beyond_those_that_are_kept():
+def test_findings_beyond_the_maximum_are_counted():
     count = 1200
     topics = WrittenTopics(records=count).write(
         *all_of(count), *all_of(count, dead), receipts=[receipt(0, count - 1, due=count)]
@@ -277,7 +277,7 @@ def test_findings_are_counted_beyond_those_that_are_kept():
     assert (len(account.findings.kept), account.findings.by_kind) == (1000, {"contradiction": count})
 
 
-def test_every_kind_of_finding_says_what_it_may_mean_here_and_to_the_operator():
+def test_every_kind_of_finding_has_a_meaning_and_a_document():
     assert set(MEANINGS) == set(Kind)
     section = (ROOT / "docs" / "operations.md").read_text().partition("| finding |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == sorted(Kind, key=section.index)

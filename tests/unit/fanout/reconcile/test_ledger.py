@@ -85,14 +85,14 @@ def test_each_event_of_an_accepted_batch_is_delivered_by_its_own_subscription():
     assert (found.attempts, list(found.batches.values())) == (1, ["count"])
 
 
-def test_a_single_delivery_and_one_in_a_batch_are_told_alike():
+def test_single_and_batched_deliveries_are_recorded_alike():
     single = Outcome(delivery=builders.delivery(), kind=OutcomeKind.DELIVERED, attempts=(attempt(1, "timeout"), attempt(2)))
     found = read(Results(outcomes=[single], batches=[batch(packed(9))]))
     assert found.delivered == {due(7, "s1"): 10_020.0, due(9): 5020.0}
     assert (found.attempts, len(found.batches)) == (3, 1)
 
 
-def test_of_several_requests_the_first_that_was_accepted_counts():
+def test_the_first_accepted_request_of_a_delivery_counts():
     event = packed(1)
     found = read(
         Results(batches=[batch(event, attempts=(attempt(1, "timeout"), attempt(2)))]),
@@ -107,19 +107,19 @@ def test_a_batch_that_failed_is_given_up_event_by_event():
     assert (found.delivered, found.dead(), found.attempts) == ({}, {due(1), due(2)}, 2)
 
 
-def test_what_the_answer_to_a_batch_rejects_is_a_dead_letter_as_well():
+def test_an_event_rejected_in_the_answer_is_a_dead_letter():
     found = read(Results(batches=[batch(packed(1), packed(2), packed(3), rejected=[1])]))
     assert found.dead() == {due(2)}
     [letter] = found.dead_letters.values()
     assert letter.reason == "rejected_by_endpoint"
 
 
-def test_a_batch_that_is_skipped_is_no_request():
+def test_a_skipped_batch_is_no_request():
     found = read(Results(batches=[batch(packed(1), kind=OutcomeKind.SKIPPED, attempts=(), reason="endpoint_deleted")]))
     assert (found.skipped, found.attempts, found.batches) == ({due(1): "endpoint_deleted"}, 0, {})
 
 
-def test_what_was_postponed_has_not_ended_and_the_ledger_says_why_it_was_not_attempted():
+def test_a_postponed_delivery_has_its_reason_and_has_not_ended():
     single = Outcome(builders.delivery(), OutcomeKind.POSTPONED, (), "circuit_open")
     found = read(Results(outcomes=[single], receipts=[receipt(DeliveryMode.DIRECT, 1, 9, due=2)]))
     assert (found.postponed, found.ended(), found.pending()) == ({due(7): "circuit_open"}, set(), 2)
@@ -127,7 +127,7 @@ def test_what_was_postponed_has_not_ended_and_the_ledger_says_why_it_was_not_att
     assert found.postponed == {due(7): "circuit_open", due(1): "gone", due(2): "gone"}
 
 
-def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
+def test_a_redriven_dead_letter_counts_only_if_given_up_again():
     failed = Results(batches=[batch(packed(1), kind=OutcomeKind.DEAD_LETTERED, reason="timeout")])
     found = read(failed)
     [letter] = found.dead_letters.values()
@@ -138,7 +138,7 @@ def test_a_redriven_dead_letter_is_none_until_it_is_given_up_again():
     assert found.dead() == {due(1)}
 
 
-def test_what_has_not_ended_is_pending_and_a_repeated_micro_batch_makes_it_no_more():
+def test_a_repeated_micro_batch_does_not_change_pending():
     collected = Results(receipts=[receipt(DeliveryMode.BATCH, 1, 3, due=3)])
     found = read(collected, collected)
     assert found.pending() == 3
@@ -148,7 +148,7 @@ def test_what_has_not_ended_is_pending_and_a_repeated_micro_batch_makes_it_no_mo
     assert found.pending() == 0
 
 
-def test_each_lane_has_its_own_place_and_revision():
+def test_each_lane_has_its_own_offsets_and_revision():
     place = places.Place("events.order.created", 0)
     found = read(
         Results(

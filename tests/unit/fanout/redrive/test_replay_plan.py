@@ -1,4 +1,4 @@
-"""What a replay hands to the retry lane: what is due by the registry of now, under the `webhook-id` of the first delivery."""
+"""A replay writes retry entries for the deliveries due by the present registry, with the first delivery's `webhook-id`."""
 
 import dataclasses
 
@@ -38,17 +38,17 @@ def due(*records, event_types=None, endpoint=None, **subscription):
 
 
 def offsets(found):
-    return [one.event.record.offset for one in found]
+    return [delivery.event.record.offset for delivery in found]
 
 
 def entries(found, endpoint=None):
     to = endpoint or builders.endpoint()
     routes = replay_plan.Routes(builders.snapshot(to, revision=7), to, LAYOUT)
     written = replay_plan.records(found, routes, "rpl_1", now_ms=NOW_MS)
-    return [one for each in written for one in retry_messages.message(each).entries]
+    return [entry for value in written for entry in retry_messages.message(value).entries]
 
 
-def test_what_is_due_now_is_handed_over_and_nothing_else():
+def test_a_replay_has_the_deliveries_due_by_the_present_registry():
     records = [record(1), record(9), record(10, tenant_id="unknown"), builders.record(offset=11, value=b"?")]
     assert offsets(due(*records, filter_pattern={"data": {"amount": [{"numeric": [">", 5]}]}})) == [9]
     assert due(*records, event_type="user.created") == []
@@ -56,58 +56,58 @@ def test_what_is_due_now_is_handed_over_and_nothing_else():
     assert due(*records, event_types=["order.createdLater", "user.*"]) == []
 
 
-def test_it_goes_at_once_with_the_webhook_id_that_it_had_and_bears_the_mark():
+def test_a_replayed_entry_keeps_webhook_id_and_has_replay_id():
     found = due(record(7), record(8))
     first, second = entries(found)
-    assert [segment.unpacked(one.packed[0]).offset for one in (first, second)] == [7, 8]
+    assert [segment.unpacked(entry.packed[0]).offset for entry in (first, second)] == [7, 8]
     event = segment.unpacked(first.packed[0])
     assert payload.webhook_id(event, first.subscriptions[0]) == payload.webhook_id(found[0].event, "s1")
     assert (first.again_at_ms, first.reason, first.replay, first.left_by) == (NOW_MS, retry_reasons.REPLAYED, "rpl_1", None)
     assert (first.order_key, first.revision) == (None, 7)
 
 
-def test_events_for_an_endpoint_with_an_order_stay_in_order():
+def test_a_replayed_entry_has_the_order_key_of_its_endpoint():
     ordered = builders.endpoint(order_by="amount")
-    assert [one.order_key for one in entries(due(record(7), endpoint=ordered), ordered)] == [
+    assert [entry.order_key for entry in entries(due(record(7), endpoint=ordered), ordered)] == [
         ordering_key.key_of({"amount": 7}, "amount")
     ]
 
 
-def test_events_for_an_endpoint_in_batch_mode_go_in_batches():
+def test_replayed_events_for_a_batch_endpoint_go_in_batches():
     endpoint = batches.endpoint(batching=Batching(max_events=2))
     made = entries(due(*map(record, range(3)), endpoint=endpoint), endpoint)
-    assert [(len(one.packed), one.left_by, one.replay) for one in made] == [
+    assert [(len(entry.packed), entry.left_by, entry.replay) for entry in made] == [
         (2, LeaveReason.REDRIVE, "rpl_1"), (1, LeaveReason.REDRIVE, "rpl_1")
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("error_class", [None, "server_error"])
-def test_the_mark_is_in_all_that_is_told_of_it_and_is_counted_once(error_class):
+def test_the_replay_id_is_in_all_records_and_is_counted_once(error_class):
     marked = msgspec.structs.replace(waiting(), replay="rpl_1")
     for mine, wanted in ((marked, "rpl_1"), (waiting(), None)):
-        told = Delivered(registry(retrying=Retrying(schedule_s=())), lease(mine), error_class).written()
-        [log], dead = told["attempts"], told.get("dead", [])
-        assert {one.get("replay") for one in (*log["entries"], *dead)} == {wanted}
+        written = Delivered(registry(retrying=Retrying(schedule_s=())), lease(mine), error_class).written()
+        [log], dead = written["attempts"], written.get("dead", [])
+        assert {entry.get("replay") for entry in (*log["entries"], *dead)} == {wanted}
         ended = archive_rows.replay_counts(log_records.decode(orjson.dumps(log))) + [
-            one
+            counts
             for row in dead
-            for one in archive_rows.replay_counts_of_dead_letter(dead_letter_records.decode(orjson.dumps(row)))
+            for counts in archive_rows.replay_counts_of_dead_letter(dead_letter_records.decode(orjson.dumps(row)))
         ]
         counted = ReplayCounts("rpl_1", delivered=1) if error_class is None else ReplayCounts("rpl_1", dead_lettered=1)
         assert ended == ([] if wanted is None else [counted])
 
 
-def test_what_is_skipped_is_counted():
-    told = Delivered(
+def test_a_skipped_delivery_of_a_replay_is_counted():
+    written = Delivered(
         dataclasses.replace(registry(), endpoints={}), lease(msgspec.structs.replace(waiting(), replay="rpl_1"))
     ).written()
-    assert archive_rows.replay_counts(log_records.decode(orjson.dumps(told["attempts"][0]))) == [
+    assert archive_rows.replay_counts(log_records.decode(orjson.dumps(written["attempts"][0]))) == [
         ReplayCounts("rpl_1", skipped=1)
     ]
 
 
-def test_a_dead_letter_of_a_replay_keeps_its_mark_when_it_is_redriven():
+def test_a_redriven_dead_letter_of_a_replay_keeps_the_replay_id():
     letter = dead_letter_records.decode(orjson.dumps(orjson.loads(archive.letter()) | {"replay": "rpl_1"}))
     [written] = redrive_plan.records([[letter]], now_ms=NOW_MS)
-    assert [one.replay for one in retry_messages.message(written.postponed).entries] == ["rpl_1"]
+    assert [entry.replay for entry in retry_messages.message(written.postponed).entries] == ["rpl_1"]
     assert orjson.loads(written.note)["entries"][0]["replay"] == "rpl_1"

@@ -1,4 +1,4 @@
-"""Lists are printed as users of kubectl know it: a table, a wide one, JSON, YAML, names."""
+"""Lists are printed in the forms of kubectl: a table, a wide table, JSON, YAML, names."""
 
 import datetime as dt
 import json
@@ -24,7 +24,7 @@ def printed(capsys, form=None, **more):
     return capsys.readouterr().out
 
 
-def test_a_table_has_the_brief_columns_and_a_wide_one_all_that_say_something(capsys):
+def test_a_wide_table_has_all_columns_that_are_not_empty(capsys):
     table, wide = printed(capsys), printed(capsys, listing.Form.WIDE)
     assert "ep1" in table
     assert "at" not in table.split("\n")[1]
@@ -32,7 +32,7 @@ def test_a_table_has_the_brief_columns_and_a_wide_one_all_that_say_something(cap
     assert "auth" not in wide
 
 
-def test_json_and_yaml_say_all_of_it(capsys):
+def test_json_and_yaml_have_all_fields(capsys):
     said = json.loads(printed(capsys, listing.Form.JSON))
     assert said[0] == {"id": "ep1", "url": "https://a.example/", "auth": None, "at": "2026-05-10T00:00:00+00:00"}
     assert [row["at"] for row in yaml.safe_load(printed(capsys, listing.Form.YAML))] == ["2026-05-10T00:00:00+00:00", None]
@@ -40,13 +40,13 @@ def test_json_and_yaml_say_all_of_it(capsys):
     assert json.loads(printed(capsys, as_json=True)) == said
 
 
-def test_names_stand_alone_one_a_line(capsys):
+def test_the_form_name_prints_one_name_a_line(capsys):
     assert printed(capsys, listing.Form.NAME) == "endpoint/ep1\nendpoint/ep2\n"
     assert listing.id_of("endpoint/ep1", "endpoint") == listing.id_of("ep1", "endpoint") == "ep1"
 
 
 @pytest.mark.parametrize("form", [None, *listing.Form])
-def test_no_form_lets_a_control_character_through(capsys, form):
+def test_no_form_prints_a_control_character(capsys, form):
     text = printed(capsys, form)
     assert not {"\x1b", "\u202e"} & set(text)
 
@@ -56,12 +56,12 @@ def test_a_kind_is_known_by_its_plural_and_its_singular(text):
     assert registry_commands.kind_of(text).kind == "event_type"
 
 
-def test_what_is_no_kind_is_refused_with_all_that_are():
+def test_an_unknown_kind_is_refused_with_the_known_kinds():
     with pytest.raises(errors.RegistrationError, match="event-types"):
         registry_commands.kind_of("pods")
 
 
-def test_an_unknown_form_is_refused_with_all_that_there_are():
+def test_an_unknown_form_is_refused_with_the_known_forms():
     done = CliRunner().invoke(main.app, ["get", "endpoints", "-o", "xml"])
     assert done.exit_code == 2
     assert "'wide'" in done.output

@@ -1,4 +1,4 @@
-"""A document is checked whole, and what is wrong is named by its place."""
+"""A manifest is checked as a whole, and each mistake is named by its path."""
 
 import pytest
 
@@ -100,14 +100,14 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_its_place(document, said):
+def test_a_mistake_is_named_by_its_path(document, said):
     with pytest.raises(errors.RegistrationError) as refused:
         manifest.check(document, GUARD)
     assert said in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
 
-def test_every_address_that_leads_inside_is_refused_with_the_same_words():
+def test_every_internal_address_gets_the_same_message():
     said = set()
     for host in [*addresses.INSIDE, *addresses.NAMES]:
         with pytest.raises(errors.RegistrationError) as refused:
@@ -124,7 +124,7 @@ def test_every_address_that_leads_inside_is_refused_with_the_same_words():
         ("tenants: " + "[" * 5000, "not YAML"),
     ],
 )
-def test_what_is_not_yaml_is_refused(text, said):
+def test_text_that_is_not_yaml_is_refused_with_its_line(text, said):
     with pytest.raises(errors.RegistrationError, match=said):
         manifest.load(text, GUARD)
 
@@ -133,7 +133,7 @@ def test_an_empty_document_registers_nothing():
     assert manifest.load("", GUARD) == manifest.Manifest()
 
 
-def test_whole_numbers_are_ids():
+def test_a_whole_number_is_accepted_as_an_id():
     [row] = manifest.load("tenants: [{id: 2, sub_tenants: [100]}]", GUARD).tenants
     assert (row.id, [department.id for department in row.sub_tenants]) == ("2", ["100"])
 

@@ -1,4 +1,4 @@
-"""Mistakes that people make in a document, and what each of them is told: the line, the field, and what to write."""
+"""Mistakes that people make in a manifest, each with its message: the line, the field, and what to write."""
 
 # ruff: noqa: E501  # a message is one line
 
@@ -305,15 +305,15 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "said"), MISTAKES)
-def test_a_mistake_is_named_by_its_line_and_in_the_words_of_who_made_it(text, said):
+def test_a_mistake_is_named_by_line_and_in_words_of_its_author(text, said):
     with pytest.raises(errors.RegistrationError) as refused:
         manifest.load(text, GUARD, "f.yaml")
     assert str(refused.value).removeprefix("f.yaml:").strip() == said
     assert "hunter2" not in repr(refused.value)
 
 
-def test_no_message_speaks_the_language_of_a_library():
-    """Regular expressions, names of constraints and of Python's types were told to people who wrote YAML."""
+def test_no_message_has_words_of_a_library():
+    """Regression: authors of YAML got regular expressions, names of constraints and Python types in messages."""
     for _, said in MISTAKES:
         assert not [
             word
@@ -322,8 +322,8 @@ def test_no_message_speaks_the_language_of_a_library():
         ]
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines():
-    """Only the first was told: a document with ten was applied ten times."""
+def test_all_mistakes_are_listed_at_once_in_order_of_lines():
+    """Regression: only the first mistake was listed, so a manifest with ten mistakes was applied ten times."""
     text = "subscriptions:\n  - {id: s1, endpoint: ep1, event_type: order*, everything: true}\n"
     text += "  - {id: s2, endpoint: ep1, event_type: order, everything: true, filter: {data: {a: [{prefx: x}]}}}\n"
     text += (
@@ -332,7 +332,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines():
     text += "  - {id: ep2, customer: c1, url: 'https://10.0.0.1/', headers: {Host: x}}\n  - {id: ep2, customer: c1, url: 'https://a.example/'}\n"
     with pytest.raises(errors.ManifestRefused) as refused:
         manifest.load(text, GUARD, "f.yaml")
-    assert [(one.line, one.path) for one in refused.value.found] == [
+    assert [(mistake.line, mistake.path) for mistake in refused.value.found] == [
         (2, "subscriptions[0].event_type"),
         (3, "subscriptions[1].filter.data.a[0].prefx"),
         (9, "endpoints[0].modus"),
@@ -346,7 +346,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines():
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 
-def test_of_a_document_with_a_mistake_in_each_row_some_are_told():
+def test_a_message_lists_a_bounded_number_of_mistakes():
     with pytest.raises(errors.ManifestRefused) as refused:
         manifest.load("tenants:\n" + "  - id: a b\n" * 300, GUARD, "f.yaml")
     assert len(str(refused.value).splitlines()) == 102
@@ -354,7 +354,7 @@ def test_of_a_document_with_a_mistake_in_each_row_some_are_told():
 
 
 @pytest.mark.parametrize("pattern", mistakes.WORDS)
-def test_every_pattern_of_a_document_has_words(pattern):
+def test_every_pattern_has_a_message_without_regular_expressions(pattern):
     assert not set("^$[]\\") & set(mistakes.WORDS[pattern].replace("`\\`", ""))
 
 
@@ -362,6 +362,6 @@ def test_a_date_is_text_as_in_json():
     assert yaml_document.read("a: [2024-01-01, 2024-13-01]").value == {"a": ["2024-01-01", "2024-13-01"]}
 
 
-def test_names_with_dots_lead_to_their_line():
+def test_a_field_whose_name_has_dots_is_found_by_its_line():
     document = yaml_document.read("a:\n  b.c:\n    - x\n    - d: 1\n  b:\n    c: 2\n")
     assert [document.line_of(path) for path in ("a.b.c[1].d", "a.b", "a.b.nothing", "")] == [4, 5, 5, None]

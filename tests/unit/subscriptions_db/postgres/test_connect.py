@@ -1,4 +1,4 @@
-"""What Postgres and libpq raise becomes ours in one place, as one line that names the fix and shows no secret."""
+"""Errors of Postgres and libpq become errors of the platform: one line that names the fix and shows no secret."""
 
 import socket
 
@@ -32,13 +32,13 @@ from subscriptions_db.postgres import connect
         (psycopg.InterfaceError, errors.RegistryUnavailable),
     ],
 )
-def test_each_foreign_error_has_one_of_ours(raised, becomes):
+def test_each_psycopg_error_has_an_error_of_the_platform(raised, becomes):
     with pytest.raises(becomes) as translated, connect.translated_errors():
         raise raised("in the way")
     assert "\n" not in str(translated.value)
 
 
-def test_an_error_of_ours_passes_as_it_is():
+def test_an_error_of_the_platform_passes_unchanged():
     refused = errors.SealError("in the way")
     with pytest.raises(errors.SealError) as passed, connect.translated_errors():
         raise refused
@@ -46,7 +46,7 @@ def test_an_error_of_ours_passes_as_it_is():
 
 
 @pytest.mark.parametrize("url", ["postgres:u:hunter2@127.0.0.1/x", "postgresql://u:hunter2@127.0.0.1/x?hunter2=1", "hunter2"])
-def test_a_url_that_is_none_is_refused_without_quoting_it(url):
+def test_an_invalid_url_is_refused_without_quoting_it(url):
     with (
         pytest.raises(errors.SettingsError, match="setting database") as refused,
         connect.connect(settings.Database(url=url)),
@@ -57,7 +57,7 @@ def test_a_url_that_is_none_is_refused_without_quoting_it(url):
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "shown"),
     [
         (
             'connection failed: connection to server at "10.0.0.6", port 5432 failed: Connection refused\n\tIs it running?',
@@ -81,10 +81,10 @@ def test_a_url_that_is_none_is_refused_without_quoting_it(url):
         ("the connection is lost", "(OperationalError)"),
     ],
 )
-def test_a_server_that_is_not_reached_is_named_with_the_reason(said, told):
+def test_an_unreachable_server_is_named_with_the_reason(said, shown):
     with pytest.raises(errors.RegistryUnavailable) as translated, connect.translated_errors():
         raise psycopg.OperationalError(said)
-    assert told in str(translated.value)
+    assert shown in str(translated.value)
     assert "\n" not in str(translated.value)
 
 
@@ -100,7 +100,7 @@ def test_a_server_that_does_not_listen_is_named_by_its_address():
             pass
 
 
-def test_a_server_that_is_starting_is_waited_for():
+def test_retry_for_waits_for_a_server_that_is_starting():
     answers = [errors.RegistryUnavailable("away 1"), errors.RegistryUnavailable("away 2"), "there"]
 
     def ask():

@@ -1,4 +1,4 @@
-"""What is sealed for one row opens for that row only, and only with its key."""
+"""A secret sealed for a row opens for that row only, and only with its key."""
 
 import base64
 from dataclasses import replace
@@ -20,13 +20,13 @@ def ring(active="k1", **keys):
     return keyring.KeyRing.from_settings(settings.Keys(ring=keys or {"k1": KEY}, active=active))
 
 
-def test_what_was_sealed_opens_again():
+def test_a_sealed_secret_opens_again():
     sealed = ring().seal(SECRET, PLACE)
     assert ring().open("k1", sealed, PLACE) == SECRET
     assert b"hunter2" not in sealed
 
 
-def test_the_form_is_version_nonce_ciphertext_and_tag():
+def test_a_sealed_secret_is_version_nonce_ciphertext_and_tag():
     assert ring().seal(SECRET, PLACE)[0] == 1
     assert len(ring().seal(SECRET, PLACE)) == 1 + 12 + len(b"hunter2") + 16
 
@@ -46,12 +46,12 @@ def test_no_nonce_is_used_twice():
         replace(PLACE, customer_id='c1", "ep1', endpoint_id=""),
     ],
 )
-def test_it_opens_nowhere_else(elsewhere):
+def test_a_sealed_secret_opens_for_no_other_row(elsewhere):
     with pytest.raises(errors.SealError, match="cannot be opened with key k1"):
         ring().open("k1", ring().seal(SECRET, PLACE), elsewhere)
 
 
-def test_every_changed_byte_is_noticed():
+def test_a_sealed_secret_with_a_changed_byte_does_not_open():
     sealed = ring().seal(SECRET, PLACE)
     for position in range(len(sealed)):
         changed = bytearray(sealed)
@@ -61,17 +61,17 @@ def test_every_changed_byte_is_noticed():
 
 
 @pytest.mark.parametrize("length", [0, 1, 13, 20])
-def test_what_was_cut_off_does_not_open(length):
+def test_a_truncated_sealed_secret_does_not_open(length):
     with pytest.raises(errors.SealError):
         ring().open("k1", ring().seal(SECRET, PLACE)[:length], PLACE)
 
 
-def test_the_key_that_is_missing_is_named():
+def test_a_missing_key_is_named():
     with pytest.raises(errors.SealError, match="key k0 is not in"):
         ring().open("k0", ring().seal(SECRET, PLACE), PLACE)
 
 
-def test_another_key_of_the_same_id_does_not_open_it():
+def test_another_key_of_the_same_id_does_not_open_a_secret():
     with pytest.raises(errors.SealError, match="the key differs"):
         ring(k1=OTHER_KEY).open("k1", ring().seal(SECRET, PLACE), PLACE)
 
@@ -82,7 +82,7 @@ def test_the_active_key_seals_and_every_key_opens():
     assert ring(active="", k2=OTHER_KEY).open("k2", both.seal(SECRET, PLACE), PLACE) == SECRET
 
 
-def test_a_generated_key_is_one_that_the_settings_take():
+def test_a_generated_key_is_valid_in_the_settings():
     generated = keyring.generate()
     assert ring(k1=generated).active == "k1"
     assert generated != keyring.generate()

@@ -1,4 +1,4 @@
-"""What is said of an endpoint is checked whole; what is wrong is named, and no secret is quoted."""
+"""An endpoint is checked as a whole: each mistake is named by its path, and no secret is quoted."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_a_good_endpoint_passes(fields):
         ({"signing_keys": (builders.KEY,) * 6}, "signing_secrets: has more than 5"),
     ],
 )  # fmt: skip
-def test_what_makes_no_request_is_named_by_its_place(fields, said):
+def test_a_mistake_of_an_endpoint_is_named_by_its_path(fields, said):
     with pytest.raises(errors.RegistrationError) as refused:
         endpoint_checks.check_endpoint(builders.endpoint(**fields), GUARD)
     assert said in str(refused.value)

@@ -1,4 +1,4 @@
-"""A key is recognised by its digest, in constant time, while it holds; and asks no more often than it may."""
+"""Authenticate API keys by their digests, and limit the rate of requests with one key."""
 
 import asyncio
 import collections
@@ -36,17 +36,17 @@ WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
         (None, TEXT, False),
     ],
 )
-def test_a_key_is_recognised_while_it_holds(row, text, is_known):
+def test_a_valid_key_is_authenticated(row, text, is_known):
     wanted = Principal("fk_abcdefghijkl", "acme", Scope.READ_ONLY) if is_known else None
     assert keys.authenticate(row, text, NOW) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "x", TEXT[:-1], TEXT + "x", TEXT.upper(), TEXT.replace("fk", "pk"), TEXT + "\n"])
-def test_what_does_not_look_like_a_key_is_none(text):
+def test_a_malformed_key_has_no_key_id(text):
     assert keys.key_id_of(text) is None
 
 
-def test_keys_are_compared_in_constant_time_only():
+def test_key_digests_are_compared_in_constant_time():
     source = Path(keys.__file__).read_text()
     assert re.findall(r"digest\w*\(?\w*\)? (?:==|!=)|(?:==|!=) \w*digest", source) == []
     assert "hmac.compare_digest" in source
@@ -54,7 +54,7 @@ def test_keys_are_compared_in_constant_time_only():
 
 @dataclass
 class Registry:
-    """The keys in the database, and how often it was asked."""
+    """A registry with one API key, and the number of queries for keys."""
 
     row: dict | None = field(default_factory=lambda: dict(ROW))
     asked: int = 0
@@ -71,7 +71,7 @@ def admit(admitted, route=READ, text=f"Bearer {TEXT}"):
         return exc.problem.status
 
 
-def test_a_key_that_was_revoked_is_refused_within_five_seconds():
+def test_a_revoked_key_is_refused_within_five_seconds():
     registry, clock = Registry(), Clock()
     admitted = admission.Admission(registry.read, max_per_s=100, clock=clock)
     assert admit(admitted).key_id == "fk_abcdefghijkl"
@@ -80,7 +80,7 @@ def test_a_key_that_was_revoked_is_refused_within_five_seconds():
     assert admit(admitted) == 401
 
 
-def test_a_known_key_is_not_read_again_at_once():
+def test_a_cached_key_is_not_read_from_postgres_again():
     registry = Registry()
     admitted = admission.Admission(registry.read, max_per_s=100, clock=Clock())
     for _ in range(3):
@@ -91,11 +91,11 @@ def test_a_known_key_is_not_read_again_at_once():
 @pytest.mark.parametrize(
     "text", [None, "", "Bearer", "Bearer ", f"Basic {TEXT}", f"Bearer {TEXT}x", f"Bearer {TEXT[:-1]}y", "ä"]
 )
-def test_without_a_key_that_holds_nobody_comes_in(text):
+def test_a_request_without_a_valid_key_gets_401(text):
     assert admit(admission.Admission(Registry().read, max_per_s=100), text=text) == 401
 
 
-def test_a_key_does_what_its_scope_allows():
+def test_a_route_outside_the_scope_of_the_key_gets_403():
     admitted = admission.Admission(Registry().read, max_per_s=100)
     assert admit(admitted, WRITE) == 403
     poller = Registry()
@@ -105,7 +105,7 @@ def test_a_key_does_what_its_scope_allows():
         assert refused == (Scope.POLLER not in route.scopes)
 
 
-def test_no_more_requests_than_its_rate_are_answered_to_a_key():
+def test_requests_above_the_rate_of_a_key_get_429():
     clock = Clock()
     admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
     began = clock.now
@@ -116,7 +116,7 @@ def test_no_more_requests_than_its_rate_are_answered_to_a_key():
     assert 80 <= answered <= 85  # two at once, and then eight a second: never more than ten in any second
 
 
-def test_who_asks_too_often_is_told_when_to_come_again():
+def test_a_429_says_in_retry_after_when_to_try_again():
     admitted = admission.Admission(Registry().read, max_per_s=0.1, clock=Clock())
     admit(admitted)
     with pytest.raises(problems.Refused) as refused:
@@ -124,7 +124,7 @@ def test_who_asks_too_often_is_told_when_to_come_again():
     assert refused.value.headers == {"retry-after": "10"}
 
 
-def test_made_up_keys_are_looked_up_so_often_and_keep_no_known_one_out():
+def test_invented_keys_do_not_keep_a_known_key_out():
     registry, clock = Registry(), Clock()
     admitted = admission.Admission(registry.read, max_per_s=1000, clock=clock)
     admit(admitted)

@@ -1,4 +1,4 @@
-"""The OpenAPI document is valid, and says of each route what the route says of itself."""
+"""The OpenAPI document is valid, and agrees with the declaration of each route."""
 
 import re
 
@@ -18,14 +18,14 @@ def test_the_document_is_valid_openapi():
     assert list(OpenAPIV31SpecValidator(orjson.loads(orjson.dumps(DOCUMENT))).iter_errors()) == []
 
 
-def test_every_route_is_in_it_once():
+def test_every_route_is_in_the_document_once():
     operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
     assert sorted(operation["operationId"] for operation in operations) == sorted(route.name for route in ROUTES)
     assert len({route.name for route in ROUTES}) == len(ROUTES)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_a_change_is_for_admins_alone_and_takes_an_idempotency_key(route):
+def test_only_admins_may_change_and_changes_are_idempotent(route):
     operation = DOCUMENT["paths"][route.path][route.method.lower()]
     scopes = {scope for requirement in operation["security"] for scope in requirement["api_key"]}
     names = {parameter["name"] for parameter in operation["parameters"]}
@@ -36,20 +36,20 @@ def test_a_change_is_for_admins_alone_and_takes_an_idempotency_key(route):
 
 
 @pytest.mark.parametrize("kind", [schemas.Endpoint, schemas.CreatedEndpoint, schemas.Endpoints, schemas.Subscription])
-def test_no_answer_has_a_place_for_a_secret_that_was_given(kind):
+def test_no_answer_type_has_a_field_for_a_stored_secret(kind):
     text = orjson.dumps(kind.model_json_schema(mode="serialization"))
     assert b'"secret"' not in text
     assert b'"key"' not in text
 
 
-def test_a_change_takes_the_fields_that_the_manifest_has():
+def test_request_types_have_the_fields_of_the_manifest():
     assert schemas.EndpointChanges.model_fields.keys() == manifest.EndpointFields.model_fields.keys()
     assert schemas.NewEndpoint.model_fields.keys() <= manifest.ManifestEndpoint.model_fields.keys()
     assert schemas.NewSubscription.model_fields.keys() <= manifest.ManifestSubscription.model_fields.keys()
 
 
-def test_the_document_shows_no_names_of_python_modules():
-    """Two classes of one name in two modules appeared in the document with the names of their modules."""
+def test_the_document_has_no_names_of_python_modules():
+    """Regression: two classes with one name in two modules got the names of their modules in the document."""
     text = orjson.dumps(DOCUMENT).decode()
     assert not re.search(r"subscriptions_db|delivery\.webhooks|__", text)
     assert all(name.isalnum() for name in DOCUMENT["components"]["schemas"])

@@ -1,4 +1,4 @@
-"""What customers are told of their endpoints, and when."""
+"""Signals about an endpoint become operational events: at which second, and at most once in the quiet time."""
 
 import datetime as dt
 
@@ -22,26 +22,26 @@ POLICY = Policy(failing_after_s=300, backlog_events=1000, quiet_s=3600)
 ACCEPTED, FAILED, POSTPONED, LETTER, DISABLED, WOKEN = SignalKind
 
 
-def seen(sign, at_s, times=1, reason=None):
-    return Signal("ep1", "c1", sign, archive.NOW + dt.timedelta(seconds=at_s), times, reason)
+def seen(kind, at_s, times=1, reason=None):
+    return Signal("ep1", "c1", kind, archive.NOW + dt.timedelta(seconds=at_s), times, reason)
 
 
-def told(*signs):
-    """The events that follow, each as its kind, the second at which it was told, and what it says."""
+def events_of(*given):
+    """Return the operational events that follow from signals: kind, second of the report, and data of each."""
     known, found = EndpointHealth(), []
-    for one in signs:
-        known, event = endpoint_health.apply(known, one, POLICY)
+    for signal in given:
+        known, event = endpoint_health.apply(known, signal, POLICY)
         if event is not None:
             found.append((event.kind, (event.at - archive.NOW).total_seconds(), event.data))
     return found
 
 
-def kinds(*signs):
-    return [(kind, at_s) for kind, at_s, _ in told(*signs)]
+def kinds(*given):
+    return [(kind, at_s) for kind, at_s, _ in events_of(*given)]
 
 
 @pytest.mark.parametrize(
-    ("signs", "expected"),
+    ("given", "expected"),
     [
         ([seen(FAILED, 0, 4), seen(FAILED, 300)], [(EventKind.FAILING, 300)]),
         ([seen(FAILED, 0, 4), seen(FAILED, 299)], []),  # not for long enough
@@ -52,48 +52,50 @@ def kinds(*signs):
         ([seen(FAILED, 0, 9), seen(FAILED, 300), seen(ACCEPTED, 400)], [(EventKind.FAILING, 300), (EventKind.RECOVERED, 400)]),
     ],
 )
-def test_an_endpoint_is_failing_after_nothing_but_failures_and_recovers_with_the_first_success(signs, expected):
-    assert kinds(*signs) == expected
+def test_an_endpoint_fails_by_failures_alone_and_then_recovers(given, expected):
+    assert kinds(*given) == expected
 
 
-def test_an_endpoint_that_comes_and_goes_is_told_of_once_in_the_quiet_time():
+def test_repeated_episodes_are_reported_once_in_the_quiet_time():
     episodes = [
-        one
+        signal
         for start in range(0, 7200, 600)
-        for one in (seen(FAILED, start, 9), seen(FAILED, start + 300), seen(ACCEPTED, start + 400))
+        for signal in (seen(FAILED, start, 9), seen(FAILED, start + 300), seen(ACCEPTED, start + 400))
     ]
     assert kinds(*episodes) == [
         (EventKind.FAILING, 300), (EventKind.RECOVERED, 400), (EventKind.FAILING, 3900), (EventKind.RECOVERED, 4000),
     ]  # fmt: skip
 
 
-def test_an_endpoint_that_still_fails_after_the_quiet_time_is_told_of_then():
+def test_an_endpoint_that_still_fails_is_reported_after_quiet_time():
     again = [seen(FAILED, at_s) for at_s in range(500, 4000, 60)]
-    signs = [seen(FAILED, 0, 9), seen(FAILED, 300), seen(ACCEPTED, 400), *again]
-    assert kinds(*signs) == [(EventKind.FAILING, 300), (EventKind.RECOVERED, 400), (EventKind.FAILING, 3920)]
+    given = [seen(FAILED, 0, 9), seen(FAILED, 300), seen(ACCEPTED, 400), *again]
+    assert kinds(*given) == [(EventKind.FAILING, 300), (EventKind.RECOVERED, 400), (EventKind.FAILING, 3920)]
 
 
-def test_to_be_disabled_ends_an_episode_and_is_told_once():
+def test_disabling_ends_an_episode_and_is_reported_once():
     disabled = seen(DISABLED, 500, reason="failing")._replace(since=archive.NOW)
     looked_again = disabled._replace(at=archive.NOW + dt.timedelta(days=1))
-    signs = [seen(FAILED, 0, 9), seen(FAILED, 300), disabled, looked_again]
-    assert kinds(*signs) == [(EventKind.FAILING, 300), (EventKind.DISABLED, 500)]
+    given = [seen(FAILED, 0, 9), seen(FAILED, 300), disabled, looked_again]
+    assert kinds(*given) == [(EventKind.FAILING, 300), (EventKind.DISABLED, 500)]
     again = [seen(ACCEPTED, 600), seen(FAILED, 4000, 9), seen(FAILED, 4300)]
-    assert kinds(*signs, *again) == [(EventKind.FAILING, 300), (EventKind.DISABLED, 500), (EventKind.FAILING, 4300)]
+    assert kinds(*given, *again) == [(EventKind.FAILING, 300), (EventKind.DISABLED, 500), (EventKind.FAILING, 4300)]
 
 
-def test_who_disables_an_endpoint_again_and_again_is_told_after_the_quiet_time_of_the_last():
+def test_repeated_disabling_is_reported_after_the_quiet_time():
     def disabled(at_s, since_s):
         return seen(DISABLED, at_s)._replace(since=archive.NOW + dt.timedelta(seconds=since_s))
 
-    found = told(disabled(1, 0), disabled(11, 10), disabled(21, 20), disabled(3600, 20), disabled(3601, 20), disabled(9999, 20))
+    found = events_of(
+        disabled(1, 0), disabled(11, 10), disabled(21, 20), disabled(3600, 20), disabled(3601, 20), disabled(9999, 20)
+    )
     assert [(at_s, data["since"]) for _, at_s, data in found] == [
         (1, "2026-05-10T12:00:00.000Z"), (3601, "2026-05-10T12:00:20.000Z"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("signs", "expected"),
+    ("given", "expected"),
     [
         ([seen(POSTPONED, 0, 999)], []),
         ([seen(POSTPONED, 0, 999), seen(POSTPONED, 3599)], [(EventKind.BACKLOG_GROWING, 3599)]),
@@ -108,13 +110,13 @@ def test_who_disables_an_endpoint_again_and_again_is_told_after_the_quiet_time_o
          [(EventKind.BACKLOG_GROWING, 3000), (EventKind.BACKLOG_GROWING, 6600)]),
     ],
 )  # fmt: skip
-def test_a_backlog_grows_when_much_is_postponed_within_the_quiet_time(signs, expected):
-    assert kinds(*signs) == expected
+def test_many_postponed_deliveries_in_a_window_report_a_backlog(given, expected):
+    assert kinds(*given) == expected
 
 
-def test_the_first_dead_letter_is_told_at_once_and_those_in_the_quiet_time_together_after_it():
+def test_the_first_dead_letter_is_reported_at_once_others_together():
     assert kinds(seen(LETTER, 0), seen(LETTER, 1)) == [(EventKind.DEAD_LETTERS_WAITING, 0)]
-    later = told(seen(LETTER, 0, reason="gone"), seen(LETTER, 1, 5, reason="timeout"), seen(LETTER, 2), seen(WOKEN, 3600))
+    later = events_of(seen(LETTER, 0, reason="gone"), seen(LETTER, 1, 5, reason="timeout"), seen(LETTER, 2), seen(WOKEN, 3600))
     assert later[1:] == [
         (
             EventKind.DEAD_LETTERS_WAITING, 3600,
@@ -126,7 +128,7 @@ def test_the_first_dead_letter_is_told_at_once_and_those_in_the_quiet_time_toget
     ]
 
 
-def test_a_condition_is_to_be_woken_only_while_it_has_letters_to_tell():
+def test_wake_at_is_set_only_while_dead_letters_are_unreported():
     known, _ = endpoint_health.apply(EndpointHealth(), seen(LETTER, 0), POLICY)
     assert known.wake_at(POLICY) is None
     known, _ = endpoint_health.apply(known, seen(LETTER, 1), POLICY)
@@ -137,20 +139,20 @@ def test_a_condition_is_to_be_woken_only_while_it_has_letters_to_tell():
     assert endpoint_health.apply(known, seen(WOKEN, 9999), POLICY) == (known, None)
 
 
-def test_the_id_of_an_event_is_the_same_however_often_it_is_made():
+def test_an_operational_event_built_twice_has_the_same_id():
     made = [endpoint_health.apply(EndpointHealth(), seen(LETTER, 0), POLICY)[1] for _ in range(2)]
     assert made[0].event_id == made[1].event_id == "op_44bffd3d4d782a4ecada62008117247f"
 
 
-def test_an_event_is_the_same_by_whatever_clock_its_moment_is_said():
+def test_an_operational_event_does_not_depend_on_the_time_zone():
     elsewhere = dt.timezone(dt.timedelta(hours=2))
-    one = seen(DISABLED, 0)
-    _, here = endpoint_health.apply(EndpointHealth(), one, POLICY)
-    _, there = endpoint_health.apply(EndpointHealth(), one._replace(at=one.at.astimezone(elsewhere)), POLICY)
-    assert (here.event_id, here.data) == (there.event_id, there.data)
+    signal = seen(DISABLED, 0)
+    _, in_utc = endpoint_health.apply(EndpointHealth(), signal, POLICY)
+    _, in_zone = endpoint_health.apply(EndpointHealth(), signal._replace(at=signal.at.astimezone(elsewhere)), POLICY)
+    assert (in_utc.event_id, in_utc.data) == (in_zone.event_id, in_zone.data)
 
 
-def test_a_row_of_the_log_says_what_was_accepted_failed_and_postponed_in_its_order():
+def test_log_signals_are_in_the_order_of_the_entries():
     row = records.log(
         records.entry(AttemptEntry, error_class="timeout"),
         records.entry(BatchAttemptEntry, error_class="server_error", count=7),
@@ -166,13 +168,13 @@ def test_a_row_of_the_log_says_what_was_accepted_failed_and_postponed_in_its_ord
     ]  # fmt: skip
 
 
-def test_what_the_job_writes_is_read():
+def test_signals_are_read_from_records_that_the_job_writes():
     [row] = archive.attempts(archive.outcome(), archive.outcome()._replace(kind=OutcomeKind.POSTPONED, attempts=()))
-    assert [(one.kind, one.reason) for one in signals.log_signals(log_records.decode(row), archive.NOW)] == [
+    assert [(signal.kind, signal.reason) for signal in signals.log_signals(log_records.decode(row), archive.NOW)] == [
         (FAILED, "server_error"), (POSTPONED, "timeout"),
     ]  # fmt: skip
 
 
-def test_a_dead_letter_is_a_sign_but_one_of_an_operational_event_is_none():
+def test_a_dead_letter_of_an_operational_event_gives_no_signal():
     assert signals.dead_letter_signals(archive.letter_row(archive.letter()), archive.NOW) == [seen(LETTER, 0, reason="timeout")]
     assert signals.dead_letter_signals(archive.letter_row(archive.letter(tenant_id=TenantId("fanout"))), archive.NOW) == []

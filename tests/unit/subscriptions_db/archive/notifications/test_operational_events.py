@@ -1,4 +1,4 @@
-"""The examples of docs/operational-events.md are what is sent, and none is missing."""
+"""docs/operational-events.md has an example of every operational event, equal to what the platform sends."""
 
 import datetime as dt
 import re
@@ -21,11 +21,11 @@ POLICY = Policy(failing_after_s=300, backlog_events=1000, quiet_s=3600)
 TOPIC = "events.fanout.operational"
 
 
-def signs(kind, since, at, data):
-    """What has to be seen for it."""
+def signals_of(kind, since, at, data):
+    """Return signals after which the operational event of an example follows."""
 
-    def seen(sign, moment, times=1):
-        return Signal("acme-orders", "acme", sign, moment, times, data.get("reason") or data.get("error_class"))
+    def seen(signal_kind, moment, times=1):
+        return Signal("acme-orders", "acme", signal_kind, moment, times, data.get("reason") or data.get("error_class"))
 
     failed = [seen(SignalKind.FAILED, since, data.get("failures", 12) - 1)]
     match kind:
@@ -43,24 +43,31 @@ def signs(kind, since, at, data):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["type"])
-def test_an_example_is_what_is_sent(example):
+def test_an_example_equals_the_delivered_event(example):
     at, since = (dt.datetime.fromisoformat(moment) for moment in (example["timestamp"], example["data"]["since"]))
-    known, told = EndpointHealth(), None
-    for one in signs(EventKind(example["type"]), since, at, example["data"]):
-        known, told = endpoint_health.apply(known, one, POLICY)
-    waiting = outbox.OutboxEvent(told.event_id, told.kind.value, told.endpoint_id, told.customer_id, told.at, told.data)
+    known, operational = EndpointHealth(), None
+    for signal in signals_of(EventKind(example["type"]), since, at, example["data"]):
+        known, operational = endpoint_health.apply(known, signal, POLICY)
+    waiting = outbox.OutboxEvent(
+        operational.event_id,
+        operational.kind.value,
+        operational.endpoint_id,
+        operational.customer_id,
+        operational.at,
+        operational.data,
+    )
     made = notify_step.message(waiting, TOPIC)
     record = Record(TOPIC, 0, 0, 0, made.value, made.headers)
     event = parsing.parse(record, parsing.Layout(tenant_path=("elsewhere",), operational_topic=TOPIC))
     assert list(orjson.loads(payload.content(event, ContentMode.STANDARD).body).items()) == list(example.items())
 
 
-def test_every_type_has_its_example_and_its_row():
+def test_every_event_type_has_an_example_and_a_table_row():
     rows = re.findall(r"^\| `(fanout\.[a-z.-]+)`", TEXT, re.MULTILINE)
     assert [example["type"] for example in EXAMPLES] == list(EventKind) == rows
 
 
-def test_the_defaults_are_those_of_the_document():
+def test_the_default_policy_is_that_of_the_document():
     policy = process.policy_of(settings.Settings(operations=service_settings.Operations(topic=TOPIC)))
     assert policy == POLICY
     assert process.policy_of(settings.Settings()) is None
