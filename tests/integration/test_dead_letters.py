@@ -1,4 +1,4 @@
-"""The commands about dead letters and reconciling, on a real Kafka: what they read, what they write, what they answer."""
+"""The commands `fanout dead-letters` and `fanout reconcile` on a real Kafka: their input, their records, their output."""
 
 import contextlib
 import uuid
@@ -32,7 +32,7 @@ FAILED = (attempt(1, "server_error"), attempt(2, "timeout"))
 
 
 class Platform:
-    """Topics of a test's own, with what the job would have written into them."""
+    """Topics for one test, with the records that the job would have written."""
 
     def __init__(self, kafka, folder):
         name = uuid.uuid4().hex[:8]
@@ -131,7 +131,7 @@ def test_dead_letters_are_listed_shown_and_exported(platform, tmp_path):
     assert platform.run("dead-letters", "export", "-", "--limit", "1").count("\n") == 1
 
 
-def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(platform):
+def test_a_redrive_enqueues_each_letter_once_with_its_webhook_id(platform):
     outcomes = [platform.dead(offset, f"ep{offset % 2}") for offset in range(6)]
     platform.write(*outcomes)
     assert platform.run_json("dead-letters", "redrive", "--endpoint", "ep1", "--dry-run")["letters"] == 3
@@ -155,7 +155,7 @@ def test_a_redrive_hands_over_each_letter_once_with_the_webhook_id_that_it_had(p
     assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 1
 
 
-def test_a_redrive_that_died_before_it_told_the_log_is_known_to_the_next(platform, monkeypatch):
+def test_a_redrive_that_crashed_before_its_note_is_known_later(platform, monkeypatch):
     platform.write(platform.dead(1), platform.dead(2))
     monkeypatch.setattr(enqueue.Enqueuer, "_flush", lambda enqueuer: enqueuer._publisher.flush())
     with dead_letters.reading(platform.config) as reader:
@@ -165,7 +165,7 @@ def test_a_redrive_that_died_before_it_told_the_log_is_known_to_the_next(platfor
     assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 0
 
 
-def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
+def test_dead_letters_of_a_batch_are_redriven_in_one_batch(platform):
     events = [segment.unpacked(segment.item(platform.dead(n).delivery.event, 0).packed) for n in range(3)]
     platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])
     assert platform.run_json("dead-letters", "redrive", "--all")["requests"] == 1
@@ -175,7 +175,7 @@ def test_what_was_sent_in_a_batch_goes_in_one_again(platform):
     assert waiting.left_by == "redrive"
 
 
-def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_place(platform):
+def test_a_foreign_record_in_a_result_topic_is_named_by_place(platform):
     for topic in (platform.topics.dead_letters, platform.topics.attempts):
         platform.publish(publishing.Message(topic=topic, key=b"21", value=b"[1]"))
     with (
@@ -189,7 +189,7 @@ def test_what_somebody_else_has_written_into_a_topic_of_the_job_is_named_by_its_
         proving.reconcile(platform.config, settle_s=0)
 
 
-def test_a_redrive_asks_which():
+def test_a_redrive_without_selection_is_refused():
     assert (
         CliRunner().invoke(main.app, ["dead-letters", "redrive"]).exception.args[0].startswith("no dead letters are selected")
     )
@@ -200,13 +200,13 @@ def test_a_redrive_asks_which():
     ("key", "murmur2"), [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536)]
 )
 def test_a_key_has_the_partition_that_the_job_gives_it(platform, key, murmur2):
-    """All records of an endpoint must lie in one partition of the retries topic: its shard reads them in their order."""
+    """All records of an endpoint must be in one partition of the retries topic, because its shard reads them in order."""
     platform.publish(publishing.Message(topic=platform.topics.retries, key=key, value=b"x"))
     [record] = platform.read(platform.topics.retries)
     assert record.partition() == (murmur2 & 0x7FFF_FFFF) % 3
 
 
-def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(platform):
+def test_reconcile_finds_missing_and_surplus_deliveries(platform):
     platform.publish_events(4)
     platform.write(platform.outcome(0), platform.dead(1), platform.outcome(2))
     waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", next_attempt=NextAttempt(2**41, 1))
@@ -235,14 +235,14 @@ def test_reconcile_adds_up_and_notices_what_is_missing_and_what_is_too_many(plat
     assert "not everything adds up" in platform.run("reconcile", "--settle", "0s", code=1)
 
 
-def test_what_the_job_has_never_written_is_said_so(platform):
+def test_a_missing_result_topic_is_named(platform):
     result = CliRunner(env={"FANOUT_DELIVERY_ATTEMPTS_TOPIC": "nobody-made-it"}).invoke(
         main.app, ["--config", str(platform._file), "reconcile"]
     )
     assert "there is no topic nobody-made-it" in str(result.exception)
 
 
-def test_a_note_stands_beside_what_it_is_about(platform):
+def test_a_note_is_in_the_record_of_its_retry_entry(platform):
     platform.write(platform.dead(1))
     platform.run("dead-letters", "redrive", "--all")
     [record] = platform.read(platform.topics.retries)

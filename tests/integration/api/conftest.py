@@ -7,13 +7,13 @@ from tests.integration.api import world
 
 @pytest.fixture(scope="module")
 def served(postgres):
-    """The API over a registry of two customers, each with an endpoint and a subscription."""
+    """Serve the API over a registry of two customers, each with an endpoint and a subscription."""
     with world.served(postgres) as made:
         yield made
 
 
 def client_of(name):
-    """A client with the API key of that name."""
+    """Return a fixture: a client with the API key of this name."""
 
     @pytest.fixture(scope="module", name=name)
     def client(served):
@@ -27,7 +27,7 @@ acme, other, operator, poller = map(client_of, ("acme", "other", "operator", "po
 
 @pytest.fixture
 def emptied(served):
-    """Begin with no letter, and a consumer that has seen none."""
+    """Begin a test without dead letters, and with a consumer at the beginning."""
     with served.registry() as opened:
         opened.execute("delete from dead_letters")
         opened.execute("delete from dead_letter_leases")

@@ -47,11 +47,11 @@ def events(answer):
         (f"until={after(1):%Y-%m-%dT%H:%M:%SZ}", ["e0"]),
     ],
 )
-def test_attempts_are_found_by_what_is_asked_for(acme, asked, wanted):
+def test_attempts_are_found_by_search_criteria(acme, asked, wanted):
     assert events(acme.get(f"/v1/attempts?{asked}")) == wanted
 
 
-def test_a_cursor_goes_on_with_older_ones(acme):
+def test_a_cursor_continues_with_older_attempts(acme):
     found, cursor = [], ""
     while cursor is not None:
         page = acme.get(f"/v1/attempts?limit=2{cursor and f'&cursor={cursor}'}")
@@ -60,7 +60,7 @@ def test_a_cursor_goes_on_with_older_ones(acme):
     assert found == ["e4", "e3", "e2", "e1", "e0"]
 
 
-def test_an_attempt_says_what_came_of_it_and_others_see_only_their_own(acme, other):
+def test_an_attempt_has_its_result_for_its_customer_only(acme, other):
     [newest] = acme.get("/v1/attempts?limit=1").json["items"]
     assert (newest["status"], newest["error_class"], newest["attempt"], newest["events"]) == (500, "server_error", 1, 1)
     assert events(other.get("/v1/attempts")) == ["theirs"]

@@ -1,4 +1,4 @@
-"""The API keeps its bounds: of size, of time, of how often and how many; and says so in a problem document."""
+"""The API bounds sizes, times, rates and numbers, and refuses with a problem document that says so."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def served(postgres):
         yield made
 
 
-def test_what_a_query_says_twice_is_refused_and_not_guessed(served):
+def test_a_repeated_query_parameter_is_refused(served):
     client = served.client(served.keys["operator"])
     answer = client.get("/v1/dead-letters?customer=acme&limit=1&customer=other")
     assert (answer.status, answer.fields) == (422, ["customer"])
@@ -51,7 +51,7 @@ def large_rows(served):
 
 
 @pytest.mark.parametrize("path", ["/v1/event-types", "/v1/customers", "/v1/audit-log"])
-def test_a_list_of_large_rows_is_bounded_in_bytes_and_goes_on_where_it_ended(served, large_rows, path):
+def test_a_list_of_large_rows_is_paged_by_bytes(served, large_rows, path):
     client, found, cursor = served.client(served.keys["operator"]), [], ""
     while cursor is not None:
         page = client.get(f"{path}?limit=200&cursor={cursor}")
@@ -63,7 +63,7 @@ def test_a_list_of_large_rows_is_bounded_in_bytes_and_goes_on_where_it_ended(ser
 
 
 def cut_off_after_s(served, first, drip=b""):
-    """Return how long the server keeps a connection on which this is all that comes."""
+    """Return the seconds for which the server keeps a connection on which no more than this arrives."""
     with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
         client.settimeout(0.1)
         began = time.monotonic()
@@ -90,11 +90,11 @@ def cut_off_after_s(served, first, drip=b""):
         pytest.param(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET ", b"X", id="the same after a request"),
     ],
 )
-def test_who_sends_a_request_slowly_is_cut_off(served, first, drip):
+def test_a_slowly_sent_request_is_cut_off(served, first, drip):
     assert cut_off_after_s(served, first, drip) < 5
 
 
-def test_who_does_not_read_what_it_asked_for_is_cut_off(served, monkeypatch):
+def test_a_client_that_does_not_read_its_answer_is_cut_off(served, monkeypatch):
     monkeypatch.setattr(app, "MAX_SENDING_S", 0.2)
     is_cut_off, answers = threading.Event(), 500
     monkeypatch.setattr(app.log, "info", lambda event, **_: event == "api.cut_off" and is_cut_off.set())
@@ -110,7 +110,7 @@ def test_who_does_not_read_what_it_asked_for_is_cut_off(served, monkeypatch):
     assert served.client(None).get("/healthz").status == 200
 
 
-def test_a_body_of_a_byte_at_a_time_is_cut_off(served):
+def test_a_body_sent_byte_by_byte_is_cut_off(served):
     head = f"POST /v1/endpoints HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {served.keys['acme']}\r\n"
     head += "content-type: application/json\r\ncontent-length: 4000\r\n\r\n"
     assert cut_off_after_s(served, head.encode(), b"x") < 5
@@ -129,7 +129,7 @@ def test_a_large_body_is_refused(served, acme, chunked):
         assert client.recv(65_536).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_filter_of_a_megabyte_is_refused_by_its_size_and_one_below_by_its_rules(postgres):
+def test_a_filter_is_refused_by_body_size_or_by_filter_rules(postgres):
     with world.served(postgres) as served:
         acme = served.client(served.keys["acme"])
         wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}
@@ -142,7 +142,7 @@ def test_a_filter_of_a_megabyte_is_refused_by_its_size_and_one_below_by_its_rule
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"7", b"{", b'{"url": NaN}', b"\xff", b"[" * 4000, b'{"a":' * 500, b'{"url": "\\ud800"}']
 )
-def test_what_is_no_json_object_is_refused(acme, raw):
+def test_a_body_that_is_no_json_object_is_refused(acme, raw):
     answer = acme.ask("POST", "/v1/endpoints", raw=raw)
     assert answer.status == 422
     assert answer.json["code"] == "invalid"
@@ -155,14 +155,14 @@ def test_another_content_type_is_refused(acme):
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/", 404), ("TRACE", "/v1/endpoints", 405)]
 )
-def test_what_is_not_there_is_a_problem_document_too(acme, method, path, status):
+def test_a_missing_path_or_method_gets_a_problem_document(acme, method, path, status):
     answer = acme.ask(method, path)
     assert answer.status == status
     assert answer.headers["content-type"].startswith("application/problem+json")
     assert answer.json["status"] == status
 
 
-def test_no_answer_is_kept_by_a_cache(acme):
+def test_every_answer_forbids_caching(acme):
     for path in ("/v1/endpoints", "/v1/nothing", "/v1/openapi.json"):
         assert acme.get(path).headers["cache-control"] == "no-store"
 
@@ -171,7 +171,7 @@ def test_the_document_is_served_without_a_key(served):
     assert served.client(None).get("/v1/openapi.json").json["openapi"] == "3.1.0"
 
 
-def test_who_asks_too_often_is_told_to_wait(postgres):
+def test_requests_above_the_rate_get_429_with_retry_after(postgres):
     with world.served(postgres, max_requests_per_s=1) as served:
         acme = served.client(served.keys["acme"])
         answers = [acme.get("/v1/endpoints") for _ in range(3)]
@@ -180,7 +180,7 @@ def test_who_asks_too_often_is_told_to_wait(postgres):
         assert served.client(served.keys["other"]).get("/v1/endpoints").status == 200
 
 
-def test_a_customer_makes_no_more_than_its_bound_and_the_operator_does(postgres):
+def test_a_customer_has_quotas_and_the_operator_has_none(postgres):
     with world.served(postgres, max_endpoints_per_customer=2, max_subscriptions_per_customer=1) as served:
         acme, operator = served.client(served.keys["acme"]), served.client(served.keys["operator"])
         assert [acme.post("/v1/endpoints", NEW).status for _ in range(3)] == [201, 409, 409]
@@ -190,7 +190,7 @@ def test_a_customer_makes_no_more_than_its_bound_and_the_operator_does(postgres)
         assert operator.post("/v1/endpoints", NEW | {"customer": "acme"}).status == 201
 
 
-def test_a_subscription_names_no_more_than_a_bound(postgres):
+def test_a_subscription_names_a_bounded_number_of_tenants(postgres):
     with world.served(postgres) as served:
         operator = served.client(served.keys["operator"])
         wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": [f"t{number}" for number in range(10_001)]}
@@ -199,7 +199,7 @@ def test_a_subscription_names_no_more_than_a_bound(postgres):
         assert operator.post("/v1/subscriptions", pairs).fields == ["sub_tenants"]
 
 
-def test_a_fault_of_ours_tells_nothing(served, acme, monkeypatch):
+def test_an_internal_error_reveals_nothing(served, acme, monkeypatch):
     monkeypatch.setattr("subscriptions_db.api.contract.crud.page", lambda *_, **__: 1 / 0)
     answer = acme.get("/v1/endpoints")
     assert answer.status == 500
@@ -208,7 +208,7 @@ def test_a_fault_of_ours_tells_nothing(served, acme, monkeypatch):
     assert served.client(None).get("/healthz").status == 200
 
 
-def test_while_postgres_is_away_the_answer_is_503_and_then_again_what_it_was(own_postgres):
+def test_the_api_answers_503_while_postgres_is_away(own_postgres):
     with world.served(own_postgres) as served:
         acme = served.client(served.keys["acme"])
         before = acme.get("/v1/endpoints").json
@@ -227,7 +227,7 @@ def test_while_postgres_is_away_the_answer_is_503_and_then_again_what_it_was(own
         assert served.client(None).get("/readyz").status == 200
 
 
-def test_a_connection_that_postgres_ended_while_it_lay_idle_is_replaced_before_a_request_meets_it(postgres):
+def test_a_broken_idle_connection_is_replaced_before_use(postgres):
     with world.served(postgres) as served, served.registry() as opened:
         acme = served.client(served.keys["acme"])
         before = acme.get("/v1/endpoints").json

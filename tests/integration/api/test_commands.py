@@ -1,4 +1,4 @@
-"""The commands of the API: keys are made, listed and taken away, and what `fanout serve` serves ends in order."""
+"""The commands of the API: `fanout api-keys`, `fanout openapi`, `fanout replays` and `fanout serve`."""
 
 import contextlib
 import datetime as dt
@@ -45,7 +45,7 @@ def fanout(*words, code=0):
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_key_is_made_used_listed_and_taken_away(served):
+def test_a_key_is_created_used_listed_and_revoked(served):
     made = fanout("api-keys", "create", "--scope", "customer_admin", "--customer", "acme", "--name", "mine", "--expires", "90d")
     client = served.client(made["key"])
     assert client.get("/v1/customers/acme").status == 200
@@ -58,13 +58,13 @@ def test_a_key_is_made_used_listed_and_taken_away(served):
         time.sleep(0.1)
 
 
-def test_the_document_is_printed():
+def test_the_openapi_document_is_printed():
     done = CliRunner().invoke(main.app, ["openapi"])
     assert json.loads(done.output) == json.loads(json.dumps(openapi.document(ROUTES)))
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_is_registered_is_listed_by_kind_name_and_column(served):
+def test_registered_rows_are_listed_by_kind_id_and_column(served):
     served.client(served.keys["operator"]).put("/v1/event-types/order.listed", {"description": "For a list."})
     [row] = fanout("get", "event-types", "order.listed")
     assert row["description"] == "For a list."
@@ -78,7 +78,7 @@ def test_what_is_registered_is_listed_by_kind_name_and_column(served):
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_replay_is_listed_shown_and_cancelled_once(served):
+def test_a_replay_is_listed_shown_and_cancelled(served):
     now = dt.datetime.now(dt.UTC)
     with served.registry() as opened, opened.transaction():
         opened.execute("delete from replays")
@@ -96,7 +96,7 @@ def test_a_replay_is_listed_shown_and_cancelled_once(served):
     assert "`fanout replays list` lists them" in str(unknown.exception)
 
 
-def test_what_is_served_ends_in_order_and_logs_no_secret(served, environment):
+def test_serve_ends_in_order_and_logs_no_secret(served, environment):
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

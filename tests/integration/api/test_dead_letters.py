@@ -1,4 +1,4 @@
-"""Customers take their dead letters over HTTP: shared between pollers, byte for byte, and nobody else's."""
+"""Customers get their dead letters over HTTP: shared between pollers, with the payload byte for byte."""
 
 import base64
 import datetime as dt
@@ -20,7 +20,7 @@ def acknowledge(poller, answer):
     return poller.post(f"{CONSUMER}/ack", {"receipts": [item["receipt"] for item in answer.json["items"]]}).json["letters"]
 
 
-def test_two_pollers_share_the_letters_and_lose_nothing(served, poller):
+def test_two_pollers_share_all_dead_letters(served, poller):
     write(served, 25)
     everything, handled = ids(poller.get("/v1/dead-letters?limit=100")), []
     lock = threading.Lock()
@@ -39,7 +39,7 @@ def test_two_pollers_share_the_letters_and_lose_nothing(served, poller):
     assert len(everything) == 25
 
 
-def test_what_is_not_acknowledged_or_is_given_back_is_given_again(served, poller):
+def test_a_dead_letter_without_ack_is_leased_again(served, poller):
     write(served, 2)
     first = lease(poller, lease_s=0)
     again = lease(poller)
@@ -52,7 +52,7 @@ def test_what_is_not_acknowledged_or_is_given_back_is_given_again(served, poller
     assert ids(lease(poller)) == ids(again)[:1]
 
 
-def test_a_cursor_passes_no_letter_and_shows_none_twice(served, poller):
+def test_a_cursor_skips_and_repeats_no_dead_letter(served, poller):
     write(served, 5)
     found, path = [], "/v1/dead-letters?limit=2"
     cursor = ""
@@ -69,8 +69,8 @@ def test_a_cursor_passes_no_letter_and_shows_none_twice(served, poller):
 LARGE = b"x" * 300_000
 
 
-def test_a_page_of_large_letters_ends_where_an_answer_is_full_and_the_next_goes_on(served, poller):
-    """A page of 40 letters was 37.9 MB."""
+def test_a_page_of_large_dead_letters_is_bounded_in_bytes(served, poller):
+    """Regression: a page of 40 dead letters had 37.9 MB."""
     write(served, 7, data=LARGE)
     found, cursor = [], ""
     while True:
@@ -83,7 +83,7 @@ def test_a_page_of_large_letters_ends_where_an_answer_is_full_and_the_next_goes_
     assert len(set(found)) == len(found) == 7
 
 
-def test_a_poll_gives_as_many_large_letters_as_fit_and_the_others_are_free_for_the_next(served, poller):
+def test_a_poll_leases_only_the_dead_letters_that_fit(served, poller):
     write(served, 5, data=LARGE)
     first, second = lease(poller, lease_s=0), lease(poller, limit=2)
     assert [len(ids(first)), len(ids(second))] == [2, 2]
@@ -93,7 +93,7 @@ def test_a_poll_gives_as_many_large_letters_as_fit_and_the_others_are_free_for_t
     assert len({letter for one in (second, *rest) for letter in ids(one)}) == 5
 
 
-def test_letters_whose_lease_is_over_come_as_many_at_a_time_as_fit(served, poller):
+def test_expired_leases_are_renewed_only_as_far_as_they_fit(served, poller):
     write(served, 3)
     write(served, 1, data=LARGE * 5)
     first, alone = lease(poller, lease_s=0), lease(poller, lease_s=0)
@@ -117,7 +117,7 @@ def test_a_payload_comes_back_byte_for_byte(served, poller):
     assert letter == poller.get(f"/v1/dead-letters/{letter['id']}").json
 
 
-def test_letters_are_found_by_what_is_asked_for(served, poller):
+def test_dead_letters_are_found_by_search_criteria(served, poller):
     at = archive.NOW + dt.timedelta(hours=1)
     write(served, endpoint="a", reason="gone", event_type="order.made")
     write(served, endpoint="b", event_type="user.made", dead_lettered_at=at, tenant_id="t2")
@@ -129,7 +129,7 @@ def test_letters_are_found_by_what_is_asked_for(served, poller):
         assert ids(poller.get(f"/v1/dead-letters?{asked}")) == wanted, asked
 
 
-def test_a_letter_is_redriven_or_discarded_once(served, acme):
+def test_a_dead_letter_is_redriven_or_discarded_once(served, acme):
     write(served, 2)
     first, second = ids(acme.get("/v1/dead-letters"))
     assert acme.post(f"/v1/dead-letters/{first}/discard").json["state"] == "discarded"
@@ -145,7 +145,7 @@ def test_a_letter_is_redriven_or_discarded_once(served, acme):
     ]  # fmt: skip
 
 
-def test_many_letters_are_redriven_by_what_is_asked_for(served, acme):
+def test_dead_letters_are_redriven_by_search_criteria(served, acme):
     write(served, 3, endpoint="a")
     write(served, 2, endpoint="b")
     write(served, customer="other")
@@ -164,7 +164,7 @@ def test_many_letters_are_redriven_by_what_is_asked_for(served, acme):
     assert served.audit("acme")[-1]["after"]["count"] == 2
 
 
-def test_an_endpoint_is_recovered_since_a_time_and_is_not_enabled_by_that(served, acme):
+def test_recovering_an_endpoint_does_not_enable_it(served, acme):
     later = archive.NOW + dt.timedelta(hours=1)
     write(served, 1)
     write(served, 3, dead_lettered_at=later)
@@ -182,7 +182,7 @@ def test_an_endpoint_is_recovered_since_a_time_and_is_not_enabled_by_that(served
     assert served.audit("acme-orders")[0]["after"]["count"] == 2
 
 
-def test_a_consumer_is_made_moved_and_forgotten(served, acme, poller):
+def test_a_consumer_is_created_moved_and_deleted(served, acme, poller):
     write(served, 3)
     wanted = {"name": "late", "event_type": "*", "to": "end"}
     made = acme.post("/v1/dead-letter-consumers", wanted)
@@ -207,7 +207,7 @@ def test_a_consumer_is_made_moved_and_forgotten(served, acme, poller):
     assert poller.post(f"{path}/lease", {}).status == poller.post(f"{path}/ack", {"receipts": []}).status == 404
 
 
-def test_a_customer_makes_no_more_consumers_than_its_bound(postgres):
+def test_the_consumers_of_a_customer_are_bounded(postgres):
     with world.served(postgres, max_consumers_per_customer=2) as served:
         acme = served.client(served.keys["acme"])
         assert [acme.post("/v1/dead-letter-consumers", {"name": f"c{number}"}).status for number in range(2)] == [201, 409]
@@ -225,7 +225,7 @@ def test_the_operator_names_the_customer(served, operator):
 
 
 @pytest.mark.parametrize("cursor", ["bm8", "x", "bC4tMQ"])
-def test_a_cursor_that_was_never_given_is_refused(acme, cursor):
+def test_an_invented_cursor_is_refused(acme, cursor):
     for path in ("/v1/dead-letters", "/v1/attempts", "/v1/deliveries"):
         assert acme.get(f"{path}?cursor={cursor}").fields == ["cursor"]
 
@@ -233,7 +233,7 @@ def test_a_cursor_that_was_never_given_is_refused(acme, cursor):
 @pytest.mark.parametrize("receipt", ["bm8", "x", "bC4tMQ", "é", "c" * 500])
 @pytest.mark.parametrize("how", ["ack", "nack"])
 def test_a_bad_receipt_handle_refuses_only_itself(served, poller, receipt, how):
-    """One bad receipt handle refused the request: a poller could not acknowledge the others with it."""
+    """Regression: one bad receipt handle refused the whole request, so a poller could not ack the other dead letters."""
     write(served, 1)
     leased = lease(poller).json["items"]
     assert leased

@@ -1,4 +1,4 @@
-"""Customers search their deliveries of the last days over HTTP, the newest first, and see what has become of each."""
+"""Customers search their recent deliveries over HTTP, the newest first, each with its status."""
 
 import datetime as dt
 
@@ -66,11 +66,11 @@ def names(answer):
         (f"until={after(1):%Y-%m-%dT%H:%M:%SZ}", ["e0"]),
     ],
 )
-def test_deliveries_are_found_by_what_is_asked_for(acme, asked, wanted):
+def test_deliveries_are_found_by_search_criteria(acme, asked, wanted):
     assert names(acme.get(f"/v1/deliveries?{asked}")) == wanted
 
 
-def test_a_cursor_goes_on_with_older_ones(acme):
+def test_a_cursor_continues_with_older_deliveries(acme):
     found, cursor = [], ""
     while cursor is not None:
         page = acme.get(f"/v1/deliveries?limit=2{cursor and f'&cursor={cursor}'}")
@@ -79,11 +79,11 @@ def test_a_cursor_goes_on_with_older_ones(acme):
     assert found == ["batch", "e3", "e2", "e1", "e0"]
 
 
-def test_what_is_no_status_is_refused(acme):
+def test_an_unknown_status_is_refused(acme):
     assert acme.get("/v1/deliveries?status=postponed").fields == ["status"]
 
 
-def test_a_delivery_says_what_has_become_of_it_and_leads_to_its_letter(acme):
+def test_a_delivery_has_its_status_and_its_dead_letter(acme):
     batch, held, skipped, accepted, given_up = acme.get("/v1/deliveries").json["items"]
     assert (batch["status"], batch["events"], batch["dead_letters"], batch["subscription"]) == ("delivered", 3, 1, None)
     assert (held["status"], held["attempts"], held["began_at"]) == ("waiting", 0, "2026-05-10T12:00:03Z")
@@ -94,7 +94,7 @@ def test_a_delivery_says_what_has_become_of_it_and_leads_to_its_letter(acme):
     assert letter["record"]["webhook_id"] == given_up["webhook_id"]
 
 
-def test_one_delivery_has_its_attempts(acme, other):
+def test_a_single_delivery_has_its_attempts(acme, other):
     [one] = acme.get("/v1/deliveries?event_type=order.t1").json["items"]
     story = acme.get(f"/v1/deliveries/{one['webhook_id']}").json
     assert story | one == story
@@ -105,7 +105,7 @@ def test_one_delivery_has_its_attempts(acme, other):
     assert names(other.get(f"/v1/deliveries?webhook_id={one['webhook_id']}")) == []
 
 
-def test_one_that_was_not_attempted_has_none_and_others_see_only_their_own(acme, other):
+def test_a_delivery_without_attempts_has_an_empty_history(acme, other):
     [held] = acme.get("/v1/deliveries?status=waiting").json["items"]
     assert acme.get(f"/v1/deliveries/{held['webhook_id']}").json["history"] == []
     assert names(acme.get("/v1/attempts")) == ["batch", "e1", "e1", "e0"]

@@ -1,4 +1,4 @@
-"""The examples of docs/api.md and docs/dead-letters.md, one after the other: what is asked is answered as it says."""
+"""The examples of docs/api.md and docs/dead-letters.md, requested in their order, get the answers that they show."""
 
 import json
 import re
@@ -28,14 +28,14 @@ def examples(text):
 
 
 def filled(text, made):
-    """The text with what was given before."""
+    """Return a text of the document with the ids and secrets of earlier answers in place of its abbreviations."""
     for shown, given in made.items():
         text = text.replace(f"{shown}…", given)
     return text
 
 
 def holds(told, answered, where="answer"):
-    """Whether all that is told stands in the answer; `…` is any text."""
+    """Assert that an answer has everything that the document shows; `…` stands for any text."""
     if isinstance(told, dict):
         for name, value in told.items():
             holds(value, answered[name], f"{where}.{name}")
@@ -49,7 +49,7 @@ def holds(told, answered, where="answer"):
         assert told == answered, where
 
 
-def test_what_the_document_asks_is_answered_as_it_says(served, operator):
+def test_the_examples_of_the_api_document_hold(served, operator):
     client, made = operator, {}
     for method, path, headers, body, told in examples(TEXT):
         named = dict(line.split(": ", 1) for line in headers.splitlines())
@@ -64,7 +64,7 @@ def test_what_the_document_asks_is_answered_as_it_says(served, operator):
             made[answer["id"].partition("_")[0] + "_"] = answer["id"]
 
 
-def test_what_the_document_of_dead_letters_asks_is_answered_as_it_says(served, acme):
+def test_the_examples_of_the_dead_letter_document_hold(served, acme):
     with served.registry() as opened:
         opened.execute("delete from dead_letters")
         of = {"event_type": "order.created", "event_id": "e1"}
@@ -79,7 +79,7 @@ def test_what_the_document_of_dead_letters_asks_is_answered_as_it_says(served, a
             made |= {item[name][:4]: item[name] for name in ("id", "receipt", "webhook_id") if name in item}
 
 
-def test_the_document_names_every_scope_rule_and_path_that_there_is():
+def test_the_document_names_every_scope_rule_and_path():
     for scope in Scope:
         assert f"`{scope}`" in TEXT
     paths = {route.path for route in ROUTES} | {"/v1/openapi.json"}

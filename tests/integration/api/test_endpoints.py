@@ -1,4 +1,4 @@
-"""Endpoints are made and changed over HTTP, by the rules of the manifest, and each change is in the audit log."""
+"""Endpoints are created and changed over HTTP by the rules of the manifest, with an audit entry for each change."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def as_read(served, endpoint_id):
         return registry_reader.read_endpoint(opened, ring, guard.Guard(), endpoint_id).endpoints.get(endpoint_id)
 
 
-def test_an_endpoint_is_made_for_the_customer_that_asks_and_shows_its_secret_once(acme, served):
+def test_a_new_endpoint_shows_its_signing_secret_once(acme, served):
     answer = acme.post("/v1/endpoints", NEW)
     assert answer.status == 201
     shown = answer.json
@@ -38,13 +38,13 @@ def test_an_endpoint_is_made_for_the_customer_that_asks_and_shows_its_secret_onc
     assert again.json == {name: value for name, value in shown.items() if name != "signing_secret"}
 
 
-def test_no_answer_holds_a_secret_that_was_given(acme, made):
+def test_no_answer_has_a_stored_secret(acme, made):
     assert made["auth"] == {"kind": "bearer"} | dict.fromkeys(["username", "header", "client_id", "token_url", "token_scope"])
     for path in (f"/v1/endpoints/{made['id']}", "/v1/endpoints", "/v1/audit-log"):
         assert b"hunter2" not in acme.get(path).text
 
 
-def test_a_change_keeps_what_it_does_not_name_secrets_included(acme, served, made):
+def test_a_change_keeps_omitted_fields_and_secrets(acme, served, made):
     before = as_read(served, made["id"])
     answer = acme.patch(
         f"/v1/endpoints/{made['id']}", {"url": "https://hooks.acme.example.com/moved", "retry": {"timeout_s": 9}}
@@ -79,14 +79,14 @@ def test_a_change_keeps_what_it_does_not_name_secrets_included(acme, served, mad
         (NEW | {"customer": "nobody"}, "customer"),
     ],
 )
-def test_what_is_wrong_is_refused_by_the_manifests_rules_and_named(acme, document, field):
+def test_an_invalid_field_is_refused_by_name(acme, document, field):
     answer = acme.post("/v1/endpoints", document)
     assert answer.status == 422
     assert answer.headers["content-type"].startswith("application/problem+json")
     assert answer.fields == [field]
 
 
-def test_a_change_is_checked_as_a_whole(acme, made):
+def test_a_changed_endpoint_is_checked_as_a_whole(acme, made):
     path = f"/v1/endpoints/{made['id']}"
     assert acme.patch(path, {"batch": {"max_events": 5}}).status == 422
     assert acme.patch(path, {"url": None}).fields == ["url"]
@@ -106,7 +106,7 @@ def test_an_endpoint_is_paused_resumed_disabled_and_enabled(acme, served, made):
         assert as_read(served, made["id"]).status is status
 
 
-def test_what_is_disabled_is_not_resumed_by_the_way(acme, made):
+def test_a_disabled_endpoint_must_be_enabled_first(acme, made):
     path = f"/v1/endpoints/{made['id']}"
     shown = acme.post(f"{path}/disable", {"reason": "moving"}).json
     assert shown["disabled_reason"] == "moving"
@@ -125,7 +125,7 @@ def test_a_rotation_shows_the_new_secret_once_and_both_sign(acme, served, made):
     assert public["public_key"].startswith("whpk_")
 
 
-def test_a_deleted_endpoint_is_gone_with_its_subscriptions(acme, made):
+def test_an_endpoint_is_deleted_with_its_subscriptions(acme, made):
     wanted = {"endpoint": made["id"], "event_type": "order.*", "tenants": ["t1"]}
     subscription = acme.post("/v1/subscriptions", wanted).json["id"]
     assert acme.delete(f"/v1/endpoints/{made['id']}").status == 204
@@ -133,7 +133,7 @@ def test_a_deleted_endpoint_is_gone_with_its_subscriptions(acme, made):
     assert acme.get(f"/v1/subscriptions/{subscription}").status == 404
 
 
-def test_each_change_is_in_the_audit_log_with_what_there_was_before_and_without_secrets(acme, served, made):
+def test_audit_entries_have_old_and_new_fields_and_no_secret(acme, served, made):
     path = f"/v1/endpoints/{made['id']}"
     acme.patch(path, {"max_in_flight": 7, "auth": {"kind": "bearer", "secret": "hunter3"}})
     acme.patch(path, {"max_in_flight": 7})  # changes nothing
@@ -150,7 +150,7 @@ def test_each_change_is_in_the_audit_log_with_what_there_was_before_and_without_
     assert shown == ["delete", "rotate_secret", "update", "update", "create"]
 
 
-def test_a_refused_change_leaves_neither_a_row_nor_an_entry(acme, served, made):
+def test_a_refused_change_writes_no_row_and_no_audit_entry(acme, served, made):
     count = len(served.audit(made["id"]))
     assert acme.patch(f"/v1/endpoints/{made['id']}", {"max_in_flight": 5, "url": "https://127.0.0.1/"}).status == 422
     assert as_read(served, made["id"]).max_in_flight is None
@@ -166,7 +166,7 @@ def test_the_operator_chooses_ids_and_customers(operator, acme):
     assert acme.get("/v1/endpoints/chosen").json["customer"] == "acme"
 
 
-def test_a_list_is_followed_by_its_cursors_while_rows_come_and_go(operator):
+def test_a_list_is_paged_while_rows_come_and_go(operator):
     operator.put("/v1/customers/many", {})
     wanted = [f"many-{number:02}" for number in range(7)]
     for row_id in wanted:
@@ -181,7 +181,7 @@ def test_a_list_is_followed_by_its_cursors_while_rows_come_and_go(operator):
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=%00", "cursor=AA", "cursor=%C3%A4", "colour=red"])
-def test_a_wrong_page_is_refused_by_name(acme, query):
+def test_an_invalid_page_parameter_is_refused_by_name(acme, query):
     answer = acme.get(f"/v1/endpoints?{query}")
     assert answer.status == 422
     assert answer.fields == [query.partition("=")[0]]

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document, right and wrong ones: no answer is one of 5xx, and all are as documented.
+"""Valid and invalid requests generated from the OpenAPI document: no answer has a status 5xx, and all are as documented.
 
 A seed makes them, the same ones each time. `SEED=2 EXAMPLES=200 pytest tests/integration/api/test_fuzzing.py` looks for others,
 and for longer.
@@ -40,9 +40,10 @@ def served(postgres):
 
 
 def is_wrong_as_sent(case, url):
-    """Tell whether a request was wrong as it arrived.
+    """Return True if a request violates the OpenAPI document in the form in which it arrived.
 
-    In a query everything is text: an array is right where a text is asked for. What is wrong with the key is put right here.
+    In a query everything is text, so an array is valid where a text is expected. A wrong API key does not count: it was
+    replaced.
     """
     parameters = case.operation.definition.raw["parameters"]
     wrong = {place for place, part in case.meta.components.items() if part.mode is GenerationMode.NEGATIVE}
@@ -57,7 +58,7 @@ def is_wrong_as_sent(case, url):
 
 
 def takes(schema, text):
-    """Tell whether a text of a query is what a schema asks for: as a text, or as what it says in JSON."""
+    """Return True if the text of a query parameter matches a schema, as text or parsed as JSON."""
     values = [text]
     with contextlib.suppress(ValueError):
         values.append(json.loads(text))
@@ -66,7 +67,7 @@ def takes(schema, text):
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_whatever_comes_is_answered_as_documented(served, route, mode):
+def test_any_request_is_answered_as_documented(served, route, mode):
     operation = SCHEMA[route.path][route.method]
     wanted = settings(
         max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],

@@ -1,4 +1,4 @@
-"""A change that is repeated with the same Idempotency-Key is answered again, and not done again."""
+"""A change repeated with the same Idempotency-Key returns the first answer and changes nothing."""
 
 import concurrent.futures
 
@@ -13,7 +13,7 @@ def count(client):
     return len(client.get("/v1/endpoints?limit=200").json["items"])
 
 
-def test_a_repeated_request_is_answered_as_before_and_shows_no_secret_again(acme):
+def test_a_repeated_request_gets_the_first_answer_without_secret(acme):
     before = count(acme)
     first = acme.post("/v1/endpoints", NEW, idempotency_key="k1")
     second = acme.post("/v1/endpoints", NEW, idempotency_key="k1")
@@ -25,7 +25,7 @@ def test_a_repeated_request_is_answered_as_before_and_shows_no_secret_again(acme
     assert count(acme) == before + 1
 
 
-def test_the_kept_answer_holds_no_secret(acme, served):
+def test_the_stored_answer_has_no_secret(acme, served):
     made = acme.post("/v1/endpoints", NEW, idempotency_key="k2").json
     rotated = acme.post(f"/v1/endpoints/{made['id']}/rotate-secret", {}, idempotency_key="k3").json
     with served.registry() as opened:
@@ -36,26 +36,26 @@ def test_the_kept_answer_holds_no_secret(acme, served):
 
 
 @pytest.mark.parametrize("again", [NEW | {"max_in_flight": 1}, {"url": "https://hooks.acme.example.com/twice"}])
-def test_a_key_is_not_taken_for_another_request(acme, again):
+def test_an_idempotency_key_is_refused_for_another_request(acme, again):
     acme.post("/v1/endpoints", NEW, idempotency_key="k4")
     answer = acme.post("/v1/endpoints", again, idempotency_key="k4")
     assert answer.status == 422
     assert answer.fields == ["Idempotency-Key"]
 
 
-def test_a_refused_request_leaves_its_key_free(acme):
+def test_a_refused_request_does_not_use_its_key_up(acme):
     assert acme.post("/v1/endpoints", {"url": "ftp://x"}, idempotency_key="k5").status == 422
     assert acme.post("/v1/endpoints", NEW, idempotency_key="k5").status == 201
 
 
-def test_keys_of_two_customers_have_nothing_to_do_with_each_other(acme, other):
+def test_idempotency_keys_of_two_customers_are_independent(acme, other):
     first = acme.post("/v1/endpoints", NEW, idempotency_key="k6").json
     second = other.post("/v1/endpoints", NEW, idempotency_key="k6").json
     assert first["id"] != second["id"]
     assert second["customer"] == "other"
 
 
-def test_many_at_once_make_one(acme):
+def test_concurrent_equal_requests_change_once(acme):
     before = count(acme)
     with concurrent.futures.ThreadPoolExecutor(8) as at_once:
         answers = list(at_once.map(lambda _: acme.post("/v1/endpoints", NEW, idempotency_key="k7"), range(8)))
@@ -65,21 +65,21 @@ def test_many_at_once_make_one(acme):
     assert count(acme) == before + 1
 
 
-def test_what_was_answered_is_forgotten_after_a_day(acme, served):
+def test_a_stored_answer_is_deleted_after_a_day(acme, served):
     first = acme.post("/v1/endpoints", NEW, idempotency_key="k8").json
     with served.registry() as opened:
         opened.execute("update idempotency_keys set created_at = now() - interval '25 hours'")
     assert acme.post("/v1/endpoints", NEW, idempotency_key="k8").json["id"] != first["id"]
 
 
-def test_a_deletion_is_repeated_without_a_body(acme):
+def test_a_repeated_deletion_has_no_body(acme):
     made = acme.post("/v1/endpoints", NEW).json
     for _ in range(2):
         answer = acme.delete(f"/v1/endpoints/{made['id']}", idempotency_key="k9")
         assert (answer.status, answer.text) == (204, b"")
 
 
-def test_changes_at_once_to_one_row_lose_nothing(acme):
+def test_concurrent_changes_to_one_row_lose_nothing(acme):
     made = acme.post("/v1/endpoints", NEW).json
     changes = [{"max_in_flight": 7}, {"max_per_second": 2.5}, {"headers": {"X-Team": "a"}}, {"order_by": "id"}]
     with concurrent.futures.ThreadPoolExecutor(4) as at_once:

@@ -1,4 +1,4 @@
-"""Every route that the OpenAPI document names, tried with the wrong key: nothing is done, and nothing is told."""
+"""Every route of the OpenAPI document, requested with a wrong API key: it changes nothing, and reveals nothing."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def everything(served):
 
 
 def naming_a_row():
-    """Yield each field of a body in which a customer's key may say something, by the document."""
+    """Yield (route, field) for each field of a body that a customer's key may send, by the OpenAPI document."""
     document = openapi.document(ROUTES)
     for case in OPERATIONS:
         _, _, operation = case.values
@@ -108,7 +108,7 @@ def naming_a_row():
 
 
 def bodies_naming(name, field, letters):
-    """Return two bodies that differ in whose row they name: acme's, and nobody's."""
+    """Return two bodies that name a row: one of customer acme, and one that does not exist."""
     values = {
         "customer": ("acme", "nobo"), "endpoint": ("acme-orders", "nobo-orders"), "name": (world.CONSUMER, "nobody"),
         "id": ("acme-orders", "nobo-orders") if name == "createEndpoint" else ("acme-all", "nobo-all"),
@@ -122,20 +122,20 @@ def bodies_naming(name, field, letters):
 
 
 def without(answer, value):
-    """Return what is answered, less what was asked and what is new in each answer."""
+    """Return the text of an answer without the requested value and without ids that are new in each answer."""
     said = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return MADE.sub(b"*", answer.text).replace(said.encode(), b"*")
 
 
 def not_of_other(rows):
-    """Return the rows that are none of `other`, who alone makes subscriptions here."""
+    """Return the rows that do not belong to `other`, the only customer that creates subscriptions in this file."""
     own = re.compile(r'"customer_id": "other"|"subscription_id": "(other-all|sub_[0-9a-f]{24})"')
     return [[row["row"] for row in table if not own.search(row["row"])] for table in rows]
 
 
 @pytest.fixture(scope="module")
 def letters(served):
-    """What leads to acme's letters, and what leads to nobody's: (acme's, nobody's)."""
+    """Return the cursors and receipt handles of acme's dead letters, each with one of a dead letter that does not exist."""
     poller, other = (served.client(served.keys[name]) for name in ("poller", "other"))
     leased = world.lease(poller, lease_s=3600).json["items"]
     cursors = [poller.get("/v1/dead-letters").json["next_cursor"], cursor.letter_cursor(int(world.LETTER) - 1)]
@@ -145,7 +145,7 @@ def letters(served):
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), [case for case in OPERATIONS if case.id not in WITHOUT_A_ROW])
-def test_another_customers_key_is_told_what_it_would_be_of_nobodys_row(served, other, method, path, operation):
+def test_another_customers_row_looks_like_a_missing_row(served, other, method, path, operation):
     before = everything(served)
     answer = ask(other, method, path, operation, OF_ACME)
     if "customer_admin" not in scopes_of(operation):
@@ -159,14 +159,14 @@ def test_another_customers_key_is_told_what_it_would_be_of_nobodys_row(served, o
     assert everything(served) == before
 
 
-def test_every_field_by_which_rows_can_be_named_is_known():
+def test_every_body_field_that_names_a_row_is_known():
     fields = set(naming_a_row())
     assert {one for one in fields if one[1] not in NAMING_NOBODY} == NAMING.keys()
     assert {name for name, _ in NAMING} >= WITHOUT_A_ROW
 
 
 @pytest.mark.parametrize(("name", "field"), NAMING, ids=map("-".join, NAMING))
-def test_who_names_anothers_row_in_what_it_sends_is_told_what_it_would_be_of_nobodys(served, other, letters, name, field):
+def test_another_customers_row_in_a_body_looks_missing(served, other, letters, name, field):
     [(method, path, _)] = [case.values for case in OPERATIONS if case.id == name]
     before = not_of_other(everything(served))
     assert any(before)
@@ -190,7 +190,7 @@ QUERIES = [
 ]
 
 
-def test_every_route_that_says_whose_is_tried_with_another_customers_name():
+def test_every_route_with_a_customer_parameter_is_tested():
     tried = {one.values[0].id for one in QUERIES if one.values[1] == "customer"}
     assert tried >= {route.name for route in ROUTES if issubclass(route.query, CustomerQuery)}
 
@@ -198,7 +198,7 @@ def test_every_route_that_says_whose_is_tried_with_another_customers_name():
 @pytest.mark.parametrize("ids", [OF_ACME, OF_OTHER], ids=["theirs", "own"])
 @pytest.mark.parametrize(("case", "parameter"), QUERIES)
 @pytest.mark.usefixtures("letters")
-def test_who_asks_as_another_customer_is_told_what_it_would_be_of_nobody(served, other, case, parameter, ids):
+def test_a_customer_parameter_of_another_customer_looks_missing(served, other, case, parameter, ids):
     method, path, operation = case.values
     before = everything(served)
     acmes, nobodys = {"customer": ("acme", "nobo"), "endpoint": ("acme-orders", "nobo-orders")}[parameter]
@@ -214,7 +214,7 @@ def test_who_asks_as_another_customer_is_told_what_it_would_be_of_nobody(served,
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
 @pytest.mark.parametrize("key", [None, "", "fk_aaaaaaaaaaaa_" + "x" * 43])
-def test_without_a_key_there_is_nothing(served, key, method, path, operation):
+def test_every_route_refuses_a_request_without_a_valid_key(served, key, method, path, operation):
     answer = ask(served.client(key), method, path, operation, OF_ACME)
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -223,7 +223,7 @@ def test_without_a_key_there_is_nothing(served, key, method, path, operation):
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPEN)
 @pytest.mark.parametrize("name", [None, "acme", "other", "operator"])
-def test_what_takes_no_key_takes_a_token_and_no_key_is_one(served, name, method, path, operation):
+def test_a_route_without_key_needs_a_token_and_no_key_is_a_token(served, name, method, path, operation):
     before = everything(served)
     client = served.client(served.keys.get(name))
     answer = ask(client, method, path, operation, OF_ACME)
@@ -233,7 +233,7 @@ def test_what_takes_no_key_takes_a_token_and_no_key_is_one(served, name, method,
     assert everything(served) == before
 
 
-def test_few_routes_take_no_key():
+def test_only_known_routes_need_no_key():
     assert {case.id for case in OPEN} == {"permitDeliveries", "permitDeliveriesByBrowser"}
 
 
@@ -246,20 +246,20 @@ def test_a_key_that_only_reads_changes_nothing(served, method, path, operation):
 
 
 @pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
-def test_a_pollers_key_takes_dead_letters_and_sees_no_registry(served, method, path, operation):
+def test_a_pollers_key_reaches_dead_letters_and_no_registry(served, method, path, operation):
     answer = ask(served.client(served.keys["poller"]), method, path, operation, OF_ACME)
     assert answer.status == (200 if "poller" in scopes_of(operation) else 403)
     assert ("poller" in scopes_of(operation)) <= path.startswith("/v1/dead-letter")
 
 
-def test_filters_of_a_list_lead_to_nobody_else(other):
+def test_list_filters_show_no_row_of_another_customer(other):
     for query in ("customer=acme", "endpoint=acme-orders"):
         assert other.get(f"/v1/subscriptions?{query}").json["items"] == []
     assert other.get("/v1/endpoints?customer=acme").json["items"] == []
     assert other.get("/v1/audit-log?customer=acme").json["items"] == []
 
 
-def test_a_customer_that_names_another_is_told_nothing_of_its_letters(acme, other):
+def test_a_customer_gets_no_dead_letter_of_another_customer(acme, other):
     for path in ("/v1/dead-letters", "/v1/dead-letter-consumers", "/v1/attempts", "/v1/deliveries"):
         assert acme.get(f"{path}?customer=acme").status == 200
         assert b"acme" not in other.get(path).text
@@ -272,14 +272,14 @@ def test_a_customer_that_names_another_is_told_nothing_of_its_letters(acme, othe
     assert acme.get(f"/v1/dead-letters/{world.LETTER}").json["state"] == "waiting"
 
 
-def test_a_customer_that_asks_after_another_on_the_same_connection_sees_its_own(acme, other):
+def test_a_reused_connection_shows_each_customer_its_own_rows(acme, other):
     for _ in range(10):  # more often than there are connections
         assert {row["customer"] for row in acme.get("/v1/endpoints").json["items"]} == {"acme"}
         assert {row["customer"] for row in other.get("/v1/endpoints").json["items"]} <= {"other"}
 
 
 @pytest.mark.parametrize("fails", [lambda opened: opened.execute("select 1 / 0"), lambda _: 1 / 0], ids=["in Postgres", "here"])
-def test_the_one_connection_of_the_pool_forgets_whose_it_was_also_after_an_error(served, fails):
+def test_a_pooled_connection_forgets_its_customer_after_an_error(served, fails):
     config = served.config.model_copy(update={"api": served.config.api.model_copy(update={"max_connections": 1})})
     acme, other = (Principal(name, name, Scope.CUSTOMER_ADMIN) for name in ("acme", "other"))
     with transactions.Store(config) as opened:
@@ -293,7 +293,7 @@ def test_the_one_connection_of_the_pool_forgets_whose_it_was_also_after_an_error
             assert {row["customer_id"] for row in connection.execute("select customer_id from endpoints")} == {"other"}
 
 
-def test_while_postgres_is_away_no_route_says_anything_else(own_postgres, monkeypatch):
+def test_without_postgres_every_route_answers_503(own_postgres, monkeypatch):
     monkeypatch.setattr(transactions, "WAIT_S", 0.05)
     monkeypatch.setattr(admission, "CACHE_S", 3600)
     with world.served(own_postgres, max_poll_s=1) as served:

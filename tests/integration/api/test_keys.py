@@ -1,4 +1,4 @@
-"""Who may come in: keys are kept as digests, and what is taken away or deleted is refused."""
+"""API keys are stored as digests; expired, revoked and deleted keys are refused."""
 
 import base64
 import datetime as dt
@@ -23,7 +23,7 @@ def status_of(served, key):
     return served.client(key.text.reveal().decode()).get("/v1/endpoints").status
 
 
-def test_a_key_has_256_random_bits_and_only_its_digest_is_kept(served):
+def test_a_key_has_256_random_bits_and_only_its_digest_is_stored(served):
     key = made(served)
     text = key.text.reveal().decode()
     assert text.startswith(f"{key.key_id}_")
@@ -40,13 +40,13 @@ def test_a_key_has_256_random_bits_and_only_its_digest_is_kept(served):
             assert form not in dump
 
 
-def test_a_key_that_has_expired_is_refused(served):
+def test_an_expired_key_is_refused(served):
     now = dt.datetime.now(dt.UTC)
     assert status_of(served, made(served, expires_at=now - dt.timedelta(seconds=1))) == 401
     assert status_of(served, made(served, expires_at=now + dt.timedelta(hours=1))) == 200
 
 
-def test_a_key_that_was_revoked_is_refused(served):
+def test_a_revoked_key_is_refused(served):
     key = made(served)
     with served.registry() as opened:
         keys.revoke(opened, key.text.reveal().decode())
@@ -56,7 +56,7 @@ def test_a_key_that_was_revoked_is_refused(served):
     assert status_of(served, key) == 401
 
 
-def test_a_key_is_of_a_customer_or_of_the_operator(served):
+def test_a_key_belongs_to_a_customer_or_to_the_platform(served):
     for customer_id, scope in (("acme", Scope.OPERATOR), (None, Scope.READ_ONLY), ("nobody", Scope.READ_ONLY)):
         with pytest.raises(errors.RegistrationError):
             made(served, customer_id=customer_id, scope=scope)

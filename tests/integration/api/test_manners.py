@@ -1,4 +1,4 @@
-"""What HTTP clients expect of every answer: HEAD, Allow, Location, a request id, and no versions."""
+"""Answers follow HTTP: HEAD, Allow, Location, a request id, and no versions of the server."""
 
 import dataclasses
 import re

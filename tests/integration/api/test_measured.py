@@ -1,4 +1,4 @@
-"""What an operator sees of the API: requests counted by names of ours, how much is in use, and probes beside the metrics."""
+"""Metrics of the API: requests by route, long polls, connections; and the probes on the operator's port."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ def sample(name, **labels):
 
 @contextlib.contextmanager
 def counting(**labels):
-    """See that one request is counted with these labels, inside."""
+    """Assert that one request with these labels is counted in the context."""
     before = sample("fanout_api_requests_total", **labels)
     yield
     assert sample("fanout_api_requests_total", **labels) == before + 1
@@ -41,13 +41,13 @@ def test_requests_are_counted_by_path_method_and_class_of_status(served, acme, o
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/anything-at-all"), ("PROPFIND", "/v1/endpoints"), ("DELETE", "/x")])
-def test_what_is_none_of_our_paths_is_counted_together(acme, method, path):
+def test_requests_for_unknown_paths_are_counted_together(acme, method, path):
     with counting(route="none", method="none", status="4xx"):
         acme.ask(method, path)
 
 
 @pytest.mark.usefixtures("emptied")
-def test_a_poll_is_counted_while_it_waits(served, poller):
+def test_a_long_poll_is_counted_while_it_waits(served, poller):
     answer = in_background(lambda: lease(poller, wait_s=20))
     deadline = time.monotonic() + 10
     while sample("fanout_api_polls_waiting") != 1:
@@ -58,7 +58,7 @@ def test_a_poll_is_counted_while_it_waits(served, poller):
     assert sample("fanout_api_polls_waiting") == 0
 
 
-def test_a_connection_is_in_use_while_somebody_has_it(served):
+def test_a_connection_counts_as_in_use_during_a_request(served):
     with transactions.Store(served.config) as opened:
         assert sample("fanout_api_connections_in_use") == 0
         with opened.transaction(Principal("fk_1", None, Scope.OPERATOR)):
@@ -75,8 +75,8 @@ def test_a_connection_is_in_use_while_somebody_has_it(served):
         (f"POST {world.CONSUMER_PATH}/lease", {}, 7),
     ],
 )
-def test_a_request_waits_for_postgres_few_times(acme, monkeypatch, asked, document, most):
-    """docs/adr/0020-few-round-trips.md says why they are so few."""
+def test_a_request_makes_few_round_trips_to_postgres(acme, monkeypatch, asked, document, most):
+    """docs/adr/0020-few-round-trips.md says why each round trip counts."""
     acme.get("/v1/endpoints")  # the key is known from now on, and a connection is there
     waits = []
     wait = psycopg.Connection.wait
@@ -87,13 +87,13 @@ def test_a_request_waits_for_postgres_few_times(acme, monkeypatch, asked, docume
 
 @pytest.fixture
 def measured(served):
-    """The same API once more, with a port for its operator."""
+    """Serve the same API a second time, with a port for metrics and probes."""
     metrics = settings.Metrics(port=kafka.free_port())
     with world.running(served.config.model_copy(update={"metrics": metrics})) as port:
         yield Client(port, served.keys["acme"]), Client(metrics.port, None)
 
 
-def test_metrics_and_probes_are_served_on_a_port_of_their_own(served, measured):
+def test_metrics_and_probes_have_a_port_of_their_own(served, measured):
     customers, operators = measured
     assert customers.get("/metrics").status == 404
     assert b"fanout_api_requests_total" in operators.get("/metrics").text

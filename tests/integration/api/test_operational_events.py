@@ -1,4 +1,4 @@
-"""A customer subscribes to what happens to its own endpoints, and to nobody else's, whatever it is granted."""
+"""A customer may subscribe to operational events about its own endpoints, and never to those of other customers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ NEW = {"endpoint": "acme-orders", "event_type": "fanout.*", "sub_tenants": {"fan
 EVENT = {"type": "fanout.endpoint.failing", "tenant_id": "fanout", "data": {"endpoint_id": "acme-orders"}}
 
 
-def test_a_customer_subscribes_to_its_own_without_a_grant(acme):
+def test_a_customer_subscribes_to_its_own_events_without_grant(acme):
     made = acme.post("/v1/subscriptions", NEW)
     assert (made.status, made.json["sub_tenants"]) == (201, {"fanout": ["acme"]})
     path = f"/v1/subscriptions/{made.json['id']}/explain"
@@ -26,20 +26,20 @@ def test_a_customer_subscribes_to_its_own_without_a_grant(acme):
     ],
 )
 @pytest.mark.parametrize("grant", [{"tenants": ["t1", "t2", "fanout"]}, {"everything": True}, {"tenants": ["t1", "t2"]}])
-def test_no_grant_opens_those_of_others(acme, operator, grant, change, field):
+def test_no_grant_permits_operational_events_of_others(acme, operator, grant, change, field):
     operator.put("/v1/customers/acme", {"name": "Acme Inc", "may_subscribe_to": grant})
     answer = acme.post("/v1/subscriptions", NEW | change)
     assert (answer.status, answer.fields) == (422, [field])
     operator.put("/v1/customers/acme", {"name": "Acme Inc", "may_subscribe_to": {"tenants": ["t1", "t2"]}})
 
 
-def test_everything_is_not_the_platform(acme):
+def test_a_subscription_to_everything_excludes_the_platform(acme):
     event = EVENT | {"sub_tenant_id": "acme"}
     [explained] = acme.post("/v1/subscriptions/acme-all/explain", {"event": event | {"type": "order.made"}}).json["items"]
     assert (explained["is_due"], explained["rule"]) == (False, "scope")
 
 
-def test_the_operator_subscribes_to_all(operator):
+def test_the_operator_subscribes_to_operational_events_of_all(operator):
     made = operator.post("/v1/subscriptions", NEW | {"sub_tenants": {}, "tenants": ["fanout"]})
     assert made.status == 201
     path = f"/v1/subscriptions/{made.json['id']}/explain"
@@ -47,6 +47,6 @@ def test_the_operator_subscribes_to_all(operator):
     assert explained["is_due"]
 
 
-def test_no_tenant_has_the_platforms_name(operator):
+def test_a_tenant_cannot_have_the_platforms_id(operator):
     answer = operator.put("/v1/tenants/fanout", {"name": "Somebody"})
     assert answer.status in {409, 422}

@@ -1,4 +1,4 @@
-"""A poll that finds nothing waits: bounded in number, for a letter, for its time, and for who may still come in."""
+"""Long polls: a poll that finds nothing waits for a dead letter, within its time, and within limits of number."""
 
 import contextlib
 import http.client
@@ -29,7 +29,7 @@ def often(monkeypatch):
 
 @dataclass
 class Waits:
-    """When polls begin to wait, and when they have ended."""
+    """Semaphores that are released when a long poll begins to wait, and when it has ended."""
 
     begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -55,7 +55,7 @@ def happens(what, count=1):
 
 
 @pytest.mark.parametrize("way", ["browse", "lease"])
-def test_a_poll_that_waits_is_answered_when_a_letter_comes(served, poller, waits, way):
+def test_a_long_poll_is_answered_when_a_dead_letter_is_archived(served, poller, waits, way):
     asks = {"browse": lambda: poller.get("/v1/dead-letters?wait_s=20"), "lease": lambda: lease(poller, wait_s=20, limit=1)}
     both = [in_background(asks[way]) for _ in range(2)]
     assert happens(waits.begun, 2)
@@ -68,7 +68,7 @@ def test_a_poll_that_waits_is_answered_when_a_letter_comes(served, poller, waits
     assert given == [whole, whole] if way == "browse" else sorted(given[0] + given[1]) == whole
 
 
-def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, poller, other, waits):
+def test_one_customer_cannot_occupy_all_long_polls(served, poller, other, waits):
     both = [in_background(lambda: poller.get("/v1/dead-letters?wait_s=20")) for _ in range(2)]
     assert happens(waits.begun, 2)
     refused = poller.get("/v1/dead-letters?wait_s=20")
@@ -79,7 +79,7 @@ def test_one_customer_does_not_take_all_the_places_of_polls_that_wait(served, po
     assert [len(ids(one())) for one in both] == [1, 1]
 
 
-def test_of_all_customers_no_more_than_a_bound_wait(postgres, waits):
+def test_the_number_of_long_polls_is_bounded(postgres, waits):
     with world.served(postgres, max_polls=1, max_poll_s=60) as served:
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         [letter] = ids(acme.get("/v1/dead-letters"))
@@ -91,7 +91,7 @@ def test_of_all_customers_no_more_than_a_bound_wait(postgres, waits):
     assert ids(one()) == []  # a server that stops answers the polls that wait
 
 
-def test_polls_that_wait_keep_nobody_out(postgres, waits):
+def test_long_polls_do_not_block_other_requests(postgres, waits):
     with world.served(postgres, max_waiting=1, max_poll_s=60) as served:
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         both = []
@@ -102,7 +102,7 @@ def test_polls_that_wait_keep_nobody_out(postgres, waits):
     assert [ids(one()) for one in both] == [[], []]
 
 
-def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waits, monkeypatch):
+def test_a_long_poll_ends_when_its_key_is_revoked(postgres, waits, monkeypatch):
     monkeypatch.setattr(admission, "CACHE_S", 0)
     with world.served(postgres) as served, served.registry() as opened:
         key = keys.create(opened, customer_id="other", scope=Scope.POLLER)
@@ -113,7 +113,7 @@ def test_a_poll_that_waits_is_refused_when_its_key_is_revoked(postgres, waits, m
         assert one().status == 401
 
 
-def test_who_has_gone_while_waiting_is_given_no_lease(served, poller, waits):
+def test_a_disconnected_poller_gets_no_lease(served, poller, waits):
     connection = http.client.HTTPConnection("127.0.0.1", served.port)
     with contextlib.closing(connection):
         connection.request(
@@ -126,12 +126,12 @@ def test_who_has_gone_while_waiting_is_given_no_lease(served, poller, waits):
     assert [item["times"] for item in lease(poller).json["items"]] == [1]
 
 
-def test_a_poll_that_waits_may_take_longer_than_another_request(postgres):
+def test_a_long_poll_may_exceed_the_request_timeout(postgres):
     with world.served(postgres, request_timeout_s=0.5) as served:
         assert ids(served.client(served.keys["other"]).get("/v1/dead-letters?wait_s=0.8")) == []
 
 
-def test_a_poll_that_waits_ends_with_its_time_and_says_where_to_go_on(poller):
+def test_a_long_poll_ends_with_its_wait_and_a_next_cursor(poller):
     answer = poller.get("/v1/dead-letters?wait_s=0.01")
     assert ids(answer) == []
     assert not answer.json["has_more"]

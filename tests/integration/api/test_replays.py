@@ -1,4 +1,4 @@
-"""Customers have deliveries made again over HTTP: one, or all of a time. `fanout archive` has its own tests."""
+"""Customers request replays of one delivery or of a time range over HTTP. `fanout archive` has tests of its own."""
 
 import dataclasses
 import datetime as dt
@@ -21,7 +21,7 @@ def emptied(served):
         opened.execute("delete from replays")
 
 
-def test_a_time_is_replayed_once_at_a_time_seen_and_cancelled(served, acme):
+def test_a_replay_of_a_time_range_is_created_shown_and_cancelled(served, acme):
     made = acme.post(REPLAYS, DAY | {"event_types": ["order.*"]})
     assert (made.status, made.json["state"], made.json["event_types"]) == (201, "waiting", ["order.*"])
     assert (made.json["handed_over"], made.json["webhook_id"], made.json["is_whole"]) == (0, None, True)
@@ -50,11 +50,11 @@ def test_a_time_is_replayed_once_at_a_time_seen_and_cancelled(served, acme):
         (DAY | {"event_types": []}, "event_types"),
     ],
 )
-def test_a_time_has_bounds(acme, asked, field):
+def test_the_time_range_of_a_replay_is_bounded(acme, asked, field):
     assert acme.post(REPLAYS, asked).fields == [field]
 
 
-def test_the_delivery_of_an_attempt_is_made_again_by_where_its_event_is(served, acme):
+def test_a_resend_names_the_position_of_the_event_in_kafka(served, acme):
     [attempt] = acme.get("/v1/attempts").json["items"]
     assert attempt["id"] == world.ATTEMPT
     made = acme.post(ONE)
@@ -67,7 +67,7 @@ def test_the_delivery_of_an_attempt_is_made_again_by_where_its_event_is(served, 
     assert acme.post(REPLAYS, DAY).status == 201  # beside a time
 
 
-def test_a_batch_and_what_was_archived_before_are_not_sent_again_alone(served, acme):
+def test_a_batch_or_an_old_attempt_cannot_be_resent(served, acme):
     asked = {"events": 3, "topic": None}
     for place, (column, value) in enumerate(asked.items(), 2):
         told = archive.taken_attempts(place, archive.outcome(customer="acme", endpoint="acme-orders", at=later(place)))
@@ -85,7 +85,7 @@ def later(minutes):
     return archive.NOW + dt.timedelta(minutes=minutes)
 
 
-def test_a_customer_has_so_many_replays_under_way(acme, monkeypatch):
+def test_the_unfinished_replays_of_a_customer_are_bounded(acme, monkeypatch):
     monkeypatch.setattr("subscriptions_db.api.deliveries.replays.MAX_UNFINISHED", 1)
     assert acme.post(ONE).status == 201
     assert "the maximum" in acme.post(REPLAYS, DAY).json["detail"]

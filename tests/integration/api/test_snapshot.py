@@ -1,4 +1,4 @@
-"""Whoever follows the registry over HTTP has what the driver reads straight from Postgres, and waits at nobody's cost."""
+"""A reader that follows the registry over HTTP gets what the driver reads from Postgres, and waits without a connection."""
 
 import base64
 import json
@@ -72,7 +72,7 @@ def change(served, statement="update tenants set name = name || 'x'"):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_from_nothing_and_since_each_revision_it_comes_to_what_the_driver_reads(served, reader, seed):
+def test_a_reader_reaches_the_drivers_registry_from_any_revision(served, reader, seed):
     ring = keyring.KeyRing.from_settings(served.config.keys)
     known = [sealed_document.whole(told(reader), ring, GUARD)]
     assert known[0] == straight(served, ring)
@@ -90,7 +90,7 @@ def test_from_nothing_and_since_each_revision_it_comes_to_what_the_driver_reads(
         known.append(now)
 
 
-def test_its_secrets_are_as_sealed_as_in_postgres(served, reader):
+def test_secrets_in_the_answer_are_sealed_as_in_postgres(served, reader):
     text = reader.get(PATH).text
     assert b"hunter2" not in text
     with served.registry() as opened:
@@ -102,7 +102,7 @@ def test_its_secrets_are_as_sealed_as_in_postgres(served, reader):
 
 
 @pytest.mark.parametrize("since", [0, 10_000, 2**63 - 1])
-def test_what_the_log_does_not_reach_back_to_is_answered_with_all(served, reader, since):
+def test_a_revision_before_the_log_of_changes_gets_everything(served, reader, since):
     change(served, "delete from revisions where revision < 5")
     document = told(reader, f"{PATH}?since={since}&wait_s=10")
     assert document["since"] is None
@@ -110,12 +110,12 @@ def test_what_the_log_does_not_reach_back_to_is_answered_with_all(served, reader
 
 
 @pytest.mark.parametrize("since", ["x", "-1", str(2**63)])
-def test_a_revision_that_is_none_is_refused(reader, since):
+def test_an_invalid_revision_is_refused(reader, since):
     answer = reader.get(f"{PATH}?since={since}")
     assert (answer.status, answer.fields) == (422, ["since"])
 
 
-def test_what_is_known_is_not_told_again(served, reader):
+def test_a_known_revision_gets_304(served, reader):
     answer = reader.get(PATH, accept_encoding="gzip")
     assert answer.headers["content-encoding"] == "gzip"
     assert json.loads(zlib.decompress(answer.text, wbits=31)) == told(reader)
@@ -128,7 +128,7 @@ def test_what_is_known_is_not_told_again(served, reader):
     assert reader.get(PATH, if_none_match=tag).status == 200
 
 
-def test_who_waits_is_told_of_a_change_and_else_that_there_is_none(served, reader):
+def test_a_waiting_reader_gets_the_next_change_or_304(served, reader):
     revision = told(reader)["revision"]
     nothing = told(reader, f"{PATH}?since={revision}&wait_s=0.1")
     assert (nothing["revision"], nothing["since"], nothing["tenants"], nothing["gone"]) == (revision, revision, [], {})
@@ -145,7 +145,7 @@ def test_who_waits_is_told_of_a_change_and_else_that_there_is_none(served, reade
     assert time.monotonic() - began < 5
 
 
-def test_all_that_wait_are_told_by_one_read_and_asked_for_by_one_question(served, reader, monkeypatch):
+def test_waiting_readers_share_one_query_and_one_answer(served, reader, monkeypatch):
     read, asked = [], []
     monkeypatch.setattr(sealed_document, "read", lambda *of, real=sealed_document.read: read.append(of[1]) or real(*of))
     monkeypatch.setattr(
@@ -169,7 +169,7 @@ def ring_of(served):
 
 
 def waited_for(served):
-    """Return when the API has asked for those that wait."""
+    """Return after the API has queried the newest revision for its waiting readers."""
     asked = "select max(query_start) as at from pg_stat_activity where application_name = 'fanout api'"
     with served.registry() as opened:
         [before] = opened.execute(asked).fetchall()
@@ -181,7 +181,7 @@ def waited_for(served):
     pytest.fail("nobody asks")
 
 
-def test_a_key_that_is_revoked_while_it_waits_is_told_nothing(served):
+def test_a_key_revoked_during_the_wait_gets_no_answer(served):
     with served.registry() as opened:
         made = keys.create(opened, customer_id=None, scope=Scope.EXECUTOR)
         reader = served.client(made.text.reveal().decode())
@@ -191,7 +191,7 @@ def test_a_key_that_is_revoked_while_it_waits_is_told_nothing(served):
     assert poll().status == 401
 
 
-def test_no_more_than_a_bound_wait(postgres):
+def test_the_number_of_waiting_readers_is_bounded(postgres):
     with world.served(postgres, max_snapshot_polls=1, max_poll_s=3) as served:
         operator = served.client(served.keys["operator"])
         tag = operator.get(PATH).headers["etag"]
@@ -199,7 +199,7 @@ def test_no_more_than_a_bound_wait(postgres):
         assert sorted(poll().status for poll in polls) == [304, 503]
 
 
-def test_readers_that_wait_keep_nobody_out(postgres):
+def test_waiting_readers_do_not_block_other_requests(postgres):
     with world.served(postgres, max_waiting=1, max_poll_s=60) as served:
         operator, acme = (served.client(served.keys[name]) for name in ("operator", "acme"))
         tag = operator.get(PATH).headers["etag"]
@@ -209,7 +209,7 @@ def test_readers_that_wait_keep_nobody_out(postgres):
     assert poll().status == 503
 
 
-def test_while_postgres_is_away_who_waits_is_told_so_and_not_that_nothing_changed(served, reader, monkeypatch):
+def test_a_waiting_reader_gets_503_while_postgres_is_away(served, reader, monkeypatch):
     tag = reader.get(PATH).headers["etag"]
 
     def away(*_, **__):
@@ -225,7 +225,7 @@ def test_while_postgres_is_away_who_waits_is_told_so_and_not_that_nothing_change
     assert reader.get(PATH).status == 200
 
 
-def test_a_server_that_stops_lets_go_who_waits(served):
+def test_a_stopping_server_answers_the_waiting_readers(served):
     with world.running(served.config) as port:
         client = world.Client(port, served.keys["operator"])
         tag = client.get(PATH).headers["etag"]
@@ -237,11 +237,11 @@ def test_a_server_that_stops_lets_go_who_waits(served):
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.name != "getSnapshot"], ids=lambda route: route.name)
-def test_a_key_for_executors_is_for_nothing_else(route):
+def test_an_executors_key_permits_no_other_route(route):
     assert Scope.EXECUTOR not in route.scopes
 
 
-def test_no_customer_has_a_key_for_it(served):
+def test_no_customers_key_reads_the_registry(served):
     for name in ("acme", "reader", "poller"):
         assert served.client(served.keys[name]).get(PATH).status == 403
     with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="belong to no customer"):

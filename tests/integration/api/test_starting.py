@@ -1,4 +1,4 @@
-"""With another key ring than the registry's nothing is served: what it seals, the job could not open."""
+"""With a key ring that does not fit the registry the API serves nothing: the job could not open what the API seals."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ def with_ring(config, key_id="k1"):
 
 
 def start(config):
-    """Serve, and end."""
+    """Start the API, and stop it."""
 
     async def serve():
         async with run.serving(config, threading.Event()):
@@ -35,7 +35,7 @@ def start(config):
 
 
 @pytest.mark.parametrize("key_id", ["k1", "another"])
-def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start_by_the_words_of_the_job(served, key_id):
+def test_a_wrong_key_ring_is_refused_at_the_start(served, key_id):
     wrong = with_ring(served.config, key_id)
     with served.registry() as opened, pytest.raises(errors.SettingsError) as of_the_job:
         keyring.require_fits(opened, keyring.KeyRing.from_settings(wrong.keys))
@@ -44,7 +44,7 @@ def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start_by_th
     start(served.config)
 
 
-def test_the_command_ends_with_one_line_that_says_so(served):
+def test_a_wrong_key_ring_ends_the_command_with_one_line(served):
     variables = os.environ | {
         "FANOUT_DATABASE_URL": served.database,
         "FANOUT_API_DATABASE_URL": world.login_of(served.database),
@@ -57,7 +57,7 @@ def test_the_command_ends_with_one_line_that_says_so(served):
     assert done.stderr.splitlines()[-1].startswith("fanout: setting keys.ring does not fit the registry: ")
 
 
-def test_an_empty_registry_takes_any_ring(served, database):
+def test_an_empty_registry_accepts_any_key_ring(served, database):
     with connect.connect(settings.Database(url=database)) as opened:
         migrate.migrate(opened)
     api = served.config.api.model_copy(
@@ -66,7 +66,7 @@ def test_an_empty_registry_takes_any_ring(served, database):
     start(with_ring(served.config).model_copy(update={"api": api}))
 
 
-def test_while_postgres_is_away_it_starts_and_once_it_is_there_does_nothing_with_a_wrong_ring(own_postgres):
+def test_the_api_starts_without_postgres_and_checks_the_ring_later(own_postgres):
     with world.served(own_postgres) as served:
         own_postgres.kill()
         with world.running(with_ring(served.config)) as port:
@@ -83,8 +83,8 @@ def test_while_postgres_is_away_it_starts_and_once_it_is_there_does_nothing_with
             assert right.ask(*asked).status == 201
 
 
-def test_an_open_address_guard_is_warned_of_as_by_the_job(served, caplog):
-    """A registry of production took endpoints in private networks, and no line of `fanout serve` said so."""
+def test_an_open_address_guard_is_warned_of(served, caplog):
+    """Regression: a registry in production accepted endpoints in private networks, and `fanout serve` did not warn."""
     opened = settings.Delivery(allow_networks=("10.0.0.0/8",), allow_http=True)
     start(served.config.model_copy(update={"delivery": opened}))
     assert "the address guard is OPEN for development: networks 10.0.0.0/8, plain http" in caplog.text

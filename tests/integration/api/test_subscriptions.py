@@ -1,4 +1,4 @@
-"""Customers subscribe to what they were granted; the operator to all; and both can ask why an event matches, or does not."""
+"""Customers subscribe to granted tenants, the operator to all; explain says which rule decides on an event."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def made(acme):
     return shown
 
 
-def test_a_subscription_is_shown_as_it_was_made(acme, made):
+def test_a_subscription_is_shown_as_created(acme, made):
     assert made == acme.get(f"/v1/subscriptions/{made['id']}").json
     assert made["tenants"] == ["t1"]
     assert made["sub_tenants"] == {"t2": ["100"]}
@@ -28,7 +28,7 @@ def test_a_subscription_is_shown_as_it_was_made(acme, made):
     assert made in listed
 
 
-def test_a_change_keeps_what_it_does_not_name(acme, made):
+def test_a_change_keeps_omitted_fields(acme, made):
     path = f"/v1/subscriptions/{made['id']}"
     assert acme.patch(path, {"event_type": "*"}).json == made | {"event_type": "*", "warnings": []}
     assert acme.patch(path, {"filter": None}).json["filter"] is None
@@ -51,13 +51,13 @@ def test_a_change_keeps_what_it_does_not_name(acme, made):
         ({"tenants": [], "everything": True}, "everything"),
     ],
 )
-def test_what_is_wrong_or_not_granted_is_refused_by_name(acme, change, field):
+def test_an_invalid_or_ungranted_field_is_refused_by_name(acme, change, field):
     answer = acme.post("/v1/subscriptions", NEW | change)
     assert answer.status == 422
     assert answer.fields == [field]
 
 
-def test_what_the_operator_registered_beyond_the_grant_can_be_paused_but_not_widened(acme):
+def test_a_subscription_beyond_the_grant_can_only_be_paused(acme):
     path = "/v1/subscriptions/acme-all"
     assert acme.get(path).json["everything"] is True
     assert acme.patch(path, {"event_type": "*"}).fields == ["everything"]
@@ -66,7 +66,7 @@ def test_what_the_operator_registered_beyond_the_grant_can_be_paused_but_not_wid
     assert acme.post(f"{path}/resume").status == 200
 
 
-def test_a_grant_of_the_operator_is_in_effect_at_once(acme, operator, served):
+def test_a_new_grant_is_in_effect_at_once(acme, operator, served):
     grant = {"name": "Acme Inc", "may_subscribe_to": {"tenants": ["t1", "t2", "t5"]}}
     assert operator.put("/v1/customers/acme", grant).json["may_subscribe_to"] == {
         "everything": False,
@@ -78,7 +78,7 @@ def test_a_grant_of_the_operator_is_in_effect_at_once(acme, operator, served):
     assert [entry["action"] for entry in served.audit("acme")] == ["grant"]
 
 
-def test_somebody_elses_endpoint_is_as_one_that_there_is_not(acme):
+def test_another_customers_endpoint_is_not_found(acme):
     theirs = acme.post("/v1/subscriptions", NEW | {"endpoint": "other-orders"})
     nobodys = acme.post("/v1/subscriptions", NEW | {"endpoint": "nobody-orders"})
     assert theirs.status == 422
@@ -122,7 +122,7 @@ def test_tenants_are_registered_by_the_operator(operator, served):
     assert [entry["action"] for entry in served.audit("t7")] == ["create", "update", "delete"]
 
 
-def test_a_customer_is_deleted_with_its_endpoints(operator):
+def test_deleting_a_customer_deletes_its_endpoints(operator):
     operator.put("/v1/customers/leaving", {"may_subscribe_to": {"everything": True}})
     endpoint = operator.post("/v1/endpoints", {"customer": "leaving", "url": "https://hooks.example.com/"}).json["id"]
     assert operator.delete("/v1/customers/leaving").status == 204
@@ -130,7 +130,7 @@ def test_a_customer_is_deleted_with_its_endpoints(operator):
     assert operator.get("/v1/customers/leaving").status == 404
 
 
-def test_the_id_of_a_customer_that_was_deleted_is_given_to_nobody_who_could_read_what_is_left_of_it(operator):
+def test_the_id_of_a_deleted_customer_is_not_reused(operator):
     operator.put("/v1/customers/left", {})
     assert operator.put("/v1/customers/left", {"name": "Still there"}).status == 200
     assert operator.delete("/v1/customers/left").status == 204
@@ -141,12 +141,12 @@ def test_the_id_of_a_customer_that_was_deleted_is_given_to_nobody_who_could_read
 
 
 @pytest.mark.parametrize("row_id", ["a%20b", "%C3%A4", "%00", "x" * 129, "-a"])
-def test_an_id_that_is_none_is_refused_where_it_would_be_made_and_else_not_found(operator, row_id):
+def test_an_invalid_id_is_refused_by_put_and_not_found_by_get(operator, row_id):
     assert operator.put(f"/v1/customers/{row_id}", {}).fields == ["customer_id"]
     assert operator.get(f"/v1/customers/{row_id}").status == 404
 
 
-def test_a_doubtful_subscription_is_answered_with_warnings_and_refused_when_strict(acme, operator):
+def test_a_subscription_with_warnings_is_refused_if_strict(acme, operator):
     forgotten = NEW | {"event_type": "*", "filter": {"status": ["paid"]}}
     refused = acme.post("/v1/subscriptions?strict=true", forgotten)
     assert refused.status == 422

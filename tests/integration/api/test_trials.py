@@ -1,4 +1,4 @@
-"""A test event goes by the path of every delivery, and what came of it is shown."""
+"""A test event is sent like every delivery, and the answer shows the result of its attempt."""
 
 import contextlib
 import socket
@@ -59,20 +59,20 @@ def test_a_test_event_is_signed_and_arrives(acme, served, listening, received, m
     assert [entry["action"] for entry in served.audit(endpoint["id"])] == ["create", "test"]
 
 
-def test_a_type_of_the_catalogue_is_sent_with_its_first_example_unless_data_is_given(acme, listening, received):
+def test_a_test_event_has_the_first_example_of_its_type(acme, listening, received):
     for body in ({"type": "order.created"}, {"type": "order.created", "data": None}):
         endpoint = made(acme, url=f"{listening.url}/hook")
         acme.post(f"/v1/endpoints/{endpoint['id']}/test", body)
     assert [orjson.loads(one.body)["data"] for one in received] == [{"amount": 20}, None]
 
 
-def test_what_the_endpoint_answers_is_shown(acme, listening):
+def test_the_response_of_the_endpoint_is_shown(acme, listening):
     endpoint = made(acme, url=f"{listening.url}/broken")
     told = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
     assert (told["is_delivered"], told["status"], told["error_class"]) == (False, 503, "unavailable")
 
 
-def test_an_endpoint_that_hangs_is_waited_for_as_long_as_a_delivery_would(acme):
+def test_a_test_event_has_the_timeout_of_a_delivery(acme):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as hanging:
         endpoint = made(acme, url=f"http://127.0.0.1:{hanging.getsockname()[1]}/")
         began = time.monotonic()
@@ -81,7 +81,7 @@ def test_an_endpoint_that_hangs_is_waited_for_as_long_as_a_delivery_would(acme):
     assert time.monotonic() - began < 5
 
 
-def test_one_a_second_goes_to_an_endpoint(acme, listening, received):
+def test_an_endpoint_gets_one_test_event_a_second(acme, listening, received):
     endpoint = made(acme, url=f"{listening.url}/hook")
     answers = [acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 429, 429]
@@ -89,7 +89,7 @@ def test_one_a_second_goes_to_an_endpoint(acme, listening, received):
     assert len(received) == 1
 
 
-def test_a_test_event_leads_no_more_inside_than_a_delivery(acme, served, listening, received):
+def test_a_test_event_is_guarded_like_a_delivery(acme, served, listening, received):
     endpoint = made(acme, url=f"{listening.url}/hook")
     with world.running(served.config.model_copy(update={"delivery": CLOSED})) as port:
         answer = world.Client(port, served.keys["acme"]).post(f"/v1/endpoints/{endpoint['id']}/test", {})
@@ -102,7 +102,7 @@ def test_a_test_event_leads_no_more_inside_than_a_delivery(acme, served, listeni
 
 @pytest.fixture
 def lead(monkeypatch):
-    """Have a name lead to an address; every other name leads where it did."""
+    """Make a host name resolve to an address; other names resolve as before."""
     leads = {}
     ask = socket.getaddrinfo
 
@@ -115,7 +115,7 @@ def lead(monkeypatch):
 
 
 def connections(listening):
-    """Return how many connected to a socket that listens."""
+    """Return the number of connections to a listening socket."""
     listening.setblocking(False)
     count = 0
     with contextlib.suppress(BlockingIOError):
@@ -125,8 +125,8 @@ def connections(listening):
     return count
 
 
-def test_a_name_that_leads_inside_is_stopped_at_the_connection_in_the_same_words_wherever_it_leads(acme, served, lead):
-    """Nothing is wrong with the URL, so that nothing but the guard at the socket stands before the listener."""
+def test_a_name_of_an_internal_address_is_refused_on_connect(acme, served, lead):
+    """The URL is valid, so only the guard at the connection keeps the request from the listening socket."""
     told = set()
     closed = served.config.model_copy(update={"delivery": CLOSED})
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as inside, world.running(closed) as closed_port:

@@ -1,4 +1,4 @@
-"""A receiver is asked whether it wants deliveries, over real HTTP; nothing is sent before it has permitted them."""
+"""The API asks a receiver for permission over HTTP. Deliveries wait until the receiver has permitted them."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ def path(endpoint):
 
 
 def as_read(served, endpoint):
-    """What the job has of an endpoint: status, limit, and as whom it sends."""
+    """Return an endpoint's status, its limit per second and its origin, as the job reads them."""
     with served.registry() as opened:
         ring = keyring.KeyRing.from_settings(served.config.keys)
         read = registry_reader.read_endpoint(opened, ring, guard.Guard(**OPENED), endpoint["id"]).endpoints[endpoint["id"]]
@@ -99,14 +99,14 @@ def as_read(served, endpoint):
 
 
 def callback(receiver):
-    """The path of the callback that the receiver was told last."""
+    """Return the path of the newest callback URL that the receiver got."""
     told = receiver.asked[-1][2]["webhook-request-callback"]
     assert told.startswith(PUBLIC)
     return told.removeprefix(PUBLIC)
 
 
 def validated_again(client, endpoint):
-    """Ask once more: one question a second goes to an endpoint."""
+    """Ask the receiver again, one second later: an endpoint gets one question a second."""
     while (answer := client.post(f"{path(endpoint)}/validate")).status == 429:
         pass
     return answer.json
@@ -118,7 +118,7 @@ def validated(client, endpoint):
     return answer.json
 
 
-def test_what_is_permitted_at_once_is_sent_at_the_rate_that_the_receiver_grants(acme, served, receiver):
+def test_a_permission_limits_the_rate_of_deliveries(acme, served, receiver):
     endpoint = make(acme, receiver, max_per_second=5, auth={"kind": "bearer", "secret": "hunter2"}, headers={"X-Team": "a"})
     assert (endpoint["awaits_permission"], as_read(served, endpoint)) == (True, (EndpointStatus.PAUSED, 5, None))
     receiver.answer = PERMITTED
@@ -136,14 +136,14 @@ def test_what_is_permitted_at_once_is_sent_at_the_rate_that_the_receiver_grants(
     assert (told["action"], told["after"]["state"], told["after"]["permitted_per_minute"]) == ("validate", "permitted", 120)
 
 
-def test_the_endpoints_own_lower_bound_stays(acme, served, receiver):
+def test_the_endpoints_own_lower_rate_stays(acme, served, receiver):
     endpoint = make(acme, receiver, max_per_second=0.5)
     receiver.answer = PERMITTED
     validated(acme, endpoint)
     assert as_read(served, endpoint) == (EndpointStatus.ACTIVE, 0.5, ORIGIN)
 
 
-def test_whatever_the_status_of_the_answer_is_the_headers_count(acme, receiver, made):
+def test_the_headers_of_the_reply_count_whatever_its_status(acme, receiver, made):
     receiver.status = 405
     assert validated(acme, made)["state"] == "asked"
     receiver.answer = PERMITTED
@@ -157,7 +157,7 @@ def test_whatever_the_status_of_the_answer_is_the_headers_count(acme, receiver, 
         ({"WebHook-Allowed-Origin": "*", "WebHook-Allowed-Rate": "-1"}, "WebHook-Allowed-Rate"),
     ],
 )
-def test_another_origin_or_a_rate_that_makes_no_sense_is_a_refusal(acme, served, receiver, headers, reason):
+def test_another_origin_or_an_invalid_rate_is_a_refusal(acme, served, receiver, headers, reason):
     endpoint = make(acme, receiver)
     receiver.answer = headers
     told = validated(acme, endpoint)
@@ -167,7 +167,7 @@ def test_another_origin_or_a_rate_that_makes_no_sense_is_a_refusal(acme, served,
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_the_receiver_may_permit_it_later_by_the_callback_without_a_key(acme, served, receiver, method):
+def test_the_callback_permits_deliveries_later_without_a_key(acme, served, receiver, method):
     made = make(acme, receiver)
     assert validated(acme, made)["state"] == "asked"
     assert as_read(served, made) == WAITING
@@ -183,14 +183,14 @@ def test_the_receiver_may_permit_it_later_by_the_callback_without_a_key(acme, se
     assert re.search(r"[0-9a-f]{64}", str(served.audit(made["id"]))) is None
 
 
-def test_a_callback_without_a_rate_permits_as_many_as_the_endpoint_takes(acme, served, receiver):
+def test_a_callback_without_rate_sets_no_limit(acme, served, receiver):
     endpoint = make(acme, receiver, max_per_second=7)
     validated(acme, endpoint)
     assert served.client(None).post(callback(receiver)).json["permitted_per_minute"] is None
     assert as_read(served, endpoint) == (EndpointStatus.ACTIVE, 7, ORIGIN)
 
 
-def test_a_receiver_that_calls_back_before_it_answers_has_permitted_it(acme, served, receiver, made):
+def test_a_callback_before_the_reply_permits_deliveries(acme, served, receiver, made):
     def call_back(headers):
         assert served.client(None).get(headers["webhook-request-callback"].removeprefix(PUBLIC)).status == 200
 
@@ -199,7 +199,7 @@ def test_a_receiver_that_calls_back_before_it_answers_has_permitted_it(acme, ser
     assert as_read(served, made)[0] is EndpointStatus.ACTIVE
 
 
-def test_a_callback_with_a_rate_that_makes_no_sense_is_told_so_and_may_try_again(acme, served, receiver, made):
+def test_a_callback_with_an_invalid_rate_may_be_repeated(acme, served, receiver, made):
     validated(acme, made)
     nobody = served.client(None)
     assert nobody.post(callback(receiver), WebHook_Allowed_Rate="0").fields == ["WebHook-Allowed-Rate"]
@@ -207,7 +207,7 @@ def test_a_callback_with_a_rate_that_makes_no_sense_is_told_so_and_may_try_again
     assert nobody.post(callback(receiver), WebHook_Allowed_Rate="*").status == 200
 
 
-def test_the_token_of_one_endpoint_is_nothing_at_another(acme, served, receiver, made):
+def test_a_token_is_valid_for_its_endpoint_only(acme, served, receiver, made):
     elsewhere = make(acme, receiver)
     validated(acme, elsewhere)
     validated(acme, made)
@@ -218,7 +218,7 @@ def test_the_token_of_one_endpoint_is_nothing_at_another(acme, served, receiver,
     assert as_read(served, elsewhere) == as_read(served, made) == WAITING
 
 
-def test_a_token_that_has_expired_was_replaced_or_was_never_given_is_nothing(acme, served, receiver, made):
+def test_an_expired_replaced_or_invented_token_is_not_found(acme, served, receiver, made):
     validated(acme, made)
     first = callback(receiver)
     validated_again(acme, made)
@@ -232,7 +232,7 @@ def test_a_token_that_has_expired_was_replaced_or_was_never_given_is_nothing(acm
     assert as_read(served, made) == WAITING
 
 
-def test_another_url_has_to_be_permitted_anew_and_the_callback_of_the_one_before_is_nothing(acme, served, receiver, made):
+def test_a_new_url_needs_a_new_permission(acme, served, receiver, made):
     validated(acme, made)
     before = callback(receiver)
     moved = acme.patch(path(made), {"url": f"{receiver.url}&moved"}).json
@@ -248,7 +248,7 @@ def test_another_url_has_to_be_permitted_anew_and_the_callback_of_the_one_before
     assert served.client(None).post(callback(receiver)).status == 404
 
 
-def test_nobody_sends_by_hand_what_is_not_permitted(acme, served, receiver, made):
+def test_an_endpoint_without_permission_gets_no_test_event(acme, served, receiver, made):
     for action, body in (("resume", None), ("enable", None), ("test", {})):
         refused = acme.post(f"{path(made)}/{action}", body)
         assert (refused.status, "has not permitted deliveries yet" in refused.json["detail"]) == (409, True)
@@ -258,7 +258,7 @@ def test_nobody_sends_by_hand_what_is_not_permitted(acme, served, receiver, made
     assert receiver.asked == []
 
 
-def test_a_permission_resumes_nothing_that_was_paused(acme, served, receiver, made):
+def test_a_permission_does_not_resume_a_paused_endpoint(acme, served, receiver, made):
     acme.post(f"{path(made)}/pause")
     receiver.answer = PERMITTED
     validated(acme, made)
@@ -267,7 +267,7 @@ def test_a_permission_resumes_nothing_that_was_paused(acme, served, receiver, ma
     assert as_read(served, made)[0] is EndpointStatus.ACTIVE
 
 
-def test_a_refusal_takes_no_permission_away(acme, served, receiver, made):
+def test_a_refusal_keeps_an_earlier_permission(acme, served, receiver, made):
     receiver.answer = PERMITTED
     validated(acme, made)
     receiver.answer = {"WebHook-Allowed-Origin": "nobody"}
@@ -275,7 +275,7 @@ def test_a_refusal_takes_no_permission_away(acme, served, receiver, made):
     assert as_read(served, made) == (EndpointStatus.ACTIVE, 2, ORIGIN)
 
 
-def test_who_does_not_answer_is_waited_for_as_long_as_at_a_delivery(acme):
+def test_a_question_has_the_timeout_of_a_delivery(acme):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as hanging:
         endpoint = acme.post(
             "/v1/endpoints", {"url": f"http://127.0.0.1:{hanging.getsockname()[1]}/", "validation": "cloudevents"}
@@ -284,26 +284,26 @@ def test_who_does_not_answer_is_waited_for_as_long_as_at_a_delivery(acme):
     assert (told["state"], "no answer (timeout)" in told["reason"]) == ("refused", True)
 
 
-def test_one_question_a_second_goes_to_an_endpoint(acme, receiver, made):
+def test_an_endpoint_gets_one_question_a_second(acme, receiver, made):
     answers = [acme.post(f"{path(made)}/validate") for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 429, 429]
     assert len(receiver.asked) == 1
 
 
-def test_a_redirect_is_not_followed(acme, receiver, made):
+def test_a_redirect_of_a_question_is_not_followed(acme, receiver, made):
     receiver.status, receiver.answer = 307, {"Location": f"{receiver.url}&elsewhere"}
     assert validated(acme, made)["state"] == "asked"
     assert len(receiver.asked) == 1
 
 
-def test_an_endpoint_that_does_not_ask_for_it_is_not_asked(acme, receiver):
+def test_an_endpoint_without_validation_is_not_asked(acme, receiver):
     endpoint = make(acme, receiver, validation="none")
     refused = acme.post(f"{path(endpoint)}/validate")
     assert (refused.status, refused.json["detail"].startswith("validation: is none")) == (409, True)
     assert receiver.asked == []
 
 
-def test_a_question_leads_no_more_inside_than_a_delivery(served, receiver, made):
+def test_a_question_is_guarded_like_a_delivery(served, receiver, made):
     closed = settings.Delivery(allow_http=True, allow_ports=(), webhook_origin=ORIGIN)
     with world.running(served.config.model_copy(update={"delivery": closed})) as port:
         answer = world.Client(port, served.keys["acme"]).post(f"{path(made)}/validate")
@@ -312,7 +312,7 @@ def test_a_question_leads_no_more_inside_than_a_delivery(served, receiver, made)
     assert receiver.asked == []
 
 
-def test_without_a_public_url_no_callback_is_told_and_without_an_origin_nobody_is_asked(served, receiver, made):
+def test_a_question_needs_an_origin_and_its_callback_a_public_url(served, receiver, made):
     bare = settings.Delivery(**OPENED)
     for update, status in (({"api": served.config.api.model_copy(update={"public_url": ""})}, 200), ({"delivery": bare}, 409)):
         with world.running(served.config.model_copy(update=update)) as port:
@@ -328,14 +328,14 @@ def test_without_a_public_url_no_callback_is_told_and_without_an_origin_nobody_i
     assert "webhook-request-callback" not in headers
 
 
-def test_who_tries_tokens_is_slowed_down(postgres):
+def test_callbacks_are_limited_in_rate(postgres):
     with world.served(postgres, delivery=OPEN, max_requests_per_s=1) as served:
         nobody = served.client(None)
         answers = [nobody.get(f"/v1/endpoints/acme-orders/permit/{number}") for number in range(3)]
     assert [answer.status for answer in answers] == [404, 429, 429]
 
 
-def test_the_command_asks_as_the_api_does(served, receiver, made):
+def test_the_command_validates_as_the_api_does(served, receiver, made):
     receiver.answer = PERMITTED
     assert registry_commands.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
     told = served.audit(made["id"])[-1]
@@ -350,7 +350,7 @@ def test_the_command_asks_as_the_api_does(served, receiver, made):
     assert len(receiver.asked) == 1
 
 
-def test_what_another_customers_key_asks_for_is_as_nothing(other, receiver, made):
+def test_another_customers_endpoint_is_not_found(other, receiver, made):
     refused = other.post(f"{path(made)}/validate")
     nobodys = other.post("/v1/endpoints/nobodys/validate")
     assert (refused.status, refused.text) == (404, nobodys.text)

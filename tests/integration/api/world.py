@@ -77,7 +77,7 @@ GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('
 
 @dataclass
 class Answer:
-    """What came back."""
+    """The answer to a request."""
 
     status: int
     headers: dict[str, str]
@@ -89,18 +89,18 @@ class Answer:
 
     @property
     def fields(self) -> list[str]:
-        """The fields that a refusal names."""
+        """Return the fields that a problem document names."""
         return [error["field"] for error in self.json["errors"]]
 
 
 @dataclass
 class Client:
-    """Asks with one key, over a connection of its own for each request."""
+    """A client with one API key, and a new connection for each request."""
 
     port: int
     key: str | None
     request_id: str | None = "test"
-    """Sent with each request, so that equal answers are equal to the byte."""
+    """The request id of each request: with one id, equal answers are equal byte for byte."""
 
     def ask(self, method: str, path: str, document: Any = None, *, raw: bytes | None = None, **headers: str) -> Answer:
         body = raw if raw is not None else None if document is None else json.dumps(document).encode()
@@ -144,7 +144,7 @@ class Served:
 
     @contextlib.contextmanager
     def registry(self) -> Iterator[connect.Connection]:
-        """The database itself, past the API."""
+        """Yield a connection to the API's database, with the rights of its owner."""
         with connect.connect(settings.Database(url=self.database)) as opened:
             yield opened
 
@@ -154,12 +154,12 @@ class Served:
 
 
 def login_of(url: str) -> str:
-    """The URL of the API's own login."""
+    """Return the URL of the API's own login to Postgres."""
     return url.replace("://postgres:", "://fanout_serve:")
 
 
 def letters(opened: connect.Connection, count: int, **fields: Any) -> None:
-    """Archive letters of acme, or of another customer, behind those that are there."""
+    """Archive dead letters of acme, or of another customer, after the present ones."""
     [row] = opened.execute("select coalesce(max(next_offset), 0) as next from archive_offsets where partition = 0").fetchall()
     wanted = {"customer": "acme", "endpoint": "acme-orders"} | fields
     taken = [archive.taken_letter(row["next"] + number, **wanted) for number in range(count)]
@@ -205,7 +205,7 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
 
 @contextlib.contextmanager
 def running(config: settings.Settings) -> Iterator[int]:
-    """Serve on a thread of its own; yield the port."""
+    """Serve the API on a thread of its own; yield the port."""
     loop, stop, port = uvloop.new_event_loop(), asyncio.Event(), 0
     ready = threading.Event()
 
@@ -227,24 +227,24 @@ def running(config: settings.Settings) -> Iterator[int]:
 
 
 def write(served: Served, count: int = 1, **fields: Any) -> None:
-    """Archive letters, as `letters` does."""
+    """Archive dead letters in the database of a served API, as `letters` does."""
     with served.registry() as opened:
         letters(opened, count, **fields)
 
 
 def ids(answer: Answer) -> list[str]:
-    """The letters of a page."""
+    """Return the ids of the dead letters of an answer."""
     assert answer.status == 200, answer.text
     return [item["id"] for item in answer.json["items"]]
 
 
 def lease(poller: Client, **asked: Any) -> Answer:
-    """Poll for the consumer."""
+    """Lease dead letters for the consumer CONSUMER."""
     return poller.post(f"{CONSUMER_PATH}/lease", asked)
 
 
 def in_background(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin; return what waits for the result."""
+    """Start work on a thread; return a function that waits for its result."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()

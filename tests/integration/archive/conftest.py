@@ -1,4 +1,4 @@
-"""An archive with its schema, and others who use it at the same time."""
+"""Fixtures: an archive with its schema, and further connections that use it at the same time."""
 
 import concurrent.futures
 import contextlib
@@ -28,7 +28,7 @@ def connection(opened):
 
 @pytest.fixture
 def write(connection):
-    """Archive letters, one offset after the other."""
+    """Archive dead letters, one offset after the other."""
     offsets = iter(range(1_000_000))
 
     def written(count=1, *, to=None, now=archive.NOW, **fields):

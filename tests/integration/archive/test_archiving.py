@@ -1,4 +1,4 @@
-"""`fanout archive` on a real Kafka and a real Postgres: everything once, whatever is away and whenever it dies."""
+"""`fanout archive` on a real Kafka and a real Postgres archives each record once, also across failures and crashes."""
 
 import contextlib
 import datetime as dt
@@ -46,7 +46,7 @@ def assert_eventually(value, holds, *, within_s=60.0):
 
 
 class Platform:
-    """Topics of a test's own, and an archive of its own."""
+    """Topics and an archive for one test."""
 
     def __init__(self, kafka, database, folder):
         name = uuid.uuid4().hex[:8]
@@ -135,8 +135,8 @@ def left_out(reason):
     return metrics.ARCHIVE_LEFT_OUT.labels(reason)._value.get()
 
 
-def test_the_archive_says_that_it_works_and_what_it_has_done(platform, caplog):
-    """It said nothing, from its start to its end, and looked as if it hung."""
+def test_the_archiver_logs_its_start_and_its_progress(platform, caplog):
+    """Regression: `fanout archive` logged nothing from start to end, and seemed to hang."""
     caplog.set_level("INFO", process.__name__)
     platform.publish_letters("e1", "e2")
     platform.archive_once()
@@ -148,7 +148,7 @@ def test_the_archive_says_that_it_works_and_what_it_has_done(platform, caplog):
     ]
 
 
-def test_letters_and_attempts_are_archived_once_however_often_it_is_started(platform):
+def test_records_are_archived_once_over_many_starts(platform):
     written = platform.publish_letters("e1", "e2")
     now = process._now()
     platform.publish_attempts(archive.outcome(at=now), archive.outcome(at=now))
@@ -163,7 +163,7 @@ def test_letters_and_attempts_are_archived_once_however_often_it_is_started(plat
         assert len(connection.execute("select from pg_inherits where inhparent = 'attempts'::regclass").fetchall()) == 3
 
 
-def test_it_tells_when_kafka_appended_what_was_archived_last(platform):
+def test_a_metric_shows_the_time_of_the_last_archived_record(platform):
     topic = platform.config.delivery.dead_letter_topic
     began = time.time()
     platform.publish_letters("e1", "e2")
@@ -172,7 +172,7 @@ def test_it_tells_when_kafka_appended_what_was_archived_last(platform):
     assert began - 0.001 <= metrics.ARCHIVE_REACHED.labels(topic)._value.get() <= ended
 
 
-def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
+def test_attempts_are_not_archived_if_the_setting_is_off(platform):
     platform.publish_attempts(archive.outcome(at=process._now()))
     platform.archive_once(archive={"attempts": False})
     with platform.connected() as connection:
@@ -182,7 +182,7 @@ def test_attempts_are_left_in_their_topic_where_the_setting_says_so(platform):
         assert len(attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts) == 1
 
 
-def test_what_was_never_attempted_is_a_delivery_of_when_kafka_was_told(platform):
+def test_a_delivery_without_attempt_has_the_time_of_its_record(platform):
     began = process._now() - dt.timedelta(milliseconds=1)
     platform.publish_attempts(
         archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused", event_id="e1"),
@@ -199,7 +199,7 @@ def test_what_was_never_attempted_is_a_delivery_of_when_kafka_was_told(platform)
     assert all(began <= one.began_at <= ended for one in found)
 
 
-def test_what_is_not_of_the_job_is_named_counted_and_passed_over(platform, caplog):
+def test_a_foreign_record_is_logged_counted_and_left_out(platform, caplog):
     before = left_out("unreadable")
     config = platform.config.delivery
     incomplete = orjson.loads(archive.letter())
@@ -215,7 +215,7 @@ def test_what_is_not_of_the_job_is_named_counted_and_passed_over(platform, caplo
     assert "is left out of the archive" in caplog.text
 
 
-def test_it_goes_on_with_what_comes_and_finds_new_partitions(platform, monkeypatch):
+def test_the_archiver_follows_topics_and_finds_new_partitions(platform, monkeypatch):
     monkeypatch.setattr(source, "PARTITION_CHECK_S", 0.1)
     topic = platform.config.delivery.dead_letter_topic
     with platform.archiving():
@@ -230,7 +230,7 @@ def test_it_goes_on_with_what_comes_and_finds_new_partitions(platform, monkeypat
         assert_eventually(lambda: len(platform.event_ids()), lambda count: count == 21)
 
 
-def test_it_waits_for_a_postgres_that_is_killed_and_loses_and_repeats_nothing(kafka, own_postgres, tmp_path, caplog):
+def test_a_killed_postgres_is_waited_for_without_loss_or_repeat(kafka, own_postgres, tmp_path, caplog):
     platform = Platform(kafka, own_postgres.url, tmp_path)
     with platform.archiving():
         platform.publish_letters("e1")
@@ -249,8 +249,8 @@ def connects(platform):
     return False
 
 
-def test_sigkill_and_sigterm_at_any_time_leave_each_letter_once(platform):
-    """Killed when something has been archived, or while it is; started again on what is there."""
+def test_sigkill_and_sigterm_leave_each_dead_letter_once(platform):
+    """The process is killed while it archives or after it has archived something, and then started again."""
     ids = [f"e{n:04}" for n in range(3000)]
     for number, how in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)):
         before = platform.archived()
@@ -269,7 +269,7 @@ def test_sigkill_and_sigterm_at_any_time_leave_each_letter_once(platform):
     assert found == ids
 
 
-def test_what_kafka_dropped_before_it_was_archived_is_said_to_be_lost(platform, caplog):
+def test_records_deleted_before_archiving_are_reported_lost(platform, caplog):
     before = left_out("lost")
     platform.publish_letters("e1")
     platform.archive_once()
@@ -290,7 +290,7 @@ def platform_places(platform):
         return connection.execute("select letter_partition from dead_letters").fetchall()
 
 
-def test_a_topic_that_was_made_anew_is_archived_from_its_beginning(platform, caplog):
+def test_a_recreated_topic_is_archived_from_its_first_record(platform, caplog):
     platform.publish_letters("e1", "e2", "e3")
     platform.archive_once()
     topic = platform.config.delivery.dead_letter_topic
@@ -305,7 +305,7 @@ def test_a_topic_that_was_made_anew_is_archived_from_its_beginning(platform, cap
     assert "deleted and created again" in caplog.text
 
 
-def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
+def test_a_redrive_of_the_archive_equals_one_of_the_command(platform):
     written = platform.publish_letters("e1", "e2", "e3")
     platform.archive_once()
     first, second, _ = [one.position for one in platform.letters()]
@@ -329,7 +329,7 @@ def test_a_redrive_from_the_archive_is_the_one_of_the_command(platform):
         assert archived_dead_letters.get(connection, "c1", first).state is archived_dead_letters.LetterState.REDRIVEN
 
 
-def test_what_the_command_redrives_waits_no_longer(platform):
+def test_a_letter_redriven_by_the_command_waits_no_longer(platform):
     platform.publish_letters("e1", endpoint="ep1")
     platform.publish_letters("e2", endpoint="ep2")
     platform.archive_once()
@@ -339,7 +339,7 @@ def test_what_the_command_redrives_waits_no_longer(platform):
     assert platform.event_ids() == ["e2"]
 
 
-def test_a_redrive_that_kafka_refuses_holds_up_no_letter_and_is_made_later(platform, monkeypatch, caplog):
+def test_a_redrive_that_kafka_refuses_is_made_later(platform, monkeypatch, caplog):
     platform.publish_letters("e1")
     platform.archive_once()
     [asked] = [one.position for one in platform.letters()]
@@ -361,7 +361,7 @@ def refuse(_):
     raise errors.KafkaUnavailable("not today")
 
 
-def test_all_that_was_asked_for_is_redriven_before_once_ends(platform, monkeypatch):
+def test_with_once_all_requested_redrives_are_made(platform, monkeypatch):
     monkeypatch.setattr(archive_turns, "MAX_LETTERS", 2)
     platform.publish_letters(*(f"e{n}" for n in range(5)))
     platform.archive_once()
@@ -373,7 +373,7 @@ def test_all_that_was_asked_for_is_redriven_before_once_ends(platform, monkeypat
     assert [row["state"] for row in states] == ["redriven"]
 
 
-def test_with_once_what_is_away_is_raised(platform):
+def test_with_once_an_unavailable_server_is_an_error(platform):
     with pytest.raises(errors.RegistryUnavailable):
         platform.archive_once(database={"url": "postgresql://127.0.0.1:1/fanout"})
     with pytest.raises(errors.KafkaUnavailable):
@@ -381,7 +381,7 @@ def test_with_once_what_is_away_is_raised(platform):
 
 
 @pytest.mark.parametrize(("kind", "kept_for"), [("dead_letters", "retention_days"), ("attempts", "attempts_retention_days")])
-def test_who_archives_drops_the_days_that_were_kept_long_enough(platform, kind, kept_for):
+def test_the_archiver_drops_days_past_their_retention(platform, kind, kept_for):
     today = partitions.day_of(process._now())
     past = partitions.oldest(today, getattr(platform.config.archive, kept_for) + 1)
     with platform.connected() as connection:

@@ -1,4 +1,4 @@
-"""A delivery is found once, with what has become of it, whatever was told of it and in which order."""
+"""The search for deliveries finds each delivery once, with the right status, whatever the order of its records."""
 
 import datetime as dt
 
@@ -44,7 +44,7 @@ GIVEN_UP = archive.outcome(event_id="e1")
 
 @pytest.fixture
 def keep(connection):
-    """Archive what came of deliveries, each as told so many seconds later; those that were given up have their letters."""
+    """Archive outcomes of deliveries, written `at_s` seconds later, with the dead letters of those that were given up."""
     offsets = iter(range(0, 1_000_000, 1000))
 
     def kept(*outcomes, at_s=0, given_up_s=None):
@@ -88,7 +88,7 @@ def found(connection):
         ([(0, GIVEN_UP), (9, archive.outcome(event_id="e1", at=after(8)))], DeliveryStatus.DEAD_LETTERED, ("timeout", 2, 1)),
     ],
 )  # fmt: skip
-def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, expected):
+def test_the_newest_record_decides_the_status_of_a_delivery(keep, found, story, status, expected):
     for at_s, outcome in story:
         keep(outcome, at_s=at_s)
     [only] = found()
@@ -98,7 +98,7 @@ def test_a_delivery_is_as_its_newest_record_says(keep, found, story, status, exp
     assert [found(status=other) for other in DeliveryStatus if other is not status] == [[]] * 3
 
 
-def test_a_given_up_delivery_says_where_its_letter_is_and_what_has_become_of_it(connection, keep, found):
+def test_a_dead_lettered_delivery_names_its_dead_letter(connection, keep, found):
     keep(archive.outcome(event_id="e1"))
     [only] = found()
     [letter] = archived_dead_letters.browse(
@@ -109,14 +109,14 @@ def test_a_given_up_delivery_says_where_its_letter_is_and_what_has_become_of_it(
     assert found()[0].dead_letter_state is LetterState.REDRIVING
 
 
-def test_a_letter_is_written_before_it_is_told_that_there_was_no_attempt(keep, found):
+def test_a_dead_letter_may_precede_the_outcome_record(keep, found):
     keep(POSTPONED)
     keep(EXPIRED, at_s=9, given_up_s=8.9)
     [only] = found(status=DeliveryStatus.DEAD_LETTERED)
     assert (only.dead_letters, only.dead_letter_state) == (1, LetterState.WAITING)
 
 
-def test_a_batch_is_one_delivery_and_its_letters_are_counted(keep, found):
+def test_a_batch_is_one_delivery_with_its_dead_letter_count(keep, found):
     keep(archive.batch_outcome(count=4), at_s=1)
     keep(archive.batch_outcome(count=5, rejected=[1, 3], endpoint="ep2", at=after(2)), at_s=3)
     taken, given_up = found()
@@ -130,14 +130,14 @@ def test_a_batch_is_one_delivery_and_its_letters_are_counted(keep, found):
     assert (taken.status, taken.events, taken.dead_letters, taken.reason) == (DeliveryStatus.DELIVERED, 5, 2, None)
 
 
-def test_records_that_came_twice_make_one_delivery(keep, found):
+def test_repeated_records_make_one_delivery(keep, found):
     for _ in range(3):
         keep(failed(), POSTPONED)
     [only] = found()
     assert only.attempts == 3
 
 
-def test_a_delivery_stands_where_its_first_record_does_and_later_ones_leave_it_there(keep, found):
+def test_a_delivery_is_sorted_by_its_first_record(keep, found):
     for number in range(4):
         keep(failed(number, event_id=f"e{number}"), at_s=number)
     keep(accepted(60, 2, event_id="e1"), at_s=60)
@@ -149,7 +149,7 @@ def test_a_delivery_stands_where_its_first_record_does_and_later_ones_leave_it_t
     assert found(since=after(4)) == []
 
 
-def test_deliveries_are_found_by_what_is_asked_for(keep, found):
+def test_deliveries_are_found_by_search_criteria(keep, found):
     keep(
         accepted(0, event_id="a", event_type="order.made"),
         failed(1, event_id="b", endpoint="ep2", tenant_id="t2"),
@@ -170,7 +170,7 @@ def test_deliveries_are_found_by_what_is_asked_for(keep, found):
     assert found(webhook_id=theirs.webhook_id) == []
 
 
-def test_pages_of_deliveries_have_each_of_them_once(connection, keep):
+def test_each_delivery_is_on_one_page(connection, keep):
     for number in range(9):
         keep(failed(number, event_id=f"e{number}"), at_s=number)
         keep(accepted(number + 20, 2, event_id=f"e{number}"), at_s=number + 20)
@@ -183,7 +183,7 @@ def test_pages_of_deliveries_have_each_of_them_once(connection, keep):
     assert [one.event_id for one in paged + page.deliveries] == [f"e{number}" for number in reversed(range(9))]
 
 
-def test_a_rare_delivery_is_found_although_only_so_many_records_are_looked_at(connection, keep, monkeypatch):
+def test_a_rare_delivery_is_found_over_several_pages(connection, keep, monkeypatch):
     monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 10)
     keep(*(accepted(-number, event_id=f"e{number}") for number in range(34)), failed(-34, event_id="rare"))
     pages, before = 0, None
@@ -204,7 +204,7 @@ def test_a_delivery_of_very_many_records_is_found_by_its_id(connection, keep, mo
     assert deliveries.get(connection, "c1", "msg_nobodys") is None
 
 
-def test_events_with_one_id_are_one_delivery_of_which_only_the_newest_records_are_looked_at(keep, found, monkeypatch):
+def test_the_newest_records_of_a_reused_webhook_id_are_examined(keep, found, monkeypatch):
     monkeypatch.setattr(deliveries, "MAX_OF_ONE", 3)
     monkeypatch.setattr(deliveries, "MAX_LETTERS", 2)
     for number in range(5):
@@ -214,7 +214,7 @@ def test_events_with_one_id_are_one_delivery_of_which_only_the_newest_records_ar
     assert [one.dead_letters for one in found(status=DeliveryStatus.DEAD_LETTERED)] == [2]
 
 
-def test_what_was_not_attempted_is_no_attempt(connection, keep):
+def test_an_outcome_without_attempt_is_not_listed_as_attempt(connection, keep):
     keep(SKIPPED, failed(1, event_id="e2"))
     found = attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10)
     assert [one.event_id for one in found.attempts] == ["e2"]
@@ -222,7 +222,7 @@ def test_what_was_not_attempted_is_no_attempt(connection, keep):
     assert attempts.get(connection, "c1", attempts.AttemptPosition(**row)) is None
 
 
-def test_what_was_archived_before_there_were_deliveries_is_found_as_far_as_it_was_told(opened):
+def test_deliveries_of_an_older_version_are_found(opened):
     connection = opened()
     migrate.migrate(connection, [migration for migration in migrate.migrations() if migration.name < "0013"])
     connection.execute("insert into customers values ('c1')")

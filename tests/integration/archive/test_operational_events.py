@@ -1,4 +1,4 @@
-"""What `fanout archive` tells customers of their endpoints: once, in a topic, in the order in which it happened."""
+"""`fanout archive` publishes operational events once, to their topic, in the order in which they happened."""
 
 import contextlib
 import datetime as dt
@@ -28,7 +28,7 @@ FAILING = [Signal("ep1", "c1", SignalKind.FAILED, archive.NOW + dt.timedelta(sec
 
 
 class Platform:
-    """Topics of a test's own, and an archive of its own."""
+    """Topics and an archive for one test."""
 
     def __init__(self, kafka, database):
         name = uuid.uuid4().hex[:8]
@@ -67,7 +67,7 @@ class Platform:
         process.run(config, stop=threading.Event(), once=True)
 
     def told(self):
-        """The events of the topic: type, customer, endpoint; and whole, as headers and data."""
+        """Return the events of the topic: type, customer and endpoint, and their headers and data."""
         read = []
         with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([self.topic]), "operational events", read.append)
@@ -84,7 +84,7 @@ def platform(kafka, database):
     return Platform(kafka, database)
 
 
-def test_what_happens_to_endpoints_is_told_once_however_often_the_archive_is_started(platform):
+def test_operational_events_are_published_once_over_many_starts(platform):
     now = process._now()
     postponed = archive.outcome(endpoint="ep2", customer="c2")._replace(kind=OutcomeKind.POSTPONED, attempts=())
     platform.publish(platform.config.delivery.attempts_topic, *archive.attempts(*[postponed] * 3))
@@ -104,7 +104,7 @@ def test_what_happens_to_endpoints_is_told_once_however_often_the_archive_is_sta
         assert next(iter(data)) == "endpoint_id"
 
 
-def test_an_endpoint_fails_and_recovers_by_the_times_of_the_log(platform, monkeypatch):
+def test_an_endpoint_fails_and_recovers_by_the_times_of_records(platform, monkeypatch):
     times = iter([archive.NOW + dt.timedelta(seconds=at_s) for at_s in (0, 1, 2, 3, 61, 62, 63)])
     monkeypatch.setattr(process, "_written_at", lambda *_: next(times))
     [failed] = archive.attempts(archive.outcome(at=process._now()))
@@ -123,8 +123,8 @@ def test_an_endpoint_fails_and_recovers_by_the_times_of_the_log(platform, monkey
     ]
 
 
-def test_an_endpoint_that_does_not_take_what_is_told_of_it_is_not_told_more(platform, monkeypatch):
-    """The deliveries of operational events fail, are postponed and are given up, again and again."""
+def test_failing_operational_events_cause_no_further_ones(platform, monkeypatch):
+    """Deliveries of operational events that fail, wait and are dead-lettered cause no further operational event about them."""
     times = iter([archive.NOW + dt.timedelta(seconds=10 * at) for at in range(1000)])
     monkeypatch.setattr(process, "_written_at", lambda *_: next(times))
     own = archive.outcome(tenant_id="fanout", event_type="fanout.endpoint.failing", at=process._now())
@@ -139,7 +139,7 @@ def test_an_endpoint_that_does_not_take_what_is_told_of_it_is_not_told_more(plat
     assert platform.kinds() == [("fanout.endpoint.failing", "c1", "ep1")]
 
 
-def test_nothing_is_told_without_a_topic_and_one_that_the_job_does_not_read_is_refused(platform):
+def test_operational_events_need_a_topic_that_the_job_reads(platform):
     platform.publish(platform.config.delivery.dead_letter_topic, archive.letter())
     platform.archive_once(operations={"topic": ""})
     with platform.connected() as connection:
@@ -148,7 +148,7 @@ def test_nothing_is_told_without_a_topic_and_one_that_the_job_does_not_read_is_r
         platform.archive_once(operations={"topic": "elsewhere"})
 
 
-def test_what_kafka_refuses_is_published_later_with_the_same_ids(platform, monkeypatch):
+def test_an_event_that_kafka_refuses_is_published_later(platform, monkeypatch):
     platform.publish(platform.config.delivery.dead_letter_topic, archive.letter())
     flush = publishing.Publisher.flush
 
@@ -165,7 +165,7 @@ def test_what_kafka_refuses_is_published_later_with_the_same_ids(platform, monke
     assert first == second
 
 
-def test_a_record_that_is_archived_again_counts_once(connection):
+def test_a_record_that_is_read_again_counts_once_for_health(connection):
     taken = archive.taken_letter(0)
     taken.signals.extend(FAILING)
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_record_that_is_archived_again_counts_once(connection):
         assert waiting == []
 
 
-def test_what_dies_before_the_commit_has_told_nothing_and_is_told_after(connection, opened):
+def test_a_crash_before_the_commit_publishes_again_later(connection, opened):
     class Killed(Exception):
         pass
 
@@ -194,12 +194,12 @@ def test_what_dies_before_the_commit_has_told_nothing_and_is_told_after(connecti
         assert waiting == [first]
 
 
-def test_an_endpoint_that_is_well_takes_no_row(connection):
+def test_a_healthy_endpoint_has_no_row_of_health(connection):
     outbox.record(connection, [Signal("ep1", "c1", SignalKind.ACCEPTED, archive.NOW, 1000)], POLICY)
     assert connection.execute("select from endpoint_conditions").fetchall() == []
 
 
-def test_what_comes_in_the_quiet_time_is_told_after_it(connection):
+def test_dead_letters_in_the_quiet_time_are_reported_after_it(connection):
     letters = [Signal("ep1", "c1", SignalKind.DEAD_LETTER, archive.NOW, reason="timeout")]
     for _ in range(3):
         outbox.record(connection, letters, POLICY)
@@ -209,7 +209,7 @@ def test_what_comes_in_the_quiet_time_is_told_after_it(connection):
         assert [one.data["letters"] for one in waiting] == [1, 2]
 
 
-def test_what_was_disabled_long_ago_is_not_told_and_who_is_deleted_is_forgotten(connection):
+def test_an_endpoint_disabled_long_ago_is_not_reported(connection):
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
     endpoint_status.disable(connection, "ep1", "gone")
     now = dt.datetime.now(dt.UTC)

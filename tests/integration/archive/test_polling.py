@@ -1,4 +1,4 @@
-"""Customers page through their letters, and pollers share them: nothing is lost, and nobody waits for another."""
+"""Customers page through dead letters, and pollers share them: none is lost, and no poller waits for another."""
 
 import contextlib
 import datetime as dt
@@ -74,7 +74,7 @@ ASKED_FOR = [
 ]
 
 
-def test_letters_are_found_by_what_is_asked_for(connection, write, monkeypatch):
+def test_dead_letters_are_found_by_search_criteria(connection, write, monkeypatch):
     for n in range(12):
         write(
             endpoint=f"ep{1 - n % 2}", event_type="user.created" if n % 3 else "order.created", dead_lettered_at=after(n),
@@ -88,7 +88,7 @@ def test_letters_are_found_by_what_is_asked_for(connection, write, monkeypatch):
             assert found == [f"e{n}" for n in wanted], selection
 
 
-def test_two_pollers_of_one_consumer_share_the_letters(connection, write, pollers):
+def test_two_pollers_of_a_consumer_share_the_dead_letters(connection, write, pollers):
     write(25)
     first, second, third = pollers.poll(), pollers.poll(), pollers.poll()
     assert (len(first.leased), len(second.leased), len(third.leased)) == (10, 10, 5)
@@ -98,13 +98,13 @@ def test_two_pollers_of_one_consumer_share_the_letters(connection, write, poller
     assert pollers.poll().leased == []
 
 
-def test_a_consumer_is_not_seen_by_another(connection, write, pollers):
+def test_consumers_do_not_affect_each_other(connection, write, pollers):
     write(5)
     pollers.acknowledge(*pollers.poll().leased)
     assert len(Pollers(connection, "another").poll().leased) == 5
 
 
-def test_what_is_not_acknowledged_is_given_again_when_its_lease_is_over(write, pollers):
+def test_a_dead_letter_without_ack_is_leased_again_after_expiry(write, pollers):
     write(3)
     first = pollers.poll(lease_s=30)
     assert pollers.acknowledge(first.leased[1]) == [first.leased[1].letter.position]
@@ -117,14 +117,14 @@ def test_what_is_not_acknowledged_is_given_again_when_its_lease_is_over(write, p
     assert pollers.poll(1000).leased == []
 
 
-def test_who_is_late_and_was_not_replaced_may_still_acknowledge(write, pollers):
+def test_a_late_ack_counts_if_no_other_poller_has_the_lease(write, pollers):
     write(1)
     first = pollers.poll(lease_s=1)
     assert len(pollers.acknowledge(*first.leased)) == 1
     assert pollers.poll(100).leased == []
 
 
-def test_what_is_given_back_comes_again_after_the_wait(write, pollers):
+def test_a_nacked_dead_letter_is_leased_again_after_the_wait(write, pollers):
     write(2)
     first = pollers.poll()
     assert pollers.give_back(first.leased[0]) == positions(first)[:1]
@@ -134,7 +134,7 @@ def test_what_is_given_back_comes_again_after_the_wait(write, pollers):
     assert positions(pollers.poll(20)) == positions(first)[1:]
 
 
-def test_seeking_goes_both_ways(connection, write, pollers):
+def test_a_consumer_seeks_forwards_and_backwards(connection, write, pollers):
     write(3)
     write(3, now=after(100))
     first = pollers.poll()
@@ -149,7 +149,7 @@ def test_seeking_goes_both_ways(connection, write, pollers):
     assert pollers.acknowledge(*first.leased) == []  # what was given before the seek acknowledges nothing
 
 
-def test_a_consumer_asks_for_its_own_selection_for_good(connection, write, monkeypatch):
+def test_the_selection_of_a_consumer_does_not_change(connection, write, monkeypatch):
     monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 4)
     pollers = Pollers(connection, selection=DeadLetterSearch(event_type="order.*"))
     for n in range(20):
@@ -170,7 +170,7 @@ def test_a_consumer_asks_for_its_own_selection_for_good(connection, write, monke
         pollers.poll()
 
 
-def test_who_acknowledges_nothing_gets_no_more_and_no_more(write, pollers, monkeypatch):
+def test_a_consumer_without_acks_gets_at_most_the_maximum(write, pollers, monkeypatch):
     monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
     write(10)
     first = pollers.poll()
@@ -181,7 +181,7 @@ def test_who_acknowledges_nothing_gets_no_more_and_no_more(write, pollers, monke
     assert len(pollers.poll(121).leased) == 2
 
 
-def test_what_is_discarded_or_redriven_is_given_to_nobody(connection, write, pollers):
+def test_a_discarded_or_redriven_letter_is_not_leased(connection, write, pollers):
     write(5)
     first, second, third, fourth, fifth = positions(pollers.poll(lease_s=10))
     assert archived_dead_letters.discard(connection, "c1", [first, second, 999], now=NOW) == [first, second]
@@ -196,7 +196,7 @@ def test_what_is_discarded_or_redriven_is_given_to_nobody(connection, write, pol
     assert known.unacknowledged == 2
 
 
-def test_many_letters_are_marked_by_what_is_asked_for(connection, write):
+def test_dead_letters_are_marked_by_search_criteria(connection, write):
     write(7, endpoint="ep2")
     write(3, endpoint="ep3")
     at, counts, more = 0, [], True
@@ -210,7 +210,7 @@ def test_many_letters_are_marked_by_what_is_asked_for(connection, write):
     assert len(all_of(connection)) == 3
 
 
-def test_a_redrive_that_dies_before_its_commit_is_made_again(connection, opened, write):
+def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened, write):
     class Killed(Exception):
         pass
 
@@ -229,7 +229,7 @@ def test_a_redrive_that_dies_before_its_commit_is_made_again(connection, opened,
     assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {LetterState.REDRIVEN}
 
 
-def test_a_turn_of_a_redrive_is_bounded_in_bytes(connection, write, monkeypatch):
+def test_a_page_of_redrive_requests_is_bounded_in_bytes(connection, write, monkeypatch):
     monkeypatch.setattr(redrive_requests, "MAX_BYTES", 5000)
     write(4, data=b"x" * 3000)
     archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
@@ -243,8 +243,8 @@ def test_a_turn_of_a_redrive_is_bounded_in_bytes(connection, write, monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pollers_that_crash_lose_nothing_and_repeat_only_what_they_had(connection, opened, write, seed):
-    """Two pollers; either may die with what it has, answer late, or give back. Every letter is handled in the end."""
+def test_crashing_pollers_lose_nothing_and_repeat_only_leases(connection, opened, write, seed):
+    """Two pollers crash with their leases, ack late, or nack at random. In the end every dead letter is handled."""
     rng, clock = random.Random(seed), 0.0
     both = [Pollers(connection), object.__new__(Pollers)]
     both[1]._of = (opened(), "c1", "k")
@@ -277,7 +277,7 @@ def test_pollers_that_crash_lose_nothing_and_repeat_only_what_they_had(connectio
     assert both[0].poll(clock + 1000).leased == []
 
 
-def test_a_poller_that_dies_inside_its_poll_leaves_the_letters_to_the_next(opened, write, pollers):
+def test_a_crash_inside_a_poll_leaves_its_letters_to_the_next(opened, write, pollers):
     class Killed(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""What somebody else redrove waits no longer in the archive: the log says so, before or after the letter is archived."""
+"""A dead letter that a command redrove waits no longer in the archive, whether its note or the letter arrives first."""
 
 import contextlib
 import datetime as dt
@@ -25,7 +25,7 @@ def taken(offset, written, *, partition=0):
 
 
 def note(*written, offset=0):
-    """What the attempts topic has when `fanout dead-letters redrive` handed these letters over."""
+    """Return the record of the attempts topic that `fanout dead-letters redrive` writes for these dead letters."""
     requests = [[dead_letter_records.decode(one)] for one in written]
     [record] = redrive_plan.records(requests, now_ms=0)
     return ArchivedRecord(
@@ -51,7 +51,7 @@ E1, E2 = archive.letter(event_id="e1"), archive.letter(event_id="e2")
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_letter_is_redriven_whether_its_note_comes_first_or_last(connection, is_first):
+def test_a_note_marks_its_dead_letter_in_either_order(connection, is_first):
     records = [(note(E1),), (taken(0, E1), taken(1, E2))]
     for some in records if is_first else reversed(records):
         write(connection, *some)
@@ -59,7 +59,7 @@ def test_a_letter_is_redriven_whether_its_note_comes_first_or_last(connection, i
     assert count_notes(connection) == 0
 
 
-def test_the_audit_log_says_how_many_letters_a_command_redrove_and_nothing_of_what_was_asked_for_over_http(connection):
+def test_only_a_redrive_by_command_is_audited_with_its_note(connection):
     e3 = archive.letter(event_id="e3")
     write(connection, taken(0, E1), taken(1, E2), taken(2, e3))
     [position] = [row["position"] for row in connection.execute("select min(position) as position from dead_letters")]
@@ -71,12 +71,12 @@ def test_the_audit_log_says_how_many_letters_a_command_redrove_and_nothing_of_wh
     assert noted == [told | {"after": {"count": 2}}]
 
 
-def test_a_letter_and_its_note_may_be_read_together(connection):
+def test_a_dead_letter_and_its_note_may_be_read_together(connection):
     write(connection, taken(0, E1), note(E1))
     assert states(connection) == [("e1", "redriven")]
 
 
-def test_what_is_given_up_again_waits_again(connection):
+def test_a_delivery_given_up_again_waits_again(connection):
     again = archive.letter(event_id="e1", dead_lettered_at=LATER)
     write(connection, taken(0, E1), note(E1), taken(1, again))
     assert states(connection) == [("e1", "redriven"), ("e1", "waiting")]
@@ -84,7 +84,7 @@ def test_what_is_given_up_again_waits_again(connection):
     assert states(connection) == [("e1", "redriven")] * 2
 
 
-def test_an_older_letter_of_the_same_delivery_is_redriven_with_it(connection):
+def test_an_older_dead_letter_of_the_delivery_is_marked_too(connection):
     again = archive.letter(event_id="e1", dead_lettered_at=LATER)
     write(connection, note(again))
     write(connection, taken(0, E1))
@@ -93,14 +93,14 @@ def test_an_older_letter_of_the_same_delivery_is_redriven_with_it(connection):
     assert (states(connection), count_notes(connection)) == ([("e1", "redriven")] * 2, 0)
 
 
-def test_a_note_is_of_one_customers_endpoint(connection):
+def test_a_note_is_about_one_endpoint_of_one_customer(connection):
     others = [archive.letter(event_id="e1", customer="c2"), archive.letter(event_id="e1", endpoint="ep2")]
     write(connection, taken(0, E1), *(taken(1 + place, one) for place, one in enumerate(others)), note(E1))
     assert [state for _, state in states(connection)] == ["redriven", "waiting", "waiting"]
 
 
 @pytest.mark.parametrize("mark", [archived_dead_letters.discard, archived_dead_letters.redrive])
-def test_what_was_discarded_or_asked_for_meanwhile_is_redriven_once(connection, mark):
+def test_a_discarded_or_requested_letter_is_marked_once(connection, mark):
     write(connection, taken(0, E1))
     [row] = connection.execute("select position from dead_letters").fetchall()
     assert mark(connection, "c1", [row["position"]], now=archive.NOW)
@@ -110,7 +110,7 @@ def test_what_was_discarded_or_asked_for_meanwhile_is_redriven_once(connection, 
         assert turn == []  # so nobody hands it over a second time
 
 
-def test_the_note_of_the_archives_own_redrive_changes_nothing(connection):
+def test_the_note_of_the_archives_redrive_changes_nothing(connection):
     write(connection, taken(0, E1))
     [row] = connection.execute("select position from dead_letters").fetchall()
     archived_dead_letters.redrive(connection, "c1", [row["position"]], now=archive.NOW)
@@ -121,14 +121,14 @@ def test_the_note_of_the_archives_own_redrive_changes_nothing(connection):
     assert (found.state, found.state_since, count_notes(connection)) == (LetterState.REDRIVEN, archive.NOW, 0)
 
 
-def test_a_note_that_is_read_again_is_passed_over(connection):
+def test_a_note_that_is_read_again_is_skipped(connection):
     write(connection, note(E1), taken(0, E1))
     connection.execute("update dead_letters set state = 'waiting'")
     write(connection, note(E1))
     assert states(connection) == [("e1", "waiting")]
 
 
-def test_a_server_that_ends_the_session_at_any_statement_leaves_each_note_taken_once(connection, opened):
+def test_a_broken_session_applies_each_note_once(connection, opened):
     for number in range(12):
         letter = archive.letter(event_id=f"e{number}")
         records = (taken(number, letter), note(letter, offset=number))
@@ -141,9 +141,7 @@ def test_a_server_that_ends_the_session_at_any_statement_leaves_each_note_taken_
     assert count_notes(connection) == 0
 
 
-def test_two_processes_of_which_one_has_the_letter_and_the_other_its_note_do_not_miss_each_other(
-    connection, opened, in_background
-):
+def test_a_concurrent_dead_letter_and_its_note_are_matched(connection, opened, in_background):
     first, second = opened(), opened()
     with first.transaction():
         write(first, taken(0, E1))
@@ -155,7 +153,7 @@ def test_two_processes_of_which_one_has_the_letter_and_the_other_its_note_do_not
     assert states(connection) == [("e1", "redriven")]
 
 
-def test_a_note_whose_letter_never_comes_is_kept_as_long_as_letters_are(connection):
+def test_a_note_without_dead_letter_is_kept_for_the_retention(connection):
     write(connection, note(E1))
     redrive_notes.forget(connection, partitions.day_of(archive.NOW))
     assert count_notes(connection) == 1

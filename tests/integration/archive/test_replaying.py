@@ -1,4 +1,4 @@
-"""Replays on a real Kafka and a real Postgres: in pieces, within a bound, as the registry is now, whatever fails in between."""
+"""Replays on a real Kafka and a real Postgres: in chunks, within a bound, by the present registry, across failures."""
 
 import datetime as dt
 import uuid
@@ -36,7 +36,7 @@ DOCUMENT = {
 
 
 class World:
-    """Topics of a test's own, a registry of its own, and who carries replays out."""
+    """Topics, a registry and a replayer for one test."""
 
     def __init__(self, kafka, connection):
         name = uuid.uuid4().hex[:8]
@@ -78,7 +78,7 @@ class World:
         return requests.get(self.connection, "c1", replay_id)
 
     def handed_over(self):
-        """The ids of the events that were handed over, with their endpoint and mark."""
+        """Return event id, endpoint and replay id of each enqueued retry entry."""
         scanner, found = topic_scanner.Scanner(self.config.kafka), []
         scanner.read(scanner.extents([self.config.delivery.retries_topic]), "retries", found.append)
         scanner.close()
@@ -98,7 +98,7 @@ def world(kafka, opened):
     return World(kafka, connection)
 
 
-def test_a_time_is_handed_over_in_pieces_to_the_one_endpoint_and_no_more_waits_than_may(world, monkeypatch):
+def test_a_time_range_is_replayed_in_chunks_within_a_bound(world, monkeypatch):
     monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
     world.publish(*range(7))
     replay = world.ask()
@@ -113,7 +113,7 @@ def test_a_time_is_handed_over_in_pieces_to_the_one_endpoint_and_no_more_waits_t
     assert (told.state, told.handed_over, told.records, told.delivered, told.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
 
 
-def test_what_dies_before_it_is_written_down_repeats_its_piece_only(world, monkeypatch):
+def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):
     monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
     world.publish(*range(4))
     replay = world.ask()
@@ -133,7 +133,7 @@ def test_what_dies_before_it_is_written_down_repeats_its_piece_only(world, monke
     assert (world.replay(replay).state, world.replay(replay).handed_over) == (ReplayState.DONE, 4)
 
 
-def test_an_endpoint_that_is_paused_gets_nothing_and_others_go_on(world):
+def test_a_replay_to_a_paused_endpoint_waits_and_others_run(world):
     world.publish(1)
     paused, other = world.ask(), world.ask("ep2")
     endpoint_status.set_status(world.connection, "ep1", EndpointStatus.PAUSED, None)
@@ -145,7 +145,7 @@ def test_an_endpoint_that_is_paused_gets_nothing_and_others_go_on(world):
     assert world.replay(paused).state is ReplayState.DONE
 
 
-def test_it_goes_by_the_registry_of_now_and_by_the_time_and_types_that_are_asked_for(world):
+def test_a_replay_follows_the_present_registry_and_its_request(world):
     world.publish(1)
     after = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
     nothing = [world.ask("ep1", event_types=["user.*"]), world.ask("ep2", since=after, until=after + dt.timedelta(days=1))]
@@ -160,7 +160,7 @@ def test_it_goes_by_the_registry_of_now_and_by_the_time_and_types_that_are_asked
     assert world.handed_over() == []
 
 
-def test_a_replay_that_is_cancelled_goes_no_further_and_another_may_be_asked_for(world, monkeypatch):
+def test_a_cancelled_replay_stops_and_permits_another(world, monkeypatch):
     monkeypatch.setattr(replay_step, "MAX_RECORDS", 1)
     world.publish(*range(3))
     replay = world.ask()
@@ -173,13 +173,13 @@ def test_a_replay_that_is_cancelled_goes_no_further_and_another_may_be_asked_for
     assert world.ask() != replay
 
 
-def test_a_replay_whose_attempts_nobody_counts_has_failed(world):
+def test_a_replay_fails_if_attempts_are_not_archived(world):
     replay = world.ask()
     world.carry_out(attempts=False)
     assert (world.replay(replay).state, world.replay(replay).reason) == (ReplayState.FAILED, "attempts_not_archived")
 
 
-def test_replays_that_ended_are_forgotten_with_the_letters_of_their_time(world):
+def test_finished_replays_are_deleted_after_the_retention(world):
     ended, running = world.ask(), world.ask("ep2")
     requests.cancel(world.connection, "c1", ended, now=LONG_AGO)
     assert progress.forget(world.connection, before=LONG_AGO + dt.timedelta(days=1)) == 1

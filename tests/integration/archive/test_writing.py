@@ -1,4 +1,4 @@
-"""Each record is in the archive once, whatever died, and as it was written."""
+"""The archive has each record once and unchanged, across crashes and with two processes."""
 
 import base64
 import contextlib
@@ -38,7 +38,7 @@ def browse(connection, customer="c1", selection=EVERYTHING, after=0, limit=1000)
     return archived_dead_letters.browse(connection, customer, selection, after=after, limit=limit)
 
 
-def test_a_letter_comes_back_byte_for_byte(connection):
+def test_a_dead_letter_comes_back_byte_for_byte(connection):
     strange = bytes(range(256)) * 40
     for offset, payload in enumerate((archive.PAYLOAD, strange, b"")):
         written = archive.letter(data=payload)
@@ -53,7 +53,7 @@ def test_a_letter_comes_back_byte_for_byte(connection):
         assert archived_dead_letters.get(connection, "c1", found.position) == found
 
 
-def test_what_was_committed_is_not_written_again_by_who_did_not_learn_of_it(connection):
+def test_an_unnoticed_commit_is_not_written_again(connection):
     taken = [archive.taken_letter(offset) for offset in range(5)]
     assert writer.write(connection, taken[:3], archive.KEPT, now=archive.NOW).letters == 3
     assert writer.write(connection, taken, archive.KEPT, now=archive.NOW).letters == 2
@@ -61,7 +61,7 @@ def test_what_was_committed_is_not_written_again_by_who_did_not_learn_of_it(conn
     assert writer.offsets(connection) == {("dead-letters", 0): 5}
 
 
-def test_a_crash_between_the_insert_and_the_commit_leaves_nothing_and_loses_nothing(connection, opened):
+def test_a_crash_before_the_commit_loses_nothing(connection, opened):
     class Killed(Exception):
         pass
 
@@ -74,8 +74,8 @@ def test_a_crash_between_the_insert_and_the_commit_leaves_nothing_and_loses_noth
     assert writer.write(connection, taken, archive.KEPT, now=archive.NOW).letters == 3
 
 
-def test_a_server_that_ends_the_session_at_any_statement_leaves_each_record_once(connection, opened):
-    """The session dies before the n-th statement, for every n: the next process begins with what the archive says."""
+def test_a_broken_session_leaves_each_record_once(connection, opened):
+    """The session breaks before the n-th statement, for every n. The next process begins at the archived offsets."""
     for number in range(12):
         taken = [archive.taken_letter(10 * number + offset) for offset in range(4)]
         dying = opened()
@@ -90,7 +90,7 @@ def test_a_server_that_ends_the_session_at_any_statement_leaves_each_record_once
         assert [row["letter_offset"] for row in found] == wanted
 
 
-def test_two_processes_that_read_the_same_write_it_once(connection, opened, in_background):
+def test_two_processes_write_the_same_records_once(connection, opened, in_background):
     taken = [archive.taken_letter(offset) for offset in range(20)]
     first, second = opened(), opened()
     with first.transaction():
@@ -100,7 +100,7 @@ def test_two_processes_that_read_the_same_write_it_once(connection, opened, in_b
     assert len(browse(connection).letters) == 20
 
 
-def test_a_record_that_postgres_refuses_holds_up_no_other(connection, caplog):
+def test_a_record_that_postgres_refuses_blocks_no_other(connection, caplog):
     taken = [archive.taken_letter(offset) for offset in range(3)]
     object.__setattr__(taken[1].letter, "tenant_id", "not an id")
     with caplog.at_level(logging.WARNING):
@@ -118,8 +118,8 @@ def test_the_longest_names_fit_into_the_indexes(connection):
     assert writer.write(connection, [told], archive.KEPT, now=archive.NOW).attempts == 1
 
 
-def test_a_cursor_never_passes_a_letter_that_is_committed_later(connection, opened, in_background):
-    """The slow writer has its positions first; a second one has to wait until these are to be seen."""
+def test_a_cursor_never_skips_a_letter_that_commits_later(connection, opened, in_background):
+    """The slow writer draws its positions first. A second writer must wait until the slow writer has committed."""
     slow, fast = opened(), opened()
     partitions.create(connection, "dead_letters", archive.NOW.date())
     with slow.transaction():
@@ -136,7 +136,7 @@ def test_a_cursor_never_passes_a_letter_that_is_committed_later(connection, open
     assert [orjson.loads(one.letter)["event_type"] for one in page.letters] == ["slow", "fast"]
 
 
-def test_a_clock_that_goes_back_over_midnight_takes_no_letter_behind_a_cursor(connection, write):
+def test_a_clock_set_back_over_midnight_hides_no_letter(connection, write):
     midnight = archive.NOW.replace(hour=0)
     write(1, now=midnight)
     at = browse(connection).until
@@ -144,7 +144,7 @@ def test_a_clock_that_goes_back_over_midnight_takes_no_letter_behind_a_cursor(co
     assert len(browse(connection, after=at).letters) == 1
 
 
-def test_days_are_made_ahead_and_dropped_when_kept_long_enough(connection, write):
+def test_partitions_are_created_ahead_and_dropped_after_retention(connection, write):
     today = archive.NOW.date()
     for day in partitions.coming(today):
         assert partitions.create(connection, "dead_letters", day)
@@ -156,7 +156,7 @@ def test_days_are_made_ahead_and_dropped_when_kept_long_enough(connection, write
     assert len(browse(connection).letters) == 1
 
 
-def test_to_make_a_day_waits_for_no_reader_and_to_drop_one_gives_way(connection, opened, write):
+def test_creating_a_partition_waits_for_no_reader_dropping_yields(connection, opened, write):
     write(1)
     reader = opened()
     with reader.transaction():
@@ -167,7 +167,7 @@ def test_to_make_a_day_waits_for_no_reader_and_to_drop_one_gives_way(connection,
     assert len(partitions.drop(connection, "dead_letters", dt.date(2100, 1, 1))) == 2
 
 
-def test_attempts_are_found_by_what_is_asked_for_the_newest_first(connection):
+def test_attempts_are_found_by_search_criteria_newest_first(connection):
     minutes = [archive.NOW - dt.timedelta(minutes=n) for n in range(30)]
     told = [
         archive.outcome(at=at, endpoint=f"ep{n % 3}", event_type="order.created" if n % 2 else "user.created")
@@ -192,7 +192,7 @@ def test_attempts_are_found_by_what_is_asked_for_the_newest_first(connection):
     assert [one.started_at for one in paged + page.attempts] == minutes
 
 
-def test_a_rare_attempt_is_found_although_only_so_many_are_looked_at(connection, monkeypatch):
+def test_a_rare_attempt_is_found_over_several_pages(connection, monkeypatch):
     monkeypatch.setattr(attempts, "MAX_LOOKED_AT", 10)
     told = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
     writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
@@ -203,13 +203,13 @@ def test_a_rare_attempt_is_found_although_only_so_many_are_looked_at(connection,
     assert (pages, [one.event_type for one in page.attempts]) == (3, ["t34"])
 
 
-def test_attempts_that_are_too_old_or_far_ahead_are_left_out(connection):
+def test_attempts_too_old_or_too_far_ahead_are_left_out(connection):
     told = [archive.outcome(at=archive.NOW + dt.timedelta(days=n)) for n in (-8, -7, 0, 2, 3)]
     written = writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
     assert (written.attempts, written.expired) == (3, 2)
 
 
-def test_a_topic_that_was_made_anew_begins_at_its_beginning(connection, write):
+def test_a_recreated_topic_begins_at_offset_zero(connection, write):
     write(3)
     writer.restart_partition(connection, ("dead-letters", 0), 2)  # somebody else has gone on meanwhile
     assert writer.offsets(connection) == {("dead-letters", 0): 3}
@@ -222,7 +222,7 @@ def places(connection):
     return [(row["letter_offset"], row["n"]) for row in connection.execute(asked)]
 
 
-def test_the_same_offsets_of_a_topic_that_was_made_anew_are_other_letters_of_the_same_day(connection, write):
+def test_a_recreated_topic_may_repeat_offsets_of_the_same_day(connection, write):
     write(2)
     writer.restart_partition(connection, ("dead-letters", 0), 2)
     again = [archive.taken_letter(offset) for offset in range(2)]
@@ -230,7 +230,7 @@ def test_the_same_offsets_of_a_topic_that_was_made_anew_are_other_letters_of_the
     assert places(connection) == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def test_a_letter_that_a_fault_would_archive_twice_is_refused_by_the_database_and_the_others_are_not(connection, write):
+def test_postgres_refuses_a_dead_letter_archived_twice(connection, write):
     write(2)
     connection.execute("update archive_offsets set next_offset = 1")  # as no code of ours does
     taken = [archive.taken_letter(offset) for offset in (1, 2)]
@@ -240,7 +240,7 @@ def test_a_letter_that_a_fault_would_archive_twice_is_refused_by_the_database_an
     assert writer.offsets(connection) == {("dead-letters", 0): 3}
 
 
-def test_customers_see_their_own_rows_only(connection, write):
+def test_customers_see_only_their_own_rows(connection, write):
     write(2, customer="c1")
     write(3, customer="c2")
     told = archive.taken_attempts(0, archive.outcome(customer="c1"), archive.outcome(customer="c2", endpoint="ep2"))
@@ -260,7 +260,7 @@ def test_customers_see_their_own_rows_only(connection, write):
     }  # fmt: skip
 
 
-def test_a_customer_can_change_no_letter_but_what_has_become_of_it(connection, write):
+def test_a_customer_can_change_only_the_state_of_a_dead_letter(connection, write):
     write(1)
     connection.execute("set role fanout_api")
     connection.execute("select set_config('fanout.customer_id', 'c1', false)")
@@ -276,7 +276,7 @@ def test_a_customer_can_change_no_letter_but_what_has_become_of_it(connection, w
     connection.execute("reset role")
 
 
-def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, in_background):
+def test_two_processes_create_a_partition_once(connection, opened, in_background):
     first, second = opened(), opened()
     with first.transaction():
         assert partitions.create(first, "attempts", archive.NOW.date())
@@ -287,7 +287,7 @@ def test_two_processes_that_make_the_same_day_make_it_once(connection, opened, i
 
 
 def carry_out_replays(connection):
-    """All that `fanout archive` does with replays in Postgres."""
+    """Make every change to replays that `fanout archive` makes in Postgres."""
     assert registry_reader.read_routes(connection, EndpointId("ep1")).endpoints == {}
     assert registered_rows.revision(connection) >= 0
     [replay] = progress.resumable(connection, after=0, max_pending=1)
@@ -300,8 +300,8 @@ def carry_out_replays(connection):
     assert progress.forget(connection, before=archive.NOW + dt.timedelta(days=1)) == 1
 
 
-def test_the_documented_rights_are_enough_to_archive(connection):
-    """The grants of docs/operations.md, for a role that owns nothing and passes by no policy."""
+def test_the_documented_grants_are_enough_to_archive(connection):
+    """The grants of docs/operations.md are given to a role that owns nothing and bypasses no policy."""
     text = (pathlib.Path(__file__).parents[3] / "docs" / "operations.md").read_text()
     [grants] = [block for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL) if "archive_offsets" in block]
     requests.ask(connection, "c1", "ep1", requests.ReplayRange(since=archive.NOW, until=archive.NOW + dt.timedelta(days=1)))

@@ -1,7 +1,7 @@
-"""What keeps customers apart in Postgres, read from its catalogue: each table, right and role that is not as it must be.
+"""Find tables, rights and roles in Postgres that do not keep customers apart, by the system catalogue.
 
-`faults` knows what there is to be: the policies that `keep_customers_apart` makes, and all that the API's roles may do. So what
-is new is a fault until it has been added here, deliberately.
+`faults` knows every permitted object: the policies that `keep_customers_apart` creates, and the rights of the API's roles. So a
+new table, right or role is a fault until it is added to this module.
 """
 
 from __future__ import annotations
@@ -146,12 +146,12 @@ KINDS = {"m": "a materialized view", "f": "a foreign table"}
 
 
 def faults(connection: connect.Connection) -> list[str]:
-    """Return what does not keep customers apart, or has not been added here; nothing, when all is as it must be."""
+    """Return the faults: tables, rights and roles that do not keep customers apart, or that this module does not know."""
     return [*_of_tables(connection), *_of_views(connection), *_of_rights(connection), *_of_roles(connection)]
 
 
 def of_customers(connection: connect.Connection) -> set[str]:
-    """Return the tables that are to be kept apart, partitions included."""
+    """Return the tables with rows of customers, partitions included."""
     return {row["name"] for row in connection.execute(OF_CUSTOMERS, {"role": CUSTOMERS})} - WITHOUT_POLICY
 
 
@@ -173,7 +173,7 @@ def _of_tables(connection: connect.Connection) -> Iterator[str]:
 
 
 def _whole(connection: connect.Connection, name: str) -> str:
-    """Return of which table this is a partition, or itself."""
+    """Return the partitioned table of a partition, or the table itself."""
     asked = "select inhparent::regclass::text as whole from pg_inherits join pg_class on oid = inhrelid where relname = %s"
     found = connection.execute(asked, [name]).fetchone()
     return str(found["whole"]) if found else name

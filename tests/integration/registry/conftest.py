@@ -1,4 +1,4 @@
-"""A registry with its schema, and somebody else who works on it."""
+"""Fixtures: a registry with its schema, and a second connection that changes it meanwhile."""
 
 import concurrent.futures
 
@@ -28,7 +28,7 @@ def connection(database):
 
 @pytest.fixture
 def other(database):
-    """Somebody else, with plain SQL."""
+    """Yield a second connection to the registry, for plain SQL."""
     with connect.connect(settings.Database(url=database)) as opened:
         yield opened
 

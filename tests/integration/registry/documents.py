@@ -1,4 +1,4 @@
-"""What these tests register, and how."""
+"""Manifests that the tests of the registry register, and the function that registers them."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""What the commands change is in the audit log: by whom, whose it is, what there was before, and never a secret."""
+"""Changes by commands have audit entries: author, customer, fields before and after, and never a secret."""
 
 import datetime as dt
 import json
@@ -21,7 +21,7 @@ CHANGED = [DOCUMENT["endpoints"][0] | {"url": "https://example.com/moved"}]
 
 @pytest.fixture
 def noted(connection):
-    """What was noted since it was called last."""
+    """Return the audit entries since the last call."""
 
     def read():
         rows = connection.execute("delete from audit_log returning *").fetchall()
@@ -41,7 +41,7 @@ def said(entries):
     return [(entry["action"], entry["entity"], entry["entity_id"], entry["customer_id"]) for entry in entries]
 
 
-def test_what_a_document_registers_is_noted_with_whose_it_is(connection, ring, noted):
+def test_a_created_row_has_an_audit_entry_with_its_customer(connection, ring, noted):
     applied(connection, ring, DOCUMENT)
     entries = noted()
     assert said(entries) == [
@@ -57,14 +57,14 @@ def test_what_a_document_registers_is_noted_with_whose_it_is(connection, ring, n
     assert told["s2"]["filter"] == {"data": {"a": [1]}}
 
 
-def test_what_a_document_changes_is_noted_with_what_there_was_before(registered, ring, noted):
+def test_a_changed_row_has_an_audit_entry_with_old_fields(registered, ring, noted):
     applied(registered, ring, {"endpoints": CHANGED})
     [entry] = noted()
     assert said([entry]) == [("update", "endpoint", "ep1", "c1")]
     assert (entry["before"], entry["after"]) == ({"url": "https://example.com/1"}, {"url": "https://example.com/moved"})
 
 
-def test_what_a_document_takes_away_is_noted_with_all_that_it_was(registered, ring, noted):
+def test_a_pruned_row_has_an_audit_entry_with_all_fields(registered, ring, noted):
     applied(registered, ring, {"customers": [{"id": "c1"}], "endpoints": DOCUMENT["endpoints"][:1]}, prune=True)
     entries = {entry["entity_id"]: entry for entry in noted()}
     assert sorted(said(entries.values())) == [
@@ -75,7 +75,7 @@ def test_what_a_document_takes_away_is_noted_with_all_that_it_was(registered, ri
     assert entries["ep2"]["before"]["url"] == "https://example.com/2"
 
 
-def test_what_changes_nothing_or_is_refused_or_only_tried_is_not_noted(registered, ring, noted):
+def test_no_audit_entry_without_a_written_change(registered, ring, noted):
     applied(registered, ring, DOCUMENT)
     applied(registered, ring, {"endpoints": CHANGED}, dry_run=True)
     with pytest.raises(errors.RegistrationError):
@@ -85,14 +85,14 @@ def test_what_changes_nothing_or_is_refused_or_only_tried_is_not_noted(registere
     assert noted() == []
 
 
-def test_a_large_document_is_noted_to_its_end(connection, ring, noted, monkeypatch):
+def test_a_large_manifest_has_all_its_audit_entries(connection, ring, noted, monkeypatch):
     monkeypatch.setattr(apply, "AUDIT_ENTRIES_AT_ONCE", 3)
     applied(connection, ring, DOCUMENT)
     assert len(noted()) == 8
 
 
 @pytest.mark.parametrize("pattern", [*UNREADABLE, '{"a": ' + "[" * 450 + "]" * 450 + "}", '{"a": [-1e5000]}'])
-def test_what_no_parser_takes_is_replaced_and_noted_all_the_same(registered, ring, noted, pattern):
+def test_an_unparsable_filter_is_audited_when_replaced(registered, ring, noted, pattern):
     registered.execute("update filters set pattern = %s", [pattern])
     applied(registered, ring, {"subscriptions": DOCUMENT["subscriptions"][1:]})
     [entry] = noted()
@@ -101,14 +101,14 @@ def test_what_no_parser_takes_is_replaced_and_noted_all_the_same(registered, rin
     assert entry["after"] == {"filter": {"data": {"a": [1]}}}
 
 
-def test_what_has_a_nul_is_replaced_and_noted_all_the_same(registered, ring, noted):
+def test_a_text_with_nul_is_audited_when_replaced(registered, ring, noted):
     registered.execute("""insert into event_types (event_type, examples) values ('order', '["\\u0000"]')""")
     applied(registered, ring, {"event_types": [{"id": "order", "examples": [1]}]})
     [entry] = noted()
     assert (entry["before"], entry["after"]) == ({"examples": ["\ufffd"]}, {"examples": [1]})
 
 
-def test_who_rotates_a_secret_or_sets_a_status_by_hand_is_noted(registered, ring, noted):
+def test_rotations_and_status_changes_have_audit_entries(registered, ring, noted):
     rotation.rotate(registered, ring, "ep1", scheme=SignatureScheme.ED25519, overlap=dt.timedelta(hours=1))
     for _ in range(2):
         endpoint_status.disable(registered, "ep1", "moving")
@@ -122,7 +122,7 @@ def test_who_rotates_a_secret_or_sets_a_status_by_hand_is_noted(registered, ring
     assert entries[1]["after"] == entries[2]["before"] == {"status": "disabled", "disabled_reason": "moving"}
 
 
-def test_a_key_that_is_made_or_taken_away_is_noted_once(registered, noted):
+def test_creating_and_revoking_a_key_is_audited_once(registered, noted):
     made = keys.create(registered, customer_id="c1", scope=Scope.READ_ONLY, name="mine")
     for _ in range(2):
         keys.revoke(registered, made.key_id)
@@ -138,7 +138,7 @@ def test_a_key_that_is_made_or_taken_away_is_noted_once(registered, noted):
     assert made.text.reveal().decode().rpartition("_")[2] not in json.dumps(entries, default=str)
 
 
-def test_the_key_ring_is_rotated_with_a_note_of_how_many_secrets_that_was(registered, ring_key, noted):
+def test_a_key_rotation_is_audited_with_its_secret_count(registered, ring_key, noted):
     both = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": keyring.generate()}, active="k2"))
     for _ in range(2):
         keyring.rotate(registered, both)
@@ -147,7 +147,7 @@ def test_the_key_ring_is_rotated_with_a_note_of_how_many_secrets_that_was(regist
     assert (entry["key_id"], entry["after"]) == ("command", {"secrets": 3})
 
 
-def test_no_secret_is_noted(connection, ring, noted):
+def test_no_audit_entry_has_a_secret(connection, ring, noted):
     applied(connection, ring, DOCUMENT)
     applied(connection, ring, {"endpoints": [WHOLE]})
     rotated = rotation.rotate(connection, ring, "ep2", scheme=SignatureScheme.HMAC, overlap=dt.timedelta())

@@ -1,4 +1,4 @@
-"""An endpoint is disabled and enabled: by the job only when it is active, by the operator whatever it is."""
+"""Endpoints are disabled and enabled: by the job only while they are active, by the operator whatever their status."""
 
 import threading
 import uuid
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def rows(connection, ring):
-    """Status and reason of each endpoint, as they are now."""
+    """Return the present status and reason of each endpoint."""
     applied(connection, ring, DOCUMENT)
 
     def read():
@@ -30,7 +30,7 @@ def rows(connection, ring):
     return read
 
 
-def test_the_job_disables_what_is_active_and_leaves_the_rest(connection, rows):
+def test_the_job_disables_active_endpoints_only(connection, rows):
     connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep2'")
     assert endpoint_status.disable_active(connection, ["ep2", "ep1", "unknown"], "gone") == ["ep1"]
     assert rows() == {"ep1": ("disabled", "gone"), "ep2": ("paused", None)}
@@ -42,7 +42,7 @@ def test_the_job_disables_what_is_active_and_leaves_the_rest(connection, rows):
 
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("since", ["disabled", "paused"])
-def test_one_that_became_active_since_is_not_disabled_for_what_was_before(connection, since):
+def test_an_endpoint_enabled_since_is_not_disabled(connection, since):
     connection.execute("update endpoints set status = %s", [since])
     connection.execute("update endpoints set status = 'active' where endpoint_id = 'ep1'")
     connection.execute("update endpoints set url = url || '?moved'")  # not since that
@@ -51,13 +51,13 @@ def test_one_that_became_active_since_is_not_disabled_for_what_was_before(connec
     assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
 
 
-def test_one_of_which_is_not_known_since_when_it_is_active_has_been_for_long(connection, rows):
+def test_an_unknown_active_since_counts_as_long_ago(connection, rows):
     connection.execute("update endpoints set active_since = null")
     assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
     assert rows()["ep1"] == ("disabled", "failing")
 
 
-def test_the_operator_disables_and_enables_whatever_the_status_is(connection, rows):
+def test_the_operator_disables_and_enables_whatever_the_status(connection, rows):
     connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep1'")
     endpoint_status.disable(connection, "ep1", "asked for by the customer")
     assert rows()["ep1"] == ("disabled", "asked for by the customer")
@@ -66,7 +66,7 @@ def test_the_operator_disables_and_enables_whatever_the_status_is(connection, ro
 
 
 @pytest.mark.usefixtures("rows")
-def test_what_is_said_twice_changes_nothing_the_second_time(connection):
+def test_a_repeated_status_changes_nothing(connection):
     for do in (lambda: endpoint_status.disable(connection, "ep1", "x"), lambda: endpoint_status.enable(connection, "ep1")):
         do()
         before = registered_rows.revision(connection)
@@ -75,14 +75,14 @@ def test_what_is_said_twice_changes_nothing_the_second_time(connection):
 
 
 @pytest.mark.usefixtures("rows")
-def test_an_endpoint_that_there_is_not_is_named(connection):
+def test_a_missing_endpoint_is_named(connection):
     with pytest.raises(errors.RegistrationError, match="nobody: there is no such endpoint"):
         endpoint_status.enable(connection, "nobody")
 
 
 @pytest.fixture
 def role(connection):
-    """Who may only read the registry, and set what disabling sets: what docs/operations.md grants the job."""
+    """Create the role of the job with the grants of docs/operations.md: read the registry, and update two columns."""
     name = sql.Identifier(f"job_{uuid.uuid4().hex}")
     connection.execute(sql.SQL("create role {}").format(name))
     connection.execute(sql.SQL("grant select on all tables in schema public to {}").format(name))
@@ -92,7 +92,7 @@ def role(connection):
     connection.execute(sql.SQL("drop owned by {name}; drop role {name}").format(name=name))
 
 
-def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
+def test_the_job_needs_the_right_to_update_two_columns_only(connection, rows, role):
     connection.execute(sql.SQL("set role {}").format(role))
     assert endpoint_status.disable_active(connection, ["ep1"], "gone") == ["ep1"]
     with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translated_errors():
@@ -101,7 +101,7 @@ def test_the_job_needs_no_more_than_two_columns(connection, rows, role):
     assert rows()["ep1"] == ("disabled", "gone")
 
 
-def test_what_the_job_disables_is_in_the_audit_log_though_it_has_no_right_on_that(connection, rows, role):
+def test_disabling_by_the_job_has_an_audit_entry_without_right(connection, rows, role):
     connection.execute("delete from audit_log")
     connection.execute(sql.SQL("set role {}").format(role))
     assert endpoint_status.disable_active(connection, ["ep1", "unknown"], "gone") == ["ep1"]
@@ -120,7 +120,7 @@ def test_what_the_job_disables_is_in_the_audit_log_though_it_has_no_right_on_tha
 
 
 @pytest.mark.usefixtures("rows")
-def test_what_the_job_could_not_disable_is_not_noted(connection):
+def test_an_undone_or_missed_disabling_has_no_audit_entry(connection):
     connection.execute("delete from audit_log")
     with connection.transaction(force_rollback=True):
         endpoint_status.disable_active(connection, ["ep1"], "gone")
@@ -129,7 +129,7 @@ def test_what_the_job_could_not_disable_is_not_noted(connection):
     assert connection.execute("select * from audit_log").fetchall() == []
 
 
-def test_a_job_disables_once_postgres_is_there_again(own_postgres, ring):
+def test_the_job_disables_once_postgres_is_available_again(own_postgres, ring):
     with connect.connect(settings.Database(url=own_postgres.url)) as opened:
         migrate.migrate(opened)
         applied(opened, ring, DOCUMENT)

@@ -1,5 +1,7 @@
-"""A Postgres that answers late, or breaks off within a read, leaves what is known of the registry as it was, whole. And with
-another key ring than the registry's nobody starts."""
+"""The registry follower keeps its last complete snapshot while Postgres answers late or breaks off within a read.
+
+A follower with a key ring that does not fit the registry does not start.
+"""
 
 import contextlib
 import threading
@@ -56,7 +58,7 @@ def relay(connection):
 
 
 def hanging(connection):
-    """The process ids of the follower's connections that wait within a read."""
+    """Return the process ids of the follower's connections that wait within a read."""
     rows = connection.execute(
         "select pid from pg_stat_activity where application_name = 'fanout job' and wait_event_type = 'Lock'"
         " and datname = current_database()"
@@ -64,9 +66,7 @@ def hanging(connection):
     return [row["pid"] for row in rows]
 
 
-def test_a_read_that_hangs_or_breaks_off_keeps_nobody_waiting_and_tells_nothing_of_what_it_had_read(
-    follower, connection, other
-):
+def test_a_read_that_hangs_or_breaks_off_leaves_the_snapshot(follower, connection, other):
     known = follower.current()
     with other.transaction():
         other.execute("lock table secrets in access exclusive mode")  # an endpoint's are read after the tenants
@@ -85,9 +85,7 @@ def test_a_read_that_hangs_or_breaks_off_keeps_nobody_waiting_and_tells_nothing_
     assert (list(changes.tenants), changes.endpoints["ep1"].url) == (["t9"], "https://example.com/moved")
 
 
-def test_a_connection_whose_other_side_is_gone_without_a_word_is_given_up_and_another_read_from(
-    connection, database, ring_key, relay, monkeypatch
-):
+def test_a_half_open_connection_is_replaced(connection, database, ring_key, relay, monkeypatch):
     monkeypatch.setattr(connect, "HALF_OPEN_MS", 1_500)
     url = conninfo.make_conninfo(database, host="127.0.0.1", port=relay.port)
     with following(config(url, {"k1": ring_key})) as follower:
@@ -99,8 +97,8 @@ def test_a_connection_whose_other_side_is_gone_without_a_word_is_given_up_and_an
 
 
 @pytest.mark.parametrize("key_id", ["k1", "another"])
-def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start(database, key_id):
-    """Else every endpoint would be quarantined, and its events skipped, while all looks well."""
+def test_a_key_ring_that_opens_no_secret_is_refused_at_the_start(database, key_id):
+    """Without the check, every endpoint would be quarantined, and its events would be skipped."""
     wrong = config(database, {key_id: keyring.generate()})
     with following(wrong) as follower, pytest.raises(errors.SettingsError, match="sealed with key k1"):
         follower.current()
@@ -108,7 +106,7 @@ def test_a_ring_that_opens_nothing_of_a_key_in_use_is_refused_at_the_start(datab
         lookup_source.Lookups(wrong, stop=threading.Event()).source(None, "direct")
 
 
-def test_a_single_secret_that_does_not_open_keeps_nobody_from_starting(connection, database, ring_key):
+def test_a_single_secret_that_does_not_open_is_no_obstacle(connection, database, ring_key):
     connection.execute("update secrets set sealed = sealed || 'x'::bytea where endpoint_id = 'ep1'")
     with following(config(database, {"k1": ring_key})) as follower:
         assert {name for name, row in follower.current().base.endpoints.items() if row.fault} == {"ep1"}

@@ -1,4 +1,4 @@
-"""The database itself keeps customers apart, from whoever asks for one of them; and nobody else is hindered."""
+"""Row-level security in Postgres keeps customers apart, and leaves the operator and the job their rights."""
 
 import datetime as dt
 
@@ -41,7 +41,7 @@ SEEN_BY_C1 = {"customers": 1, "customer_tenants": 1, "endpoints": 2, "secrets": 
 
 @pytest.fixture
 def two(connection, ring):
-    """A registry of two customers."""
+    """Return a registry of two customers."""
     applied(connection, ring, DOCUMENT)
     applied(connection, ring, OF_C2)
     connection.execute(ROWS)
@@ -50,7 +50,7 @@ def two(connection, ring):
 
 @pytest.fixture(scope="module")
 def migrated(postgres):
-    """For tests that leave nothing behind: a database for each of them would take most of their time."""
+    """Yield one migrated database for all tests that roll back: a database for each test would take most of the time."""
     postgres.create_database("apartness")
     with connect.connect(settings.Database(url=postgres.url_of("apartness"))) as opened:
         migrate.migrate(opened)
@@ -68,7 +68,7 @@ def counted(connection, tables):
     return {table: connection.execute(sql.SQL(count).format(sql.Identifier(table))).fetchone()["rows"] for table in tables}
 
 
-def test_no_table_of_customers_is_without_forced_row_level_security_and_a_policy(connection):
+def test_every_table_of_customers_has_forced_row_level_security(connection):
     for kind in ("dead_letters", "attempts"):
         partitions.create(connection, kind, dt.date(2026, 5, 10))
     assert apartness.faults(connection) == []
@@ -102,7 +102,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("statements", BAD.values(), ids=BAD)
-def test_the_meta_test_sees_a_new_table_that_is_not_kept_apart(migrated, statements):
+def test_faults_finds_a_new_table_that_is_not_isolated(migrated, statements):
     with migrated.transaction(force_rollback=True):
         migrated.execute(TABLE + statements)
         faults = apartness.faults(migrated)
@@ -110,7 +110,7 @@ def test_the_meta_test_sees_a_new_table_that_is_not_kept_apart(migrated, stateme
         assert all(fault.startswith("letters: ") for fault in faults)
 
 
-def test_the_meta_test_would_see_a_new_table(migrated):
+def test_faults_finds_a_new_table(migrated):
     with migrated.transaction(force_rollback=True):
         migrated.execute(TABLE)
         assert "letters" in apartness.of_customers(migrated)
@@ -159,20 +159,20 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize(("fault", "statements"), [(fault, rest) for fault, *rest in OTHERWISE.values()], ids=OTHERWISE)
-def test_the_meta_test_sees_what_else_leads_to_others_rows(migrated, fault, statements):
+def test_faults_finds_other_ways_to_rows_of_others(migrated, fault, statements):
     with migrated.transaction(force_rollback=True):
         for statement in statements:
             migrated.execute(statement)
         assert [one for one in apartness.faults(migrated) if one.startswith(fault)]
 
 
-def test_a_view_with_the_rights_of_who_asks_is_none_of_it(migrated):
+def test_a_view_with_the_rights_of_its_reader_is_no_fault(migrated):
     with migrated.transaction(force_rollback=True):
         migrated.execute("create view own with (security_invoker = true) as select * from endpoints")
         assert apartness.faults(migrated) == []
 
 
-def test_the_roles_of_the_api_own_nothing_and_pass_by_nothing(connection):
+def test_the_roles_of_the_api_own_nothing_and_bypass_no_policy(connection):
     of_roles = """
         select rolsuper, rolbypassrls, rolcanlogin, rolcreaterole from pg_roles
         where rolname in ('fanout_api', 'fanout_operator')
@@ -182,7 +182,7 @@ def test_the_roles_of_the_api_own_nothing_and_pass_by_nothing(connection):
     assert not owners & {"fanout_api", "fanout_operator"}
 
 
-def test_a_customer_sees_its_own_rows_and_no_others(two):
+def test_a_customer_sees_only_its_own_rows(two):
     with two.transaction():
         as_customer(two, "c1")
         assert counted(two, SEEN_BY_C1) == SEEN_BY_C1
@@ -190,7 +190,7 @@ def test_a_customer_sees_its_own_rows_and_no_others(two):
 
 
 @pytest.mark.parametrize("customer_id", ["", "*", "unknown", "c1 ", "c"])
-def test_without_a_customer_there_is_nothing(two, customer_id):
+def test_without_a_customer_no_row_is_visible(two, customer_id):
     with two.transaction():
         two.execute("set local role fanout_api")
         assert set(counted(two, SEEN_BY_C1).values()) == {0}
@@ -199,7 +199,7 @@ def test_without_a_customer_there_is_nothing(two, customer_id):
 
 
 @pytest.mark.parametrize("customer_id", [None, "", "*"])
-def test_without_a_customer_nothing_is_written(two, customer_id):
+def test_without_a_customer_no_row_can_be_written(two, customer_id):
     with pytest.raises(psycopg.errors.InsufficientPrivilege), two.transaction():  # noqa: PT012  # only the last is refused
         two.execute("set local role fanout_api")
         if customer_id is not None:
@@ -228,7 +228,7 @@ def test_without_a_customer_nothing_is_written(two, customer_id):
         "delete from audit_log",
     ],
 )
-def test_a_customer_writes_and_reads_nothing_that_is_not_its_own(two, statement):
+def test_a_customer_reads_and_writes_no_row_of_another(two, statement):
     refusals = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ForeignKeyViolation)
     with pytest.raises(refusals), two.transaction():  # noqa: PT012  # whichever of them it is
         as_customer(two, "c1")
@@ -237,7 +237,7 @@ def test_a_customer_writes_and_reads_nothing_that_is_not_its_own(two, statement)
 
 
 @pytest.mark.parametrize("table", ["endpoints", "secrets", "subscriptions", "scopes", "filters", "idempotency_keys"])
-def test_what_a_customer_deletes_is_its_own(two, table):
+def test_a_customer_deletes_only_its_own_rows(two, table):
     with two.transaction(force_rollback=True):
         before = counted(two, [table])[table]
         as_customer(two, "c1")
@@ -247,7 +247,7 @@ def test_what_a_customer_deletes_is_its_own(two, table):
         assert counted(two, [table])[table] == before - own > 0
 
 
-def test_a_connection_forgets_its_customer_with_the_transaction_also_after_an_error(two):
+def test_a_connection_forgets_its_customer_with_the_transaction(two):
     with pytest.raises(psycopg.errors.DivisionByZero), two.transaction():  # noqa: PT012  # only the last can divide
         as_customer(two, "c1")
         two.execute("select 1 / 0")
@@ -256,7 +256,7 @@ def test_a_connection_forgets_its_customer_with_the_transaction_also_after_an_er
         assert counted(two, ["endpoints"]) == {"endpoints": 0}
 
 
-def test_the_operator_sees_all(two):
+def test_the_operator_sees_all_rows(two):
     with two.transaction():
         two.execute("set local role fanout_operator")
         assert counted(two, ["customers", "endpoints", "audit_log"]) == {"customers": 2, "endpoints": 3, "audit_log": 2}
@@ -264,7 +264,7 @@ def test_the_operator_sees_all(two):
 
 @pytest.fixture
 def owner(database):
-    """A registry of an owner who is no superuser, as at those who rent their Postgres."""
+    """Yield a registry whose owner is no superuser, as in a managed Postgres."""
     name = database.partition("?")[0].rpartition("/")[2]
     with connect.connect(settings.Database(url=database)) as superuser:
         superuser.execute(sql.SQL("create role {} login createrole").format(sql.Identifier(name)))
@@ -278,7 +278,7 @@ def owner(database):
         superuser.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
-def test_an_owner_who_is_no_superuser_registers_and_reads_as_before(owner, ring):
+def test_an_owner_without_superuser_rights_registers_and_reads(owner, ring):
     assert owner.execute("select rolsuper from pg_roles where rolname = current_user").fetchone() == {"rolsuper": False}
     applied(owner, ring, DOCUMENT)
     applied(owner, ring, OF_C2)
@@ -294,8 +294,8 @@ def test_an_owner_who_is_no_superuser_registers_and_reads_as_before(owner, ring)
     assert registry_reader.read_full(owner, ring, GUARD).subscriptions.keys() == {"s1", "s2"}
 
 
-def test_a_login_with_read_rights_alone_reads_all_as_before(two):
-    """As the executors' login, when they look up."""
+def test_a_login_with_read_rights_reads_all_rows(two):
+    """The executors' login has such rights when they look up."""
     two.execute("create role reader_of_tests nologin; grant select on all tables in schema public to reader_of_tests")
     try:
         with two.transaction():

@@ -1,4 +1,4 @@
-"""What will match nothing is warned of when it is registered, refused when asked to, and found later when SQL wrote it."""
+"""Subscriptions that match no event get a warning at registration, are refused with `strict`, and are found later."""
 
 import pytest
 
@@ -35,27 +35,27 @@ def assert_named(found, prefix):
         assert problem in one.problem
 
 
-def test_doubtful_subscriptions_are_registered_with_a_warning_each_time(connection, ring):
+def test_subscriptions_with_warnings_are_registered(connection, ring):
     number = len(DOCUMENT["subscriptions"])
     for _ in range(2):
         assert_named(applied(connection, ring, WITH_DOUBTS).warnings, f"subscriptions[{number}]")
     assert "s9" in registered_rows.document(connection)["subscription"]
 
 
-def test_strict_refuses_them_and_writes_nothing(connection, ring):
+def test_strict_refuses_a_document_with_warnings(connection, ring):
     with pytest.raises(errors.ManifestRefused) as refused:
         applied(connection, ring, WITH_DOUBTS, strict=True)
     assert_named(refused.value.found, f"subscriptions[{len(DOCUMENT['subscriptions'])}]")
     assert registered_rows.document(connection)["subscription"] == {}
 
 
-def test_a_tenant_that_the_same_document_registers_is_not_doubtful(connection, ring):
+def test_a_tenant_of_the_same_document_has_no_warning(connection, ring):
     cured = DOUBTFUL | {"event_type": "order.*", "tenants": ["new"], "sub_tenants": {}, "except_tenants": [], "filter": None}
     document = DOCUMENT | {"tenants": [*DOCUMENT["tenants"], {"id": "new"}], "subscriptions": [cured]}
     assert applied(connection, ring, document).warnings == ()
 
 
-def test_topics_count_as_known_types_beside_the_catalogue(connection, ring):
+def test_topics_count_as_known_event_types(connection, ring):
     document = WITH_DOUBTS | {
         "subscriptions": [{"id": "s", "endpoint": "ep1", "event_type": "invoice.sent", "everything": True}]
     }
@@ -63,7 +63,7 @@ def test_topics_count_as_known_types_beside_the_catalogue(connection, ring):
     assert applied(connection, ring, document, known_types={"invoice.sent"}).warnings == ()
 
 
-def test_what_sql_wrote_is_found_later_by_the_id_of_its_subscription(connection, ring):
+def test_a_subscription_of_plain_sql_is_found_by_its_id(connection, ring):
     applied(connection, ring, DOCUMENT | {"event_types": [{"id": "order.created"}]})
     connection.execute(
         "insert into scopes (subscription_id, scope, effect, tenant_id) "

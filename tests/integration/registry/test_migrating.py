@@ -1,4 +1,4 @@
-"""A registry in use goes from one version of the schema to the next, and the version before goes on working."""
+"""A registry in use is migrated to the next version of the schema, and the previous version still works."""
 
 import uuid
 
@@ -50,7 +50,7 @@ where expires_at <= now()
 
 @pytest.fixture
 def before(database, ring):
-    """A registry of 0001, in use: two endpoints with their secrets, one of which has an expiry that nothing of ours sets."""
+    """Yield a registry of migration 0001 with two endpoints and their secrets, one of them with an expiry set by SQL."""
     with connect.connect(settings.Database(url=database)) as opened:
         migrate.migrate(opened, migrate.migrations()[:1])
         opened.execute(ROWS)
@@ -66,7 +66,7 @@ def row_of_0001(ring, endpoint_id, purpose, secret):
     return place | {"key_id": ring.active, "sealed": ring.seal(secret, keyring.secret_row_of(place))}
 
 
-def test_what_was_registered_before_is_read_as_it_was(before, ring):
+def test_rows_of_the_previous_version_are_read_unchanged(before, ring):
     log = before.execute("select revision, entity_id from revisions").fetchall()
     assert migrate.migrate(before) == [migration.name for migration in migrate.migrations()[1:]]
     read = registry_reader.read_full(before, ring, GUARD)
@@ -80,7 +80,7 @@ def test_what_was_registered_before_is_read_as_it_was(before, ring):
     assert registry_reader.read_changes(before, ring, GUARD, since=log[-1]["revision"]) is not None
 
 
-def test_the_version_before_goes_on_registering_and_reading(before, ring):
+def test_the_previous_version_still_registers_and_reads(before, ring):
     migrate.migrate(before)
     since = registry_reader.read_full(before, ring, GUARD).revision
     with before.transaction():
@@ -94,7 +94,7 @@ def test_the_version_before_goes_on_registering_and_reading(before, ring):
     assert read.endpoints["ep3"] == builders.endpoint("ep3", url="https://example.com/3", retrying=Retrying())
 
 
-def test_an_endpoint_that_was_to_have_batches_of_a_kind_that_is_none_gets_the_nearest(before, ring):
+def test_an_invalid_batch_setting_becomes_the_nearest_valid_one(before, ring):
     migrate.migrate(before, migrate.migrations()[:3])
     before.execute("update endpoints set mode = 'batch', content_mode = 'cloudevents_binary' where endpoint_id = 'ep1'")
     since = registered_rows.revision(before)
@@ -103,7 +103,7 @@ def test_an_endpoint_that_was_to_have_batches_of_a_kind_that_is_none_gets_the_ne
     assert (read.content_mode, read.batching) == (ContentMode.CLOUDEVENTS_STRUCTURED, Batching())
 
 
-def test_the_version_before_changes_nothing_that_it_does_not_know(before, ring):
+def test_the_previous_version_keeps_columns_that_it_does_not_know(before, ring):
     migrate.migrate(before)
     before.execute("update endpoints set headers = '{\"X-Team\": \"a\"}', max_in_flight = 3 where endpoint_id = 'ep1'")
     before.execute(PUT_ENDPOINT, {"id": "ep1", "url": "https://example.com/moved"})

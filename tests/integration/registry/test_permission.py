@@ -1,4 +1,4 @@
-"""What a receiver has permitted is a part of its endpoint's row: whoever changes that, the job reads what holds."""
+"""The permission of a receiver is part of its endpoint's row, and the job reads a permission only while it is valid."""
 
 import psycopg
 import pytest
@@ -33,7 +33,7 @@ def as_read(connection, ring):
     return endpoint.status, endpoint.max_per_second, endpoint.origin
 
 
-def test_it_waits_until_it_is_permitted_and_a_running_job_hears_of_it(asking, ring):
+def test_an_endpoint_waits_until_its_receiver_permits(asking, ring):
     assert as_read(asking, ring) == WAITING
     since = registered_rows.revision(asking)
     asking.execute(PERMIT)
@@ -42,13 +42,13 @@ def test_it_waits_until_it_is_permitted_and_a_running_job_hears_of_it(asking, ri
 
 
 @pytest.mark.parametrize("status", ["paused", "disabled"])
-def test_a_permission_makes_nothing_active(asking, ring, status):
+def test_a_permission_does_not_activate_an_endpoint(asking, ring, status):
     asking.execute("update endpoints set status = %s where endpoint_id = 'ep1'", [status])
     asking.execute(PERMIT)
     assert as_read(asking, ring)[0] == status
 
 
-def test_what_is_not_permitted_is_not_enabled_by_hand(asking):
+def test_an_endpoint_without_permission_cannot_be_enabled(asking):
     endpoint_status.disable(asking, "ep1", "moving")
     with pytest.raises(errors.RegistrationError, match="before its receiver permits deliveries"):
         endpoint_status.enable(asking, "ep1")
@@ -63,7 +63,7 @@ def test_what_is_not_permitted_is_not_enabled_by_hand(asking):
         "update endpoints set validation = 'none' where endpoint_id = 'ep1'",
     ],
 )
-def test_another_url_or_none_to_ask_forgets_what_was_permitted_whoever_changes_it(asking, ring, statement):
+def test_a_new_url_or_no_validation_deletes_the_permission(asking, ring, statement):
     asking.execute(PERMIT)
     asking.execute(statement)
     row = registered_rows.document(asking)["endpoint"]["ep1"]
@@ -71,7 +71,7 @@ def test_another_url_or_none_to_ask_forgets_what_was_permitted_whoever_changes_i
     assert as_read(asking, ring) == (WAITING if "url" in statement else (EndpointStatus.ACTIVE, 5, None))
 
 
-def test_a_document_leaves_an_endpoint_waiting_and_says_so_and_one_that_is_permitted_stays_so(asking, ring):
+def test_apply_keeps_permissions_and_reports_waiting_endpoints(asking, ring):
     assert applied(asking, ring, ONLY).awaiting_permission == ("ep1",)
     assert applied(asking, ring, DOCUMENT, dry_run=True).awaiting_permission == ()
     asking.execute(PERMIT)
@@ -99,11 +99,11 @@ def test_a_document_leaves_an_endpoint_waiting_and_says_so_and_one_that_is_permi
         "insert into validations values ('unknown', 'c1', 'https://example.com/1', 'a', sha256(''), now())",
     ],
 )
-def test_a_permission_that_makes_no_sense_is_refused(asking, statement):
+def test_an_invalid_permission_is_refused(asking, statement):
     with pytest.raises(psycopg.errors.IntegrityError):
         asking.execute(statement)
 
 
-def test_nobody_makes_an_endpoint_look_permitted_by_its_own_word(asking):
+def test_a_writer_cannot_set_awaits_permission_itself(asking):
     with pytest.raises(psycopg.errors.GeneratedAlways):
         asking.execute("update endpoints set awaits_permission = false")

@@ -1,4 +1,4 @@
-"""Rows become a snapshot, whole or as what has changed; a row that cannot be used spoils itself alone."""
+"""Rows of the registry become a snapshot, or changes of one; an unusable row is quarantined alone."""
 
 import datetime as dt
 import pickle
@@ -31,7 +31,7 @@ where endpoint_id = 'ep1'
 """
 
 
-def test_it_says_what_was_registered(connection, ring):
+def test_a_snapshot_has_the_registered_rows(connection, ring):
     applied(connection, ring, DOCUMENT)
     read = registry_reader.read_full(connection, ring, GUARD)
     assert read.tenants == {"1": TenantStatus.ACTIVE, "2": TenantStatus.ACTIVE, "3": TenantStatus.SUSPENDED}
@@ -45,7 +45,7 @@ def test_it_says_what_was_registered(connection, ring):
     assert read.quarantined() == {}
 
 
-def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(connection, ring):
+def test_the_newest_signing_key_comes_first_during_an_overlap(connection, ring):
     applied(connection, ring, DOCUMENT)
     newer = "whsec_" + "QUFB" * 8
     rotated = DOCUMENT["endpoints"][0] | {"signing_secrets": [newer, SIGNING]}
@@ -54,14 +54,14 @@ def test_the_newest_signing_key_comes_first_while_a_rotation_lasts(connection, r
     assert [key.secret.reveal() for key in keys] == [b"A" * 24, b"0123456789abcdef0123456789abcdef"]
 
 
-def test_an_expired_signing_key_signs_no_more(connection, ring):
+def test_an_expired_signing_key_is_not_read(connection, ring):
     applied(connection, ring, DOCUMENT | {"endpoints": [DOCUMENT["endpoints"][0]], "subscriptions": []})
     connection.execute("update secrets set expires_at = now() - interval '1 s' where purpose = 'signing'")
     fault = "has no valid signing secret: run `fanout endpoints rotate-secret`"
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 
 
-def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connection, ring):
+def test_a_signing_key_is_read_with_its_expiry(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set expires_at = '2100-01-01T00:00:00Z' where purpose = 'signing'")
     [key] = registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
@@ -94,7 +94,7 @@ def test_it_says_until_when_a_key_signs_so_that_it_ends_without_a_change(connect
         (TOKEN_URL_WITHIN, "endpoint ep1", "auth.token_url: the address is not allowed"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_quarantined_and_the_others_are_served(connection, ring, statement, row, fault):
+def test_an_unusable_row_is_quarantined_alone(connection, ring, statement, row, fault):
     applied(connection, ring, DOCUMENT)
     connection.execute(statement)
     read = registry_reader.read_full(connection, ring, GUARD)
@@ -104,7 +104,7 @@ def test_a_row_that_cannot_be_used_is_quarantined_and_the_others_are_served(conn
     assert (len(read.endpoints), len(read.subscriptions)) == (2, 2)
 
 
-def test_a_row_of_plain_sql_that_leads_inside_is_quarantined_with_the_same_words_whatever_its_form(connection, ring):
+def test_an_internal_address_by_sql_quarantines_its_endpoint(connection, ring):
     urls = {f"inside-{number}": addresses.url_of(host) for number, host in enumerate([*addresses.INSIDE, *addresses.NAMES])}
     endpoints = [{"id": row_id, "customer": "c1", "url": "https://example.com/"} for row_id in urls]
     applied(connection, ring, DOCUMENT | {"endpoints": [*DOCUMENT["endpoints"], *endpoints]})
@@ -118,8 +118,8 @@ def test_a_row_of_plain_sql_that_leads_inside_is_quarantined_with_the_same_words
 
 
 @pytest.mark.parametrize("pattern", UNREADABLE)
-def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(connection, ring, pattern):
-    """It ended the read with a RecursionError or a ValueError: nobody was served."""
+def test_an_unparsable_filter_quarantines_its_subscription_alone(connection, ring, pattern):
+    """Regression: the read ended with a RecursionError or a ValueError, and no event was delivered."""
     applied(connection, ring, DOCUMENT)
     connection.execute("update filters set pattern = %s::jsonb", [pattern])
     read = registry_reader.read_full(connection, ring, GUARD)
@@ -135,14 +135,14 @@ def test_a_filter_that_no_parser_takes_does_not_spoil_the_read(connection, ring,
         ("tls_key", b"hunter2", "tls: certificate and key must be given together"),
     ],
 )
-def test_a_sealed_secret_that_is_no_key_quarantines_its_endpoint(connection, ring, purpose, secret, fault):
+def test_an_invalid_secret_quarantines_its_endpoint(connection, ring, purpose, secret, fault):
     applied(connection, ring, DOCUMENT)
     row = EndpointSecret(purpose=purpose, secret=Secret(secret)).to_row(ring, customer_id="c1", endpoint_id="ep1")
     connection.execute(query("put_secret"), row)
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {"endpoint ep1": fault}
 
 
-def test_a_value_that_only_a_later_version_knows_spoils_its_row_alone(connection, ring):
+def test_a_value_of_a_later_version_quarantines_its_row_alone(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("alter table endpoints drop constraint endpoints_auth_kind_check")
     connection.execute("update endpoints set auth_kind = 'kerberos', auth_username = null where endpoint_id = 'ep1'")
@@ -161,7 +161,7 @@ def test_endpoints_share_the_text_of_their_certificates(connection, ring):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_changes_on_top_of_a_snapshot_are_the_same_as_reading_it_again(connection, ring, seed):
+def test_a_snapshot_with_changes_equals_a_full_read(connection, ring, seed):
     rng = random.Random(seed)
     applied(connection, ring, DOCUMENT)
     current = registry_reader.read_full(connection, ring, GUARD)
@@ -189,7 +189,7 @@ def test_changes_on_top_of_a_snapshot_are_the_same_as_reading_it_again(connectio
         assert current == registry_reader.read_full(connection, ring, GUARD)
 
 
-def test_nothing_changed_is_an_empty_change(connection, ring):
+def test_without_changes_the_changes_are_empty(connection, ring):
     applied(connection, ring, DOCUMENT)
     read = registry_reader.read_full(connection, ring, GUARD)
     changes = registry_reader.read_changes(connection, ring, GUARD, since=read.revision)
@@ -197,14 +197,14 @@ def test_nothing_changed_is_an_empty_change(connection, ring):
 
 
 @pytest.mark.parametrize("since", [0, 10_000])
-def test_a_log_that_does_not_reach_back_asks_for_a_full_read(connection, ring, since):
+def test_a_log_that_does_not_reach_back_needs_a_full_read(connection, ring, since):
     applied(connection, ring, DOCUMENT)
     connection.execute("delete from revisions where revision < 5")
     assert registry_reader.read_changes(connection, ring, GUARD, since=since) is None
 
 
 def test_a_hundred_thousand_subscriptions_are_small_enough_to_broadcast(connection, ring):
-    """They take 4.8 MB, with 30,000 tenants, 10,000 endpoints and 500 event types."""
+    """The snapshot has 4.8 MB, with 30,000 tenants, 10,000 endpoints and 500 event types."""
     population.load(connection, ring, 100_000, random.Random(1))
     read = registry_reader.read_full(connection, ring, GUARD)
     assert (len(read.subscriptions), len(read.endpoints), len(read.tenants)) == (100_000, 10_000, 30_000)

@@ -1,4 +1,4 @@
-"""A manifest becomes rows, once; what differs is changed, and nothing else."""
+"""A manifest becomes rows of the registry: differences are written, and nothing else changes."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def summary(result):
     return [(change.action, change.kind, change.id) for change in result.changes]
 
 
-def test_the_first_time_everything_is_made_and_a_missing_signing_secret_is_shown_once(connection, ring):
+def test_the_first_apply_creates_all_rows_and_shows_new_secrets(connection, ring):
     result = applied(connection, ring, DOCUMENT)
     assert summary(result) == [
         *[("create", "tenant", row_id) for row_id in ("1", "2", "3")],
@@ -56,14 +56,14 @@ def test_the_last_of_two_equal_sub_tenants_counts(connection, ring):
     assert registered_rows.rows_of(connection)["tenant"]["t"]["sub_tenants"] == {"a": "last", "b": ""}
 
 
-def test_the_second_time_nothing_changes(connection, ring):
+def test_applying_a_manifest_again_changes_nothing(connection, ring):
     applied(connection, ring, DOCUMENT)
     before = registered_rows.revision(connection)
     assert applied(connection, ring, DOCUMENT) == apply.Result(changes=())
     assert registered_rows.revision(connection) == before
 
 
-def test_only_what_differs_is_changed_and_said(connection, ring):
+def test_only_differences_are_written_and_listed(connection, ring):
     applied(connection, ring, DOCUMENT)
     moved = DOCUMENT["endpoints"][0] | {"url": "https://example.com/moved"}
     result = applied(connection, ring, DOCUMENT | {"endpoints": [moved, DOCUMENT["endpoints"][1]]})
@@ -72,7 +72,7 @@ def test_only_what_differs_is_changed_and_said(connection, ring):
     assert change.fields == (("url", "https://example.com/1", "https://example.com/moved"),)
 
 
-def test_event_types_are_registered_with_the_rest_and_make_no_revision(connection, ring):
+def test_event_types_are_registered_without_a_new_revision(connection, ring):
     applied(connection, ring, DOCUMENT)
     before = registered_rows.revision(connection)
     entry = {"id": "order", "json_schema": {"type": "object", "required": ["b", "a"]}, "examples": [{"b": 1, "a": 2}]}
@@ -85,7 +85,7 @@ def test_event_types_are_registered_with_the_rest_and_make_no_revision(connectio
     assert registered_rows.revision(connection) == before
 
 
-def test_a_changed_secret_is_a_difference_that_does_not_show_it(connection, ring):
+def test_a_changed_secret_is_listed_without_the_secret(connection, ring):
     applied(connection, ring, DOCUMENT)
     changed = DOCUMENT["endpoints"][0] | {"auth": {"kind": "basic", "username": "ann", "secret": "tiger"}}
     result = applied(connection, ring, {"endpoints": [changed]})
@@ -95,13 +95,13 @@ def test_a_changed_secret_is_a_difference_that_does_not_show_it(connection, ring
     assert read.endpoints["ep1"].auth.secret == Secret(b"tiger")
 
 
-def test_a_dry_run_tells_the_differences_and_makes_none(connection, ring):
+def test_a_dry_run_lists_the_differences_and_writes_none(connection, ring):
     tried = applied(connection, ring, DOCUMENT, dry_run=True)
     assert (len(tried.changes), tried.new_secrets) == (8, {})  # a secret that is stored nowhere must not be shown
     assert len(applied(connection, ring, DOCUMENT, dry_run=True).changes) == 8
 
 
-def test_what_the_document_does_not_name_stays_unless_pruning_is_asked_for(connection, ring):
+def test_rows_outside_the_manifest_stay_unless_pruned(connection, ring):
     applied(connection, ring, DOCUMENT)
     fewer = DOCUMENT | {"endpoints": DOCUMENT["endpoints"][:1], "subscriptions": DOCUMENT["subscriptions"][:1]}
     assert summary(applied(connection, ring, fewer)) == []
@@ -111,21 +111,21 @@ def test_what_the_document_does_not_name_stays_unless_pruning_is_asked_for(conne
     ]
 
 
-def test_a_reference_to_nothing_is_named_and_nothing_is_written(connection, ring):
+def test_a_reference_to_a_missing_row_is_refused(connection, ring):
     broken = DOCUMENT | {"subscriptions": [DOCUMENT["subscriptions"][0] | {"endpoint": "nobody"}]}
     with pytest.raises(errors.RegistrationError, match=r"subscriptions\[0\].endpoint: there is no endpoint nobody"):
         applied(connection, ring, broken)
     assert registered_rows.revision(connection) == 0
 
 
-def test_an_endpoint_does_not_go_to_another_customer(connection, ring):
+def test_an_endpoint_cannot_move_to_another_customer(connection, ring):
     applied(connection, ring, DOCUMENT)
     moved = {"customers": [{"id": "c2"}], "endpoints": [DOCUMENT["endpoints"][0] | {"customer": "c2"}]}
     with pytest.raises(errors.RegistrationError, match=r"endpoints\[0\].customer: ep1 belongs to customer c1"):
         applied(connection, ring, moved)
 
 
-def test_what_would_move_events_from_one_lane_to_the_other_is_refused_by_its_place(connection, ring):
+def test_a_change_of_lane_is_refused_by_its_path(connection, ring):
     applied(connection, ring, DOCUMENT)
     first, second = DOCUMENT["endpoints"]
     with pytest.raises(errors.RegistrationError, match=r"^endpoints\[1\].mode: ep2 has mode direct, which cannot change"):
@@ -138,7 +138,7 @@ def test_what_would_move_events_from_one_lane_to_the_other_is_refused_by_its_pla
         applied(connection, ring, DOCUMENT | {"endpoints": batched, "subscriptions": moved})
 
 
-def test_a_signing_secret_that_is_missing_is_made(connection, ring):
+def test_a_missing_signing_secret_is_created(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("delete from secrets where endpoint_id = 'ep2'")
     result = applied(connection, ring, DOCUMENT)
@@ -154,7 +154,7 @@ def test_a_secret_that_does_not_open_stays_unless_the_document_has_another(conne
     assert list(registry_reader.read_full(connection, ring, GUARD).quarantined()) == ["endpoint ep2"]
 
 
-def test_when_all_signing_secrets_have_expired_a_new_one_is_made(connection, ring):
+def test_expired_signing_secrets_are_replaced_by_a_new_one(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set expires_at = now() where purpose = 'signing'")
     assert list(applied(connection, ring, DOCUMENT).new_secrets) == ["ep2"]
@@ -162,7 +162,7 @@ def test_when_all_signing_secrets_have_expired_a_new_one_is_made(connection, rin
     assert connection.execute("select from secrets where expires_at is not null").fetchone() is None
 
 
-def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_is(connection, ring):
+def test_every_field_of_an_endpoint_is_shown_and_no_secret(connection, ring):
     applied(connection, ring, DOCUMENT)
     result = applied(connection, ring, {"endpoints": [WHOLE]})
     changed = [name for name, *_ in result.changes[0].fields]
@@ -177,7 +177,7 @@ def test_every_field_of_an_endpoint_is_registered_read_and_shown_and_no_secret_i
     assert (read.endpoints["whole"], read.quarantined()) == (AS_READ, {})
 
 
-def test_what_a_document_leaves_out_is_as_if_it_had_never_been_said(connection, ring):
+def test_an_omitted_field_gets_its_default(connection, ring):
     applied(connection, ring, DOCUMENT)
     applied(connection, ring, {"endpoints": [WHOLE]})
     plain = {"id": "whole", "customer": "c1", "url": WHOLE["url"], "signing_secrets": [SIGNING], "mode": "batch"}
@@ -199,7 +199,7 @@ def test_a_secret_of_any_purpose_can_be_replaced(connection, ring, field):
     assert summary(applied(connection, ring, {"endpoints": [WHOLE | field]})) == []
 
 
-def test_no_retries_is_not_the_default_and_an_order_is_for_single_events(connection, ring):
+def test_an_empty_schedule_differs_from_the_default_schedule(connection, ring):
     first = DOCUMENT["endpoints"][0] | {"retry": {"schedule_s": []}, "order_by": "customer.id"}
     applied(connection, ring, DOCUMENT | {"endpoints": [first, DOCUMENT["endpoints"][1]]})
     read = registry_reader.read_full(connection, ring, GUARD).endpoints
@@ -211,8 +211,8 @@ def test_no_retries_is_not_the_default_and_an_order_is_for_single_events(connect
 DISABLE = "update endpoints set status = 'disabled', disabled_reason = 'gone' where endpoint_id = 'ep1'"
 
 
-def test_a_document_that_does_not_say_the_status_leaves_disabled_what_was_disabled_for_a_reason(connection, ring):
-    """It was enabled by the next run of whatever applies documents, and disabled again days later."""
+def test_a_manifest_without_status_keeps_a_disabled_endpoint(connection, ring):
+    """Regression: the next automatic apply enabled the endpoint, which was disabled again days later."""
     applied(connection, ring, DOCUMENT)
     connection.execute(DISABLE)
     result = applied(connection, ring, DOCUMENT)
@@ -225,7 +225,7 @@ def test_a_document_that_does_not_say_the_status_leaves_disabled_what_was_disabl
     assert registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].status is EndpointStatus.DISABLED
 
 
-def test_a_document_that_says_active_enables_what_was_disabled(connection, ring):
+def test_a_manifest_with_status_active_enables_an_endpoint(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute(DISABLE)
     result = applied(connection, ring, {"endpoints": [DOCUMENT["endpoints"][0] | {"status": "active"}]})
@@ -235,14 +235,14 @@ def test_a_document_that_says_active_enables_what_was_disabled(connection, ring)
 
 
 @pytest.mark.parametrize("status", ["paused", "disabled"])
-def test_what_a_document_had_paused_or_disabled_is_active_when_the_next_leaves_it_out(connection, ring, status):
+def test_a_status_set_by_manifest_ends_when_omitted(connection, ring, status):
     applied(connection, ring, {**DOCUMENT, "endpoints": [DOCUMENT["endpoints"][0] | {"status": status}], "subscriptions": []})
     [change] = applied(connection, ring, {"endpoints": [DOCUMENT["endpoints"][0]]}).changes
     assert change.fields == (("status", status, "active"),)
 
 
 @pytest.mark.parametrize("pattern", UNREADABLE)
-def test_a_filter_that_no_parser_takes_is_replaced(connection, ring, pattern):
+def test_an_unparsable_filter_can_be_replaced(connection, ring, pattern):
     applied(connection, ring, DOCUMENT)
     connection.execute("update filters set pattern = %s::jsonb", [pattern])
     [change] = applied(connection, ring, DOCUMENT).changes
@@ -250,13 +250,13 @@ def test_a_filter_that_no_parser_takes_is_replaced(connection, ring, pattern):
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
 
 
-def test_text_that_postgres_cannot_hold_is_refused(connection, ring):
+def test_text_that_postgres_cannot_store_is_refused(connection, ring):
     with pytest.raises(errors.RegistrationError, match="NUL"):
         applied(connection, ring, {"customers": [{"id": "c1", "name": "a\0"}]})
 
 
-def test_what_plain_sql_commits_between_two_reads_is_seen_whole_or_not_at_all(connection, ring, other, in_background):
-    """A subscription without its endpoint ended the command with a KeyError."""
+def test_a_concurrent_commit_is_read_whole_or_not_at_all(connection, ring, other, in_background):
+    """Regression: a subscription that was read without its endpoint ended the command with a KeyError."""
     applied(connection, ring, DOCUMENT)
     with other.transaction():
         other.execute("lock table subscriptions")  # the reader has the endpoints by then, and waits
@@ -267,7 +267,7 @@ def test_what_plain_sql_commits_between_two_reads_is_seen_whole_or_not_at_all(co
     assert summary(running.result()) == [("create", "tenant", "9")]
 
 
-def test_two_at_once_run_one_after_the_other_and_the_second_sees_what_the_first_did(connection, ring, other, in_background):
+def test_concurrent_applies_run_one_after_the_other(connection, ring, other, in_background):
     other.execute(query("apply_lock"))
     running = in_background(lambda: applied(connection, ring, {"tenants": [{"id": 1}, {"id": 2}]}))
     wait_for_a_waiter(other)
@@ -276,7 +276,7 @@ def test_two_at_once_run_one_after_the_other_and_the_second_sees_what_the_first_
     assert summary(running.result()) == [("create", "tenant", "2")]
 
 
-def test_a_row_that_plain_sql_changes_meanwhile_is_not_overwritten(connection, ring, other, in_background):
+def test_a_row_changed_meanwhile_is_not_overwritten(connection, ring, other, in_background):
     applied(connection, ring, DOCUMENT)
     with other.transaction():
         other.execute("update tenants set name = 'theirs' where tenant_id = '1'")

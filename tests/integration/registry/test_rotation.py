@@ -1,4 +1,4 @@
-"""A signing secret is replaced without a request that its customer cannot verify."""
+"""A signing secret is rotated without a request that the customer cannot verify."""
 
 import datetime as dt
 import json
@@ -27,7 +27,7 @@ HMAC = SignatureScheme.HMAC
 
 @pytest.fixture
 def first(connection, ring):
-    """The text of the secret that `ep1` has from its registration."""
+    """Return the text of the signing secret with which `ep1` was registered."""
     document = {"customers": [{"id": "c1"}], "endpoints": [{"id": "ep1", "customer": "c1", "url": "https://example.com/"}]}
     return apply.apply(connection, manifest.check(document, GUARD), ring).new_secrets["ep1"]
 
@@ -42,12 +42,12 @@ def rotate(connection, ring):
 
 @pytest.fixture
 def keys(connection, ring):
-    """The keys of `ep1` as the job reads them."""
+    """Return the signing keys of `ep1` as the job reads them."""
     return lambda: registry_reader.read_full(connection, ring, GUARD).endpoints["ep1"].signing_keys
 
 
 def verifies(text, keys, at):
-    """Whether a customer with this secret verifies what is signed with `keys` at that time."""
+    """Return True if a customer with this secret can verify a signature made with `keys` at this time."""
     now = int(at)
     signature = signing.sign(keys, "msg_1", now, b"{}")
     headers = {"webhook-id": "msg_1", "webhook-timestamp": str(now), "webhook-signature": signature}
@@ -55,7 +55,7 @@ def verifies(text, keys, at):
     return expected in headers["webhook-signature"].split()
 
 
-def test_until_the_overlap_ends_both_verify_and_then_the_new_one_alone(first, rotate, keys):
+def test_both_secrets_verify_until_the_overlap_ends(first, rotate, keys):
     new = signing.to_text(rotate(overlap=dt.timedelta(hours=1)).key)
     assert [signing.to_text(key) for key in keys()] == [new, first]
     now = time.time()
@@ -64,7 +64,7 @@ def test_until_the_overlap_ends_both_verify_and_then_the_new_one_alone(first, ro
     assert [verifies(text, keys(), now + 3610) for text in (new, first)] == [True, False]
 
 
-def test_doing_it_again_gives_no_secret_more_time(first, rotate, keys):
+def test_a_repeated_rotation_extends_no_secret(first, rotate, keys):
     rotate(overlap=dt.timedelta(hours=1))
     before = {signing.to_text(key): key.expires_at_s for key in keys()}
     again = rotate(overlap=DAY)
@@ -75,19 +75,19 @@ def test_doing_it_again_gives_no_secret_more_time(first, rotate, keys):
     assert [end.timestamp() for end in again.others_end_at] == sorted(end for end in after.values() if end is not None)
 
 
-def test_a_shorter_overlap_brings_an_end_nearer(rotate, keys):
+def test_a_shorter_overlap_ends_earlier_secrets_sooner(rotate, keys):
     rotate(overlap=DAY)
     rotate(overlap=dt.timedelta(minutes=1))
     assert all(key.expires_at_s < time.time() + 70 for key in keys()[1:])
 
 
-def test_without_an_overlap_the_others_end_at_once(rotate, keys):
+def test_without_overlap_earlier_secrets_end_at_once(rotate, keys):
     rotate(overlap=DAY)
     alone = rotate(overlap=dt.timedelta(0))
     assert (keys(), alone.others_end_at) == ((alone.key,), ())
 
 
-def test_ten_rotations_in_a_row_leave_no_moment_without_a_secret_that_verifies(first, connection, ring, rotate):
+def test_ten_rotations_leave_a_valid_secret_at_every_moment(first, connection, ring, rotate):
     current = registry_reader.read_full(connection, ring, GUARD)
     known = first
     for _ in range(10):
@@ -101,7 +101,7 @@ def test_ten_rotations_in_a_row_leave_no_moment_without_a_secret_that_verifies(f
         connection.execute("update secrets set expires_at = now() where expires_at is not null")
 
 
-def test_more_secrets_than_a_request_has_room_for_are_refused_and_nothing_changes(first, rotate, keys):
+def test_a_rotation_beyond_the_maximum_is_refused(first, rotate, keys):
     for _ in range(4):
         rotate()
     before = keys()
@@ -117,12 +117,12 @@ def test_a_secret_that_does_not_open_is_replaced(connection, ring, rotate):
     assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
 
 
-def test_an_endpoint_that_is_not_there_is_named(rotate):
+def test_a_missing_endpoint_is_named(rotate):
     with pytest.raises(errors.RegistrationError, match="nobody: there is no such endpoint"):
         rotate("nobody")
 
 
-def test_a_document_that_names_no_secrets_leaves_a_rotation_alone(connection, ring, rotate, keys):
+def test_a_manifest_without_secrets_keeps_a_rotation(connection, ring, rotate, keys):
     rotate()
     before = keys()
     document = {"endpoints": [{"id": "ep1", "customer": "c1", "url": "https://example.com/moved"}]}

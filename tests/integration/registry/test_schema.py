@@ -1,4 +1,4 @@
-"""The constraints live in the database: plain SQL is a first-class way to register, and can break nothing."""
+"""Constraints and triggers in Postgres keep the registry consistent, also for writers with plain SQL."""
 
 import uuid
 
@@ -123,17 +123,17 @@ def connection(database):
         "insert into filters values ('s2', jsonb_build_object('a', repeat('x', 20001)))",
     ],
 )
-def test_a_row_that_makes_no_sense_is_refused(connection, statement):
+def test_an_inconsistent_row_is_refused(connection, statement):
     with pytest.raises(psycopg.errors.IntegrityError):
         connection.execute(statement)
 
 
 @pytest.mark.parametrize("schedule", [[], [0.5, 604_800.0], [1.0] * 50, None])
-def test_a_schedule_of_retries_is_waits_none_or_the_default(connection, schedule):
+def test_a_retry_schedule_is_a_list_empty_or_null(connection, schedule):
     connection.execute("update endpoints set retry_schedule_s = %s", [schedule])
 
 
-def test_when_an_endpoint_was_disabled_and_why_is_known_for_as_long_as_it_is(connection):
+def test_a_disabled_endpoint_has_its_time_and_reason(connection):
     asked = "select status, disabled_reason, disabled_at = now() as is_now from endpoints where endpoint_id = 'ep1'"
     with connection.transaction():
         connection.execute("update endpoints set status = 'disabled'")  # as plain SQL and the versions before say it
@@ -144,7 +144,7 @@ def test_when_an_endpoint_was_disabled_and_why_is_known_for_as_long_as_it_is(con
     assert connection.execute(asked).fetchone() == {"status": "paused", "disabled_reason": None, "is_now": None}
 
 
-def test_headers_are_names_and_values(connection):
+def test_headers_must_be_names_with_values(connection):
     connection.execute("update endpoints set headers = %s::jsonb", ['{"X-Team": "a \\"b\\" ~", "!#$%&\'*+.^_`|~0aZ-": "1"}'])
 
 
@@ -153,7 +153,7 @@ def test_an_event_type_is_exact_or_a_prefix(connection, pattern):
     connection.execute("insert into subscriptions values ('s9', 'ep1', 'c1', %s, 'everything')", [pattern])
 
 
-def test_deleting_a_tenant_never_widens_a_subscription(connection):
+def test_deleting_a_tenant_does_not_widen_a_subscription(connection):
     connection.execute("insert into scopes values ('s2', 'everything', 'exclude', 't1', null)")
     connection.execute("delete from tenants where tenant_id = 't1'")
     kept = connection.execute("select subscription_id from scopes where tenant_id = 't1' order by 1").fetchall()
@@ -161,7 +161,7 @@ def test_deleting_a_tenant_never_widens_a_subscription(connection):
 
 
 @pytest.mark.parametrize("statement", ["update endpoints set customer_id = 'c2'", "update endpoints set endpoint_id = 'ep9'"])
-def test_an_endpoint_with_a_secret_keeps_its_id_and_its_customer_or_the_secret_would_not_open(connection, statement):
+def test_an_endpoint_with_a_secret_keeps_its_id_and_customer(connection, statement):
     connection.execute("insert into secrets values (gen_random_uuid(), 'ep1', 'c1', 'signing', 'k', repeat('x', 60)::bytea)")
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         connection.execute(statement + " where endpoint_id = 'ep1'")
@@ -176,7 +176,7 @@ def test_a_writer_with_another_search_path_can_commit(connection):
     assert (row["entity_id"], row["change"]) == ("t3", "insert")
 
 
-def test_a_subscription_does_not_move_between_lanes_because_both_might_leave_its_events_to_the_other(connection):
+def test_a_subscription_cannot_move_between_lanes(connection):
     connection.execute("insert into endpoints (endpoint_id, customer_id, url, mode) values ('eb', 'c1', 'https://e/', 'batch')")
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ed', 'c1', 'https://e/')")
     with pytest.raises(psycopg.errors.CheckViolation, match="another mode"):
@@ -184,7 +184,7 @@ def test_a_subscription_does_not_move_between_lanes_because_both_might_leave_its
     connection.execute("update subscriptions set endpoint_id = 'ed' where subscription_id = 's2'")
 
 
-def test_truncate_is_refused_because_running_jobs_would_not_see_it(connection):
+def test_truncate_is_refused(connection):
     with pytest.raises(psycopg.errors.RaiseException, match="would go unseen"):
         connection.execute("truncate filters")
 
@@ -220,7 +220,7 @@ def test_every_change_raises_the_revision_and_notifies(connection, database, sta
 
 
 def changes_of(connection, *statements):
-    """What is logged of one transaction."""
+    """Return the entries in the log of changes of one transaction."""
     before = revisions(connection)[-1]["revision"]
     with connection.transaction():
         for statement in statements:
@@ -229,7 +229,7 @@ def changes_of(connection, *statements):
     return [(row["entity"], row["entity_id"], row["change"]) for row in rows]
 
 
-def test_a_row_is_logged_once_for_all_its_parts(connection):
+def test_a_row_is_logged_once_for_all_changed_parts(connection):
     assert changes_of(
         connection,
         "insert into subscriptions values ('s9', 'ep1', 'c1', 'order', 'selected')",
@@ -238,7 +238,7 @@ def test_a_row_is_logged_once_for_all_its_parts(connection):
     ) == [("subscription", "s9", "insert")]
 
 
-def test_parts_of_two_rows_log_both(connection):
+def test_changed_parts_of_two_rows_log_both_rows(connection):
     logged = changes_of(
         connection,
         "insert into scopes values ('s2', 'everything', 'exclude', 't1'), ('s1', 'selected', 'exclude', 't1')",
@@ -247,7 +247,7 @@ def test_parts_of_two_rows_log_both(connection):
     assert set(logged) == {("subscription", "s1", "update"), ("subscription", "s2", "update")}
 
 
-def test_a_part_that_moves_logs_where_it_was_and_where_it_is(connection):
+def test_a_part_that_moves_logs_the_old_and_the_new_row(connection):
     connection.execute("insert into subscriptions values ('s9', 'ep1', 'c1', 'order', 'selected')")
     logged = changes_of(
         connection,
@@ -257,7 +257,7 @@ def test_a_part_that_moves_logs_where_it_was_and_where_it_is(connection):
     assert logged == [("subscription", "s1", "update"), ("subscription", "s1", "update"), ("subscription", "s9", "update")]
 
 
-def test_what_a_savepoint_undoes_is_not_taken_as_logged(connection):
+def test_a_change_undone_by_a_savepoint_is_logged_again(connection):
     before = revisions(connection)[-1]["revision"]
     with connection.transaction():
         with connection.transaction(force_rollback=True):
@@ -269,12 +269,12 @@ def test_what_a_savepoint_undoes_is_not_taken_as_logged(connection):
     assert (row["entity_id"], row["change"]) == ("s1", "update")
 
 
-def test_each_transaction_logs_for_itself(connection):
+def test_each_transaction_logs_its_own_changes(connection):
     for _ in range(2):
         assert changes_of(connection, "update filters set pattern = '{}'") == [("subscription", "s1", "update")]
 
 
-def test_the_log_keeps_its_newest_million_numbers(connection):
+def test_the_log_of_changes_keeps_a_million_revisions(connection):
     connection.execute("select setval(pg_get_serial_sequence('revisions', 'revision'), 1004000)")
     connection.execute("insert into tenants values ('t3')")
     assert revisions(connection)[0]["revision"] < 10
@@ -284,7 +284,7 @@ def test_the_log_keeps_its_newest_million_numbers(connection):
     assert kept == [(1_004_001, "t3"), (1_009_999, "t4"), (1_010_000, "t5"), (1_010_001, "t6")]
 
 
-def test_who_registers_needs_no_rights_on_the_log_and_cannot_put_another_in_its_place(connection):
+def test_writers_need_no_right_on_the_log_and_cannot_replace_it(connection):
     role = sql.Identifier(f"writer_{uuid.uuid4().hex}")
     connection.execute(sql.SQL("create role {}").format(role))
     connection.execute(sql.SQL("grant insert on tenants to {}").format(role))
@@ -302,7 +302,7 @@ def test_who_registers_needs_no_rights_on_the_log_and_cannot_put_another_in_its_
         connection.execute(sql.SQL("drop owned by {role}; drop role {role}").format(role=role))
 
 
-def test_a_change_that_is_rolled_back_leaves_no_trace(connection):
+def test_a_rolled_back_change_is_not_logged(connection):
     before = revisions(connection)
     with connection.transaction(force_rollback=True):
         connection.execute("update tenants set name = 'x'")
@@ -311,7 +311,7 @@ def test_a_change_that_is_rolled_back_leaves_no_trace(connection):
     assert revisions(connection) == before
 
 
-def test_deleting_a_customer_logs_everything_that_goes_with_it(connection):
+def test_deleting_a_customer_logs_all_deleted_rows(connection):
     before = revisions(connection)[-1]["revision"]
     connection.execute("delete from customers where customer_id = 'c1'")
     logged = {(row["entity"], row["entity_id"]) for row in revisions(connection) if row["revision"] > before}
@@ -319,7 +319,7 @@ def test_deleting_a_customer_logs_everything_that_goes_with_it(connection):
 
 
 def test_the_order_of_revisions_is_the_order_of_commits(connection, database):
-    """The first to write commits last: its number must be the higher one, or a reader could miss it."""
+    """The transaction that writes first commits last. Its revision must be the higher one, or a reader could miss it."""
     with connect.connect(settings.Database(url=database)) as other:
         with connection.transaction():
             connection.execute("update tenants set name = 'slow' where tenant_id = 't1'")
@@ -330,7 +330,7 @@ def test_the_order_of_revisions_is_the_order_of_commits(connection, database):
     assert last["revision"] > seen["revision"]
 
 
-def test_migrating_twice_does_nothing_and_a_changed_file_is_noticed(connection):
+def test_a_second_migration_does_nothing_and_changes_are_noticed(connection):
     assert migrate.migrate(connection) == []
     migrate.require_current(connection)
     changed = [migrate.Migration(name="0001_registry", statements="select 1")]
@@ -338,7 +338,7 @@ def test_migrating_twice_does_nothing_and_a_changed_file_is_noticed(connection):
         migrate.migrate(connection, changed)
 
 
-def test_a_database_without_tables_is_told_how_to_get_them(database):
+def test_a_database_without_tables_gets_a_hint_to_migrate(database):
     with (
         connect.connect(settings.Database(url=database)) as empty,
         pytest.raises(errors.RegistryOutdated, match="fanout db migrate"),
@@ -346,7 +346,7 @@ def test_a_database_without_tables_is_told_how_to_get_them(database):
         migrate.require_current(empty)
 
 
-def test_a_postgres_that_is_not_there_is_one_line_without_its_url():
+def test_an_unreachable_postgres_is_one_line_without_url():
     with (
         pytest.raises(errors.RegistryUnavailable) as away,
         connect.connect(settings.Database(url="postgresql://u:hunter2@127.0.0.1:1/x")),

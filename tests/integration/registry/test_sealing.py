@@ -1,4 +1,4 @@
-"""A secret stays sealed, and opens where it belongs only."""
+"""Customers' secrets are stored sealed, and open only for their own row."""
 
 import base64
 
@@ -15,7 +15,7 @@ from tests.integration.registry.documents import CLIENT, DOCUMENT, GUARD, WHOLE,
 pytestmark = pytest.mark.integration
 
 
-def test_no_table_holds_a_secret_in_the_clear(connection, ring):
+def test_no_table_has_an_unsealed_secret(connection, ring):
     applied(connection, ring, DOCUMENT)
     applied(connection, ring, {"endpoints": [WHOLE]})
     every_row = "select to_jsonb(row)::text as line from {} row"
@@ -46,13 +46,13 @@ def test_a_sealed_secret_moved_to_another_row_does_not_open(connection, ring):
     assert list(read.quarantined()) == ["endpoint ep1"]
 
 
-def test_a_secret_is_no_key_of_another_scheme(connection, ring):
+def test_a_secret_does_not_open_for_another_scheme(connection, ring):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set purpose = 'signing_v1a' where endpoint_id = 'ep1' and purpose = 'signing'")
     assert "cannot be opened" in registry_reader.read_full(connection, ring, GUARD).quarantined()["endpoint ep1"]
 
 
-def test_after_a_rotation_the_old_key_is_needed_no_more(connection):
+def test_after_a_key_rotation_the_old_key_is_not_needed(connection):
     old, new = stack.new_key(), stack.new_key()
     applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), DOCUMENT)
     before = registry_reader.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), GUARD)
@@ -63,7 +63,7 @@ def test_after_a_rotation_the_old_key_is_needed_no_more(connection):
     assert after.endpoints == before.endpoints
 
 
-def test_a_secret_that_does_not_open_hinders_no_other_from_being_sealed_anew(connection, ring, ring_key):
+def test_a_secret_that_does_not_open_blocks_no_other_resealing(connection, ring, ring_key):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set key_id = 'lost' where endpoint_id = 'ep2'")
     new = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": stack.new_key()}, active="k2"))

@@ -1,4 +1,4 @@
-"""Broadcast or looked up: whichever way a worker gets the registry, the same events are due to the same subscriptions."""
+"""A broadcast snapshot and look-ups give the same result: the same events are due to the same subscriptions."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Broadcast:
-    """The whole registry, read once, and then what has changed."""
+    """A source that reads the whole registry once, and then the changes."""
 
     def __init__(self, database):
         self.database = settings.Database(url=database)
@@ -62,7 +62,7 @@ class Broadcast:
 
 
 class LookUp:
-    """Answers as they are needed; those of before a change have expired when it is looked for."""
+    """A source that looks up what each event needs. After a change, earlier look-ups have expired."""
 
     def __init__(self, database):
         self.clock = Clock()
@@ -85,7 +85,7 @@ def connection(database):
 
 @pytest.fixture(params=[Broadcast, LookUp])
 def source(request):
-    """Make the source that the test is about; it reads no earlier."""
+    """Return a function that creates the source of this test, which reads the registry at that moment."""
     with contextlib.ExitStack() as opened:
 
         def make(database):
@@ -111,7 +111,7 @@ def register(connection, subscriptions, **fields):
 
 
 def routed(registry, events):
-    """For each event its tenant's status, and each subscription with its endpoint and why it is to be skipped."""
+    """Return for each event the status of its tenant, and each due subscription with its endpoint and skip reason."""
 
     async def ask():
         routers = [(event, await registry.router_for(event)) for event in events]
@@ -162,14 +162,14 @@ def test_type_scope_exclusion_and_filter_decide(connection, database, source):
     assert of("1", event_type="orders") == {"all"}
 
 
-def test_a_tenant_is_active_suspended_or_unknown(connection, database, source):
+def test_both_sources_know_if_a_tenant_is_active_or_suspended(connection, database, source):
     register(connection, [])
     registry = source(database).registry
     events = [builders.event(tenant_id=tenant) for tenant in ("1", "4", "5", "ö 5")]
     assert [status for status, _ in routed(registry, events)] == [TenantStatus.ACTIVE, TenantStatus.SUSPENDED, None, None]
 
 
-def test_what_cannot_be_used_is_quarantined_and_what_is_paused_is_skipped(connection, database, source):
+def test_both_sources_quarantine_and_skip_alike(connection, database, source):
     one = {"endpoint": "ep1", "event_type": "order.created", "everything": True}
     register(
         connection,
@@ -188,7 +188,7 @@ def test_what_cannot_be_used_is_quarantined_and_what_is_paused_is_skipped(connec
     assert found["moved"][0].fault
 
 
-def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(connection, database, source):
+def test_a_batch_is_sent_by_the_present_endpoint_and_subscriptions(connection, database, source):
     register(connection, [{"id": "s1", "endpoint": "ep1", "event_type": "a", "everything": True}])
     opened = source(database)
 
@@ -208,7 +208,7 @@ def test_a_batch_is_sent_by_its_endpoint_and_subscriptions_as_they_are_now(conne
     assert destination("ep1") == (None, set())
 
 
-def test_which_tenants_of_what_waits_are_gone_is_known_from_both(connection, database, source):
+def test_both_sources_know_deleted_tenants_of_waiting_events(connection, database, source):
     register(connection, [{"id": "s1", "endpoint": "ep1", "event_type": "a", "everything": True}])
     opened = source(database)
 
@@ -224,7 +224,7 @@ def test_which_tenants_of_what_waits_are_gone_is_known_from_both(connection, dat
     assert deleted("1", "2") == {"1"}
 
 
-def test_how_an_endpoint_is_retried_and_in_what_order_is_the_same_from_both(connection, database, source):
+def test_both_sources_have_the_same_retry_settings_and_order(connection, database, source):
     one = {"id": "s1", "endpoint": "ep1", "event_type": "order.created", "everything": True}
     register(connection, [one])
     connection.execute("update endpoints set retry_schedule_s = '{}', retry_timeout_s = 3, order_by = 'a.b'")
@@ -285,7 +285,7 @@ def random_subscription(rng, number):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_both_sources_agree_on_every_event_through_any_history(connection, database, seed):
+def test_both_sources_agree_on_every_event_after_any_changes(connection, database, seed):
     rng = random.Random(seed)
     with contextlib.closing(LookUp(database)) as looked_up:
         for revision in range(4):
@@ -296,7 +296,7 @@ def test_both_sources_agree_on_every_event_through_any_history(connection, datab
             assert any(matches for _, matches in found)
 
 
-def test_a_look_up_waits_for_a_postgres_that_is_away_and_the_event_loop_does_not(own_postgres):
+def test_a_look_up_that_waits_does_not_block_the_event_loop(own_postgres):
     with connect.connect(settings.Database(url=own_postgres.url)) as opened:
         migrate.migrate(opened)
         register(opened, [{"id": "s1", "endpoint": "ep1", "event_type": "*", "everything": True}])
@@ -315,7 +315,7 @@ def test_a_look_up_waits_for_a_postgres_that_is_away_and_the_event_loop_does_not
     assert [match.subscription.subscription_id for match in matches] == ["s1"]
 
 
-def test_a_connection_that_broke_is_made_anew(connection, database):
+def test_a_broken_connection_is_replaced(connection, database):
     register(connection, [{"id": "s1", "endpoint": "ep1", "event_type": "*", "everything": True}])
     event = builders.event(tenant_id="1")
     with contextlib.closing(LookUp(database)) as looked_up:
