@@ -20,7 +20,7 @@ def word(reason: str | None) -> str | None:
 
 
 def letter(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a dead letter as customers see it."""
+    """Return the record of a dead letter with the reason and the error classes that customers see."""
     shown = document | {"reason": word(document.get("reason"))}
     attempts = document.get("attempts")
     if isinstance(attempts, list):

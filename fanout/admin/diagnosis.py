@@ -1,6 +1,6 @@
 """`fanout doctor`: check everything that the platform needs, and say how to repair each fault.
 
-Runs in the command. All checks run, whatever the results of the others.
+Runs in the command. Every check runs, whatever the results of other checks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Finding:
     text: str
 
     def document(self) -> dict[str, object]:
-        """Return the finding for machines."""
+        """Return the finding as a dictionary for JSON output."""
         return asdict(self)
 
 
@@ -80,7 +80,7 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 
 
 def _python(_: settings.Settings) -> str:
-    """Warn of an interpreter compiled without optimisation. It works, and takes a third more CPU (docs/benchmarks)."""
+    """Warn of an interpreter compiled without optimisation, which works, and takes a third more CPU (docs/benchmarks)."""
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version

@@ -127,7 +127,7 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
-    """Return the changes of `fanout apply` for machines."""
+    """Return the changes of `fanout apply` as a dictionary for JSON output."""
     changes = [
         {
             "action": change.action,
@@ -200,7 +200,7 @@ def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> Non
 
 
 def overlap_of(text: str) -> dt.timedelta:
-    """Return the duration of a text such as `24h`. Raise RegistrationError if it is none, or longer than permitted."""
+    """Return the duration of a text such as `24h`. Raise RegistrationError for another text or a too long duration."""
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(

@@ -58,7 +58,7 @@ class Result:
     """Entries of the delivery log about the endpoint, in order: `200`, `timeout`, `postponed: slow`."""
 
     def document(self) -> dict[str, Any]:
-        """Return the result for machines."""
+        """Return the result as a dictionary for JSON output."""
         return {"delivered": self.delivered_after_s is not None, **asdict(self)}
 
     def text(self) -> str:

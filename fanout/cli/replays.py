@@ -52,7 +52,7 @@ def show(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -
 
 @app.command()
 def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False) -> None:
-    """Cancel a replay: no more of its deliveries are enqueued. Those already enqueued are delivered."""
+    """Cancel a replay: no more of its deliveries are enqueued. Deliveries that are enqueued already are still delivered."""
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
         with connection.transaction():

@@ -61,7 +61,7 @@ class LaneAccount:
     """Milliseconds from the append of an event to the answer that accepted it, without redriven pairs."""
 
     def document(self) -> dict[str, int]:
-        """Return the counts for machines."""
+        """Return the counts as a dictionary for JSON output."""
         return {
             "due": self.due,
             "delivered": self.delivered,
@@ -119,7 +119,7 @@ class Account:
         return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
     def document(self) -> dict[str, Any]:
-        """Return the account for machines."""
+        """Return the account as a dictionary for JSON output."""
         lanes = {name: lane.document() for name, lane in self.lanes.items()}
         return {
             "events": self.events,
@@ -143,7 +143,7 @@ class _DueDelivery:
     pair: Pair
     token: Token
     reasons: frozenset[str | None]
-    """Reasons for which it may be skipped; None among them: it may be sent."""
+    """Reasons for which the delivery may be skipped. None among them: the delivery may be sent."""
     appended_at_ms: int
 
 

@@ -54,7 +54,7 @@ PARTITIONS = 1
 """Partitions of each event topic."""
 
 Processes = Mapping[str, subprocess.Popen[bytes]]
-"""Running processes by their commands."""
+"""Subcommand of `fanout` → its running process."""
 
 
 class Interrupted(errors.FanoutError):

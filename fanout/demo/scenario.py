@@ -21,7 +21,7 @@ from fanout.local import receiver
 
 TENANTS = 200
 ENDPOINTS = 60
-"""Endpoints that get single events. Those in batch mode come in addition."""
+"""Endpoints that get single events. Endpoints in batch mode come in addition."""
 CUSTOMERS = 12
 TOPIC_PREFIX = "events."
 EVENT_TYPES = (

@@ -41,7 +41,7 @@ class Jars:
     """The Kafka broker of the local stack."""
 
     def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
-        """Return the jars for Spark. Those for an S3-compatible store are included only if the checkpoint is there."""
+        """Return the jars for Spark. The jars for an S3-compatible store are included only for a checkpoint on such a store."""
         return (*self.connector, *(self.store if object_store.is_s3a(checkpoint) else ()))
 
 

@@ -41,7 +41,8 @@ def running_command(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in `folder`, without the settings in this process's environment; append its output to the file `log`.
 
-    At the end the process gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Its `returncode` then tells how it ended.
+    At the end the process gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Then the `returncode` of the yielded process says how
+    the process ended.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(loader.PREFIX)}
     with (folder / log).open("ab") as file:

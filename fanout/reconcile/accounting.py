@@ -3,10 +3,11 @@
 Runs in the command and the tests. The proof has three parts:
 
 1. Every record of an event topic is in a range of offsets that a receipt of the lane covers, or after the last receipt.
-2. A receipt states how many deliveries of its range were due. That many ended, by the log and the dead letters, or wait.
+2. A receipt states how many deliveries of its range were due: as many must have ended, by the log and the dead letters, or
+   wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
-   no topic: the number of these is the due count of the receipt minus all named deliveries. They may wait for the longest
-   `max_wait_s`.
+   no topic: the number of these is the due count of the receipt minus all named deliveries. A delivery may wait for the
+   longest `max_wait_s` of all endpoints.
 
 The topics cannot prove that the registry was right, nor that an endpoint still has what it accepted.
 """
@@ -84,7 +85,7 @@ class Counts:
     repeated: int = 0
     """Acceptances after the first acceptance of a delivery."""
     replayed: int = 0
-    """Acceptances of replays. They are in no other number, and change nothing about the original deliveries."""
+    """Acceptances of replays, which are in no other number, and change nothing about the original deliveries."""
 
     @property
     def due(self) -> int:
@@ -102,7 +103,7 @@ class Counts:
         self.replayed += other.replayed
 
     def document(self) -> dict[str, Any]:
-        """Return the counts for machines."""
+        """Return the counts as a dictionary for JSON output."""
         return {
             "due": self.due,
             "delivered": self.delivered,
@@ -148,7 +149,7 @@ class Account:
         return not self.findings.by_kind
 
     def document(self) -> dict[str, Any]:
-        """Return the account for machines."""
+        """Return the account as a dictionary for JSON output."""
         return {
             "holds": self.holds,
             "lanes": {

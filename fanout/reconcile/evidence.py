@@ -32,7 +32,7 @@ ENQUEUED = 0x8000
 """A delivery in the retries topic: ENQUEUED plus the quarter of a day in which it expires."""
 _QUARTER_MS = 6 * 3_600_000
 _FIRST_QUARTER = 80_000
-"""Quarter of a day in the year 2024 from which quarters are counted. They fit into 15 bits until 2047."""
+"""Quarter of a day in the year 2024 from which quarters are counted, so that a quarter fits into 15 bits until 2047."""
 _CHUNK_BITS = 16
 """Low bits of the offset in a word. Words are sorted in chunks of 2**16 offsets."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
@@ -76,7 +76,7 @@ class Events:
         return self.first + len(self._types)
 
     def add(self, offset: int, kind: int) -> None:
-        """Add a record after the others; `kind` is the number of the event's type."""
+        """Add a record after the last one; `kind` is the number of the event's type."""
         self._types.extend([0] * (offset - self.end))  # markers of transactions have offsets, and are not records
         self._types.append(kind)
 

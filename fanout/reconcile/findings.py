@@ -112,7 +112,7 @@ class Finding(NamedTuple):
     detail: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return the finding for machines."""
+        """Return the finding as a dictionary for JSON output."""
         return {
             "kind": self.kind.value,
             "lane": self.lane,

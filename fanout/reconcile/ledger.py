@@ -67,9 +67,9 @@ class Ledger:
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:
-        """Return how many deliveries are due by the receipts, and have no outcome.
+        """Return the number of deliveries that are due by the receipts, and have no outcome.
 
-        They wait for their batch, or in the retry lane.
+        Pending deliveries wait for their batch, or in the retry lane.
         """
         # A micro-batch that runs again writes a receipt for the same offsets again.
         due: dict[tuple[str, Place, int], int] = {}

@@ -42,7 +42,7 @@ class Proof(NamedTuple):
     notes: list[str]
 
     def document(self) -> dict[str, Any]:
-        """Return the account and the notes for machines."""
+        """Return the account and the notes as a dictionary for JSON output."""
         return self.account.document() | {"notes": self.notes}
 
 

@@ -72,7 +72,7 @@ class Found:
         return document | {"attempts": self.letter.last_attempt}
 
     def document(self) -> dict[str, Any]:
-        """Return the whole dead letter for machines."""
+        """Return the whole dead letter as a dictionary for JSON output."""
         letter: dict[str, Any] = {"batch_webhook_id": None, "replay": None, "attributes": {}} | msgspec.to_builtins(self.letter)
         return {"letter": self.name, "letter_topic": self.place.topic, "redriven": self.is_redriven, **letter}
 

@@ -37,7 +37,7 @@ class Summary:
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def document(self) -> dict[str, Any]:
-        """Return the numbers for machines."""
+        """Return the numbers as a dictionary for JSON output."""
         return {
             "letters": self.letters,
             "requests": self.requests,

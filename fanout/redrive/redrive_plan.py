@@ -1,12 +1,12 @@
 """Decide which retry entries a redrive writes, and the notes beside them. Pure.
 
-Runs in the command, in `fanout archive` and in the tests. A redrive is idempotent. It writes a note about each dead letter: the
-delivery and the time of the dead letter. A dead letter with a note is not redriven again. If the redelivery fails for good, it
-makes a later dead letter, which has no note.
+Runs in the command, in `fanout archive` and in the tests. A redrive is idempotent: it writes a note about each dead letter,
+with the delivery and the time of the dead letter. A dead letter with a note is not redriven again. A redelivery that fails for
+good makes a later dead letter, which has no note.
 
-The note is in a header of the record with the retry entry, so that neither exists without the other. It is also written to the
-attempts topic after Kafka has confirmed the record. A command that dies in between repeats nothing and loses nothing. Only two
-redrives at the same time can enqueue the same dead letter twice. Both requests then have the same `webhook-id`.
+The note is in a header of the record with the retry entry, so that neither exists without the other. The note is also written
+to the attempts topic after Kafka has confirmed the record. A command that dies in between repeats nothing and loses nothing.
+Only two redrives at the same time can enqueue the same dead letter twice, with the same `webhook-id` in both requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decide which retry entries a replay writes. Pure.
 
 Runs in `fanout archive` and the tests. delivery.webhooks.routing.intake, as in the lanes, decides by the present registry which
-events are due. Each retry entry carries the id of the replay, and so do all records about it: replays do not count as due
-in the account of a lane. The `webhook-id` comes from the event and the subscription, as in the first delivery.
+events are due. Each retry entry carries the id of the replay, and so do all records about it. By the id, replays do not
+count as due in the account of a lane. The `webhook-id` comes from the event and the subscription, as in the first delivery.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
 def entry_of(
     together: Sequence[Due], endpoint: Endpoint, replay_id: str, *, now_ms: int, revision: Revision
 ) -> retry_messages.RetryEntry:
-    """Return the retry entry of deliveries that go in one request. They are due by this `revision` of the registry."""
+    """Return the retry entry of deliveries that go in one request, and are due by this `revision` of the registry."""
     order_by, first = endpoint.order_by, together[0].event
     return retry_messages.new_entry(
         [segment.item(due.event, now_ms).packed for due in together],
@@ -85,7 +85,7 @@ def entry_of(
 
 
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
-    """Yield values for the retries topic. Their key is the id of the endpoint."""
+    """Yield the values of records for the retries topic, whose key is the id of the endpoint."""
     endpoint, revision = routes.endpoint, routes.revision
     entries = (
         entry_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)

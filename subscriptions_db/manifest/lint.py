@@ -3,7 +3,7 @@
 Runs in the command and in the API. With `strict`, the same findings are refused.
 
 1. A filter names a top-level field that events do not have.
-2. A subscription names a tenant or sub-tenant that is not registered. Its events are delivered if there are any.
+2. A subscription names a tenant or sub-tenant that is not registered. If it has events, they are delivered.
 3. A subscription has an event type that matches neither the catalogue nor a topic.
 """
 

@@ -39,7 +39,7 @@ Id = Annotated[str, Field(pattern=mistakes.ID_PATTERN), pydantic.BeforeValidator
 
 
 class ManifestPart(pydantic.BaseModel):
-    """Base of the types of a document. It refuses unknown fields, and its errors quote no input."""
+    """Base of the types of a manifest: refuses unknown fields, and quotes no input in errors."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

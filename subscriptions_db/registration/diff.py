@@ -1,4 +1,4 @@
-"""Compute the changes that bring the registry to a manifest. Pure.
+"""Compute the changes to the registry that make it equal a manifest. Pure.
 
 Runs in the command and in the API.
 """

@@ -18,7 +18,7 @@ from subscriptions_db.secrets import keyring
 AUTH, TLS_KEY = "auth", "tls_key"
 """The purposes of secrets that do not sign."""
 PURPOSE_OF = {SignatureScheme.HMAC: "signing", SignatureScheme.ED25519: "signing_v1a"}
-"""The purpose includes the signature scheme. A secret is sealed for its purpose, so it never opens for another scheme."""
+"""Signature scheme → purpose of its secrets. A secret is sealed for its purpose, so it never opens for another scheme."""
 SCHEME_OF = {purpose: scheme for scheme, purpose in PURPOSE_OF.items()}
 SIGNING = list(SCHEME_OF)
 """The purposes of signing secrets."""

@@ -1,7 +1,7 @@
 """Seal customers' secrets for Postgres, and open them again.
 
 Runs on the driver, in the command and in the API. AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data
-binds a sealed secret to its row. It does not open after a move to another customer, endpoint or purpose.
+binds a sealed secret to its row: a secret moved to another customer, endpoint or purpose does not open.
 """
 
 from __future__ import annotations

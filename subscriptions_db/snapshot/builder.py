@@ -69,7 +69,10 @@ def endpoints(
             endpoint = _quarantined(row, str(exc))
         except Exception:
             # An unexpected error in one row must not make the whole registry unreadable, which would stop the job.
-            log.exception("endpoint %s is quarantined after an unexpected error", row["endpoint_id"])
+            log.exception(
+                "endpoint %s is quarantined after an unexpected error: its deliveries wait until the row is repaired",
+                row["endpoint_id"],
+            )
             endpoint = _quarantined(row, "cannot be used; the log says why")
         yield endpoint.endpoint_id, endpoint
 

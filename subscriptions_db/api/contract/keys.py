@@ -27,7 +27,7 @@ _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 
 
 class NewKey(NamedTuple):
-    """A new key. Its text is shown once and stored nowhere."""
+    """A new API key: its id, and its text, which is shown once and stored nowhere."""
 
     key_id: str
     text: Secret

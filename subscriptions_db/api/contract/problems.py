@@ -19,7 +19,7 @@ CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
 """Seconds after which a client may repeat a request that was refused for the moment."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
-"""The beginning of a path in the API's one-row manifest, such as `endpoints[0].`. Clients get the path without it."""
+"""The beginning of a path in the API's one-row manifest, such as `endpoints[0].`. Clients get paths without this beginning."""
 
 
 class FieldError(pydantic.BaseModel):
@@ -74,7 +74,7 @@ class Refused(Exception):
 
 
 def not_found(kind: str) -> Refused:
-    """Return the 404 for a resource that does not exist or belongs to another customer. Both get the same answer."""
+    """Return the 404 for a resource that does not exist or belongs to another customer: the same answer for both."""
     return Refused(404, f"there is no such {kind}")
 
 

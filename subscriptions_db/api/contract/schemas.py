@@ -30,7 +30,7 @@ class NewEndpoint(manifest.EndpointFields):
     """An endpoint to create."""
 
     id: manifest.Id | None = None
-    """Only an operator's key may choose it; otherwise the platform does."""
+    """The id. Only an operator's key may choose an id; otherwise the platform does."""
     customer: manifest.Id | None = None
     """Required with an operator's key: the owner."""
     mode: str = Field("direct", pattern="^(direct|batch)$")
@@ -136,7 +136,7 @@ class NewSubscription(manifest.SubscriptionFields):
 
     endpoint: manifest.Id
     id: manifest.Id | None = None
-    """Only an operator's key may choose it; otherwise the platform does."""
+    """The id. Only an operator's key may choose an id; otherwise the platform does."""
 
 
 SubscriptionChanges = changes_of(

@@ -20,7 +20,7 @@ ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 class SeekTarget(NoParameters):
-    """The place from which a consumer reads on. Give exactly one field."""
+    """The place in the archive from which a consumer reads on. Give exactly one field."""
 
     to: Literal["beginning", "end"] | None = None
     cursor: Cursor | None = None
@@ -30,7 +30,7 @@ class SeekTarget(NoParameters):
 
 
 class NewConsumer(SeekTarget, DeadLetterQuery):
-    """A consumer to create. Its selection cannot change later. Without a place it begins at the oldest dead letter."""
+    """A consumer to create, whose selection cannot change later. Without a place it begins at the oldest dead letter."""
 
     name: ConsumerName
 
@@ -44,7 +44,7 @@ class Consumer(pydantic.BaseModel):
     tenant: str | None
     reason: str | None
     cursor: str
-    """Every dead letter up to here was leased to a poller, or is outside the selection."""
+    """Every dead letter up to this cursor was leased to a poller, or is outside the selection."""
     unacknowledged: int
     """Leased dead letters that are not acknowledged yet."""
     created_at: dt.datetime
@@ -92,7 +92,7 @@ def delete(call: Call) -> None:
 
 
 def seek(call: Call) -> Consumer:
-    """Move a consumer to another place. Its leases end, and their receipt handles become invalid."""
+    """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid."""
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))
     if after is None:

@@ -34,7 +34,7 @@ class DeadLettersToMark(DeadLetterTimeQuery):
 
 
 class MarkedLetter(pydantic.BaseModel):
-    """The new state of a dead letter. It has no payload, because answers to an `Idempotency-Key` are stored."""
+    """The new state of a dead letter. The answer has no payload, because answers to an `Idempotency-Key` are stored."""
 
     id: str
     state: LetterState

@@ -58,7 +58,7 @@ class Replay(pydantic.BaseModel):
     created_at: dt.datetime
     state_since: dt.datetime
     handed_over: int
-    """Deliveries enqueued in the retry lane. They wait in the lane until one of the three counts below includes them."""
+    """Deliveries enqueued in the retry lane. Each waits in the lane until one of the three counts below includes it."""
     delivered: int
     dead_lettered: int
     skipped: int

@@ -1,7 +1,7 @@
 """Create, change, pause and delete subscriptions with their filters.
 
 Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py). The
-operator may make a subscription beyond the customer's grants. The customer may pause, resume and delete such a subscription,
+operator may make a subscription beyond the customer's grants. The customer may pause, resume and delete this subscription,
 but not change it: another event type would widen it.
 """
 

@@ -56,7 +56,7 @@ MAX_KNOWN = 10_000
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
 """Source and tenant of every test event."""
 TEST_SUBSCRIPTION = SubscriptionId("test")
-"""The subscription id of every test event. No such subscription is registered."""
+"""The subscription id of every test event. No registered subscription has this id."""
 
 
 class TestEvent(manifest.ManifestPart):
@@ -100,7 +100,7 @@ class TestEventSender:
     async def send(self, sending: PendingSend) -> TestResult:
         """Make one attempt for a test event, and return its result.
 
-        Raise Refused with 429 within a second of the endpoint's last one, and with 503 while MAX_AT_ONCE are in flight.
+        Raise Refused with 429 within a second of the endpoint's last request, and with 503 while MAX_AT_ONCE are in flight.
         """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
             attempt = await self._sender.attempt(sending.delivery, 1)
@@ -117,7 +117,7 @@ class TestEventSender:
     async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
         """Send a request without a body to a receiver, and return its response, or the error of the attempt.
 
-        Raise Refused with 429 within a second of the endpoint's last one, and with 503 while MAX_AT_ONCE are in flight.
+        Raise Refused with 429 within a second of the endpoint's last request, and with 503 while MAX_AT_ONCE are in flight.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             try:

@@ -24,7 +24,7 @@ CACHE_S = 3.0
 MAX_CACHED_KEYS = 10_000
 """Maximum entries of each cache of API keys in one process."""
 BURST_SHARE = 0.2
-"""Share of the requests per second that a key may send at once; the others are spread over the second."""
+"""Share of the requests per second that a key may send at once; the further requests are spread over the second."""
 MAX_UNKNOWN_KEYS_PER_S = 500.0
 """Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
 Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""

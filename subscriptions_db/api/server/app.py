@@ -140,7 +140,7 @@ class Api:
         except errors.SettingsError as exc:
             raise problems.from_error(exc) from exc
         except errors.FanoutError as exc:
-            log.warning("not ready: %s", exc)
+            log.warning("the API is not ready, /readyz answers 503: %s", exc)
             raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` must be run") from exc
         return await _static(b'{"ok":true}', _)
 
@@ -227,7 +227,7 @@ def _location(template: str, document: dict[str, Any], query: Mapping[str, str])
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
     """Send an answer within `MAX_SENDING_S`, else abort the connection.
 
-    aiohttp itself would wait for ever for a client that does not read. It does not send a prepared answer again.
+    aiohttp itself would wait for ever for a client that does not read. aiohttp does not send a prepared answer again.
     """
     try:
         async with asyncio.timeout(MAX_SENDING_S):

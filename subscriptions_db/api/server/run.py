@@ -92,7 +92,7 @@ def _require_ready(opened: transactions.Store) -> None:
     try:
         opened.require_ready()
     except (errors.RegistryUnavailable, errors.RegistryOutdated) as exc:
-        log.warning("not ready: %s", exc)
+        log.warning("the API starts, and is not ready yet: %s", exc)
 
 
 def _pause_reason(opened: transactions.Store) -> str | None:

@@ -50,7 +50,7 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:
-    """Delete the notes stored before a day. Their dead letters never arrived: they expired, or the archive left them out."""
+    """Delete the notes stored before a day, whose dead letters never arrived: expired, or left out of the archive."""
     with connect.translated_errors():
         connection.execute(query("delete_old_notes"), {"before": before})
 

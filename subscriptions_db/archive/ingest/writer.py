@@ -94,7 +94,7 @@ def _write_alone(
         return _write(connection, [record], kept, now, policy)
     except errors.RegistrationError as exc:
         place = (record.topic, record.partition, record.offset)
-        log.warning("%s:%d:%d is left out of the archive: Postgres refuses it (%s)", *place, exc)
+        log.warning("%s:%d:%d is left out of the archive: Postgres refuses it (%s). Its topic keeps the record", *place, exc)
         return dataclasses.replace(_write(connection, [record.without_rows()], kept, now, policy), refused=1)
 
 

@@ -29,7 +29,7 @@ class LetterState(enum.StrEnum):
     """The state of an archived dead letter. Acks belong to consumers and do not change the state."""
 
     WAITING = "waiting"
-    """Consumers can poll it."""
+    """Consumers can lease the dead letter."""
     REDRIVING = "redriving"
     """A redrive was requested. `fanout archive` enqueues the dead letter in the retry lane next."""
     REDRIVEN = "redriven"

@@ -148,7 +148,7 @@ def nack(
 
 
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
-    """Move a consumer to a position, forwards or backwards. Its leases end, and their receipt handles become invalid."""
+    """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid."""
     key = _key(customer_id, name)
     with connect.translated_errors(), connect.in_transaction(connection):
         _locked(connection, key)

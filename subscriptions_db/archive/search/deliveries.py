@@ -1,8 +1,8 @@
 """Search recent deliveries of a customer, the newest first: each delivery once, with its present status.
 
 Runs in the API and in the command. The archive has no table of deliveries: a query derives each delivery from its records and
-its dead letters. A record is a row of the table of attempts: an attempt, or an outcome without an attempt. That costs the
-archive next to nothing, and the status is always current. A delivery is sorted by its first record. A reader that pages by
+its dead letters. A record is a row of the table of attempts: an attempt, or an outcome without an attempt. Deriving costs
+the archive next to nothing, and the status is always current. A delivery is sorted by its first record. A reader that pages by
 cursor misses records that are archived late, as in the search for attempts (attempts.py).
 """
 
