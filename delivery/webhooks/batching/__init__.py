@@ -1,5 +1,5 @@
 """Batches: which events of an endpoint leave together, and when.
 
-In: segments of events, the batch policy of each endpoint, and `now`. Out: batches, and the state of a shard. Pure. Runs in
-the executors.
+In: segments of events with the bounds of each endpoint's batches, and `now`. Out: batches, and the state of a shard. Pure. Runs
+in the executors.
 """

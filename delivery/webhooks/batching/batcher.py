@@ -1,13 +1,14 @@
 """Decide which batches a shard sends now: by count, by bytes, or because their first event has waited long enough.
 
-Runs in the executors. Pure: values and `now_ms` in, a decision out.
+Runs in the executors. Pure: values and `now_ms` in, a decision out. A decision is made for each shard in each micro-batch. A
+shard is one key of Spark's state, with the waiting events of some endpoints.
 
-The state of a shard is an index and numbered segments. The index is small, and written by each decision. A segment is
-immutable, and read when a batch with events in it is sent. The index knows the segments of each endpoint, oldest first.
-Compaction merges segments that are many or mostly empty (delivery.webhooks.state.compaction).
+The state of a shard is an index and numbered segments. The index is small, and written by each decision. A segment has events
+of several endpoints. It is immutable, and read when some of these events are sent. The index knows the segments of each
+endpoint, oldest first. Compaction merges segments that are many or mostly empty (delivery.webhooks.state.compaction).
 
-After an outage the whole backlog is due at once, and may exceed a worker's memory. So one decision sends a bounded part of it.
-The next decision comes at once and sends more.
+After an outage the whole backlog is due at once, and may exceed a worker's memory. So one decision sends a bounded part of the
+backlog. The next decision comes at once and sends more.
 """
 
 from __future__ import annotations
@@ -26,32 +27,36 @@ from delivery.webhooks.state.backlog import Pending
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Small, with events of few endpoints, because a segment is read whole for each endpoint whose events are sent."""
+"""Most bytes of events in a stored segment, or the events of one endpoint. Small, because a segment is read whole when events
+of one of its endpoints are sent."""
 MAX_SENT_BYTES = 64 * 1024 * 1024
-"""Bytes of stored events that one decision sends. Its batches are in memory together. One endpoint may exceed the bound."""
+"""Most bytes of stored events that one decision sends, because all its batches are in memory together. The events of a single
+endpoint may exceed the bound."""
 
 
 class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
-    """The stored events of one endpoint."""
+    """The entry of one endpoint in a shard's index: its stored events, counted."""
 
     bounds: segment.Bounds
-    """The bounds that came with the newest event."""
+    """The bounds of a batch, as they came with the newest event."""
     events: int
+    """Number of stored events."""
     size: int
+    """Bytes of the stored events."""
     oldest_ms: int
     """When the oldest event arrived."""
     segments: list[int]
-    """Segments with its events, in order of arrival."""
+    """Numbers of the segments with events of the endpoint, in order of arrival."""
 
     @property
     def due_ms(self) -> int:
-        """When a batch is due. 0: now, because the events fill a batch for which an earlier decision had no room."""
+        """Return when the next batch is due. 0: now, as the events fill a batch for which a decision had no room."""
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
 
     @property
     def due_by_time_ms(self) -> int:
-        """When the oldest event has waited long enough."""
+        """Return when the oldest event has waited as long as the bounds allow."""
         return self.oldest_ms + self.bounds.max_wait_ms
 
 
@@ -59,28 +64,31 @@ class Index(msgspec.Struct, array_like=True):
     """The state of one shard, without its segments."""
 
     next_number: int = 0
+    """Number of the next segment to write."""
     endpoints: dict[str, EndpointEvents] = {}
-    """By segment.PendingBatch.key."""
+    """Endpoints with stored events, by segment.PendingBatch.key."""
     segments: dict[int, compaction.StoredSegment] = {}
+    """The stored segments by number."""
 
     def totals(self) -> tuple[int, int]:
-        """Return the number of stored events, and their bytes."""
-        return sum(one.events for one in self.endpoints.values()), sum(one.size for one in self.endpoints.values())
+        """Return the number and the bytes of the shard's stored events."""
+        stored = self.endpoints.values()
+        return sum(endpoint.events for endpoint in stored), sum(endpoint.size for endpoint in stored)
 
     def oldest_ms(self) -> int | None:
-        """Return when the oldest event arrived. None: there is none."""
-        return min((one.oldest_ms for one in self.endpoints.values()), default=None)
+        """Return when the shard's oldest event arrived. None: no event is stored."""
+        return min((endpoint.oldest_ms for endpoint in self.endpoints.values()), default=None)
 
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """The result of a decision. `append` and `drop` are disjoint."""
+    """The batches that a shard sends now, and the changes of its state. No number is in both `append` and `drop`."""
 
     index: Index
     changed: bool = False
-    """Whether there is anything to write."""
+    """Whether the state of the shard changed and has to be written."""
     batches: list[bytes] = field(default_factory=list)
-    """As segment.decoded_batch reads them."""
+    """The batches to send, in the encoding that segment.decoded_batch reads."""
     append: dict[int, bytes] = field(default_factory=dict)
     """Segments to write, by number."""
     drop: list[int] = field(default_factory=list)
@@ -88,7 +96,7 @@ class Decision:
 
 
 def backlog_of(decision: Decision) -> Pending:
-    """Return the backlog of one shard after a decision."""
+    """Return the events that wait in one shard after a decision: their number, bytes, oldest arrival and next due time."""
     events, size = decision.index.totals()
     return Pending(
         shards=1,
@@ -104,12 +112,12 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 
 def encoded(index: Index) -> bytes:
-    """Return the index as bytes."""
+    """Return the index of a shard as bytes for Spark's state."""
     return versioning.marked(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:
-    """Return the index of a shard; an empty one for a new shard."""
+    """Return the index that `encoded` wrote. None or empty bytes: a new shard, with an empty index."""
     if not written:
         return Index()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the batch lane"))
@@ -118,26 +126,26 @@ def decoded(written: bytes | None) -> Index:
 def decide(
     index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, look_ahead_ms: int
 ) -> Decision:
-    """Return the batches and the new state. The index is changed in place. `read` returns a segment of the state.
+    """Decide which batches of a shard are sent now; return them with the changes of the state. Change `index` in place.
 
-    `arrived` are the segments of this micro-batch, in any order. A second run with the same segments sends the same batches.
-    A batch that is due within the look-ahead is sent now: at the next decision it would be late. Of due events beyond
-    MAX_SENT_BYTES, the newest stay until the next decision.
+    `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment of a number. A second run
+    with the same segments sends the same batches. A batch that is due within the look-ahead is sent now: at the next decision
+    it would be late. Of due events beyond MAX_SENT_BYTES, the newest stay until the next decision.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 
 
 class _Batcher:
-    """One decision of one shard."""
+    """Make one decision of one shard. Used once. `until_ms` is the latest due time of a batch that is sent."""
 
     def __init__(self, index: Index, read: Callable[[int], bytes], until_ms: int) -> None:
         self._index = index
         self._read = read
         self._until_ms = until_ms
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
-        """Decoded segments, each kept until the events of all sending endpoints are taken out."""
+        """Decoded segments by number. Each is kept until the events of all endpoints that send now are taken out."""
         self._readers: Counter[int] = Counter()
-        """Number of sending endpoints whose events are still in a segment, by segment."""
+        """By segment, the number of endpoints that send now and whose events are not yet taken out."""
         self._decision = Decision(index=index)
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
@@ -164,7 +172,7 @@ class _Batcher:
         return self._decision
 
     def _gathered(self, arrived: Iterable[bytes]) -> dict[str, segment.PendingBatch]:
-        """Return the pending batch of each endpoint. Full batches are sent at once."""
+        """Return one pending batch of each endpoint, from the arrived segments. Send batches that arrived full."""
         gathered: dict[str, segment.PendingBatch] = {}
         for written in sorted(arrived):
             for batch in segment.decoded(written):
@@ -177,22 +185,23 @@ class _Batcher:
         return gathered
 
     def _count_in(self, key: str, batch: segment.PendingBatch) -> None:
-        one = self._index.endpoints.get(key)
-        if one is None:
-            one = self._index.endpoints[key] = EndpointEvents(batch.bounds, 0, 0, batch.oldest_ms, [])
-        one.bounds = batch.bounds
-        one.events += len(batch.items)
-        one.size += batch.size
-        one.oldest_ms = min(one.oldest_ms, batch.oldest_ms)
+        """Add the events of a pending batch to the numbers of its endpoint in the index."""
+        endpoint = self._index.endpoints.get(key)
+        if endpoint is None:
+            endpoint = self._index.endpoints[key] = EndpointEvents(batch.bounds, 0, 0, batch.oldest_ms, [])
+        endpoint.bounds = batch.bounds
+        endpoint.events += len(batch.items)
+        endpoint.size += batch.size
+        endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms)
 
     def _sending(self, immediate: set[str]) -> list[str]:
-        """Return the keys of the endpoints whose events are sent: the due ones, oldest first, up to MAX_SENT_BYTES.
+        """Return the keys of the endpoints whose events are sent now: due endpoints, oldest first, up to MAX_SENT_BYTES.
 
-        Endpoints without stored events are not counted: the micro-batch bounds them, and their events are in memory already.
-        The keys are sorted, as in segments, so that few segments are decoded at a time.
+        Endpoints without stored events do not count towards MAX_SENT_BYTES: their events are in memory already, and a
+        micro-batch is bounded. The keys are sorted, as in segments, so that few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
-        due = [key for key, one in endpoints.items() if key in immediate or one.due_ms <= self._until_ms]
+        due = [key for key, endpoint in endpoints.items() if key in immediate or endpoint.due_ms <= self._until_ms]
         sending = [key for key in due if not endpoints[key].segments]
         stored = sorted((key for key in due if endpoints[key].segments), key=lambda key: endpoints[key].oldest_ms)
         sizes = itertools.accumulate(endpoints[key].size for key in stored)
@@ -200,7 +209,7 @@ class _Batcher:
         return sorted(sending)
 
     def _taken(self, key: str, fresh: segment.PendingBatch | None) -> segment.PendingBatch:
-        """Remove and return all events of an endpoint, with those of `fresh` behind them."""
+        """Remove all stored events of an endpoint from the index; return them, followed by the events of `fresh`."""
         batches = []
         for number in self._index.endpoints.pop(key).segments:
             batch = self._remove_from_segment(number, key)
@@ -215,7 +224,10 @@ class _Batcher:
         return batches[0]
 
     def _cut(self, batch: segment.PendingBatch, *, is_due: bool) -> segment.PendingBatch | None:
-        """Send batches within the bounds. Return the events that stay."""
+        """Cut the events of an endpoint into batches within the bounds, and send these. Return the events that stay.
+
+        The rest that fills no batch is sent if `is_due`, and stays otherwise.
+        """
         first, size, bounds = 0, 0, batch.bounds
         # The usual case: there is nothing to search.
         fits_one = len(batch.items) < bounds.max_events and batch.size < bounds.max_bytes
@@ -240,7 +252,10 @@ class _Batcher:
         self._decision.batches.append(segment.encoded_batch(batch, reason))
 
     def _merge(self, kept: dict[str, segment.PendingBatch]) -> int:
-        """Put the events of the segments to merge before those in `kept`. Return the level of the merged segment."""
+        """Read the segments that compaction picks, and put their events before those in `kept`. Drop the segments.
+
+        Return the compaction level of the segment that will be written from `kept`.
+        """
         numbers, level = compaction.pick_compaction(self._index.segments)
         for number in sorted(numbers, reverse=True):
             for batch in segment.decoded(self._read(number)):
@@ -254,6 +269,7 @@ class _Batcher:
         return level
 
     def _append(self, kept: dict[str, segment.PendingBatch], level: int) -> None:
+        """Write the events in `kept` as new segments, and add these to the index."""
         run = self._index.next_number
         for written, batches in segment.encoded((kept[key] for key in sorted(kept)), MAX_SEGMENT_BYTES):
             number = self._index.next_number
@@ -265,7 +281,7 @@ class _Batcher:
                 self._index.endpoints[batch.key].segments.append(number)
 
     def _remove_from_segment(self, number: int, key: str) -> segment.PendingBatch:
-        """Remove and return the events of one endpoint from a decoded segment."""
+        """Take the events of one endpoint out of a stored segment, and return them. The segment is decoded once."""
         batches = self._open.pop(number, None)
         if batches is None:
             batches = {batch.key: batch for batch in segment.decoded(self._read(number))}

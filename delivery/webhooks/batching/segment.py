@@ -1,10 +1,11 @@
 """Write pending batches and finished batches as bytes, and read them back.
 
-Runs in the executors. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A new field comes at the
-end and has a default, so that old bytes can be read. VERSION rises when that is not enough.
+Runs in the executors. A segment is a value with pending batches: events of several endpoints of one shard. The bytes are
+shuffled, and stay in a lane's state over restarts and upgrades. A new field comes at the end and has a default, so that old
+bytes can be read. VERSION rises when that is not enough.
 
-An event is packed once, when it is collected, and unpacked when its request is made. Batching moves packed events without
-decoding them: the facts by which it decides stand beside them.
+An event is packed (MessagePack) once, when it is collected, and unpacked when its request is made. Batching decides by the size
+and the arrival of an event, which stand beside the packed event. So the packed event is not decoded.
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ from delivery.webhooks.state import versioning
 
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
-"""Bytes of events in a segment; far below the bound of a row and of a value in the state."""
+"""Most bytes of events in a segment that is shuffled; far below the bound of a row and of a value in the state."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
-"""Largest reduction of an endpoint's wait: a share of the wait, and milliseconds."""
+"""Largest reduction of an endpoint's longest wait (`bounds_of`): a share of the wait, at most so many milliseconds."""
 _SPREAD_SALT = -1
-"""Salt that makes the reduction independent of the endpoint's shard. The salt of a full batch is its number."""
+"""Salt of `shard_of` that makes the reduction independent of the endpoint's shard. Not a salt of a full batch: these are 0, 1,
+…"""
 _FRAME_BYTES = 136
-"""Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks it."""
+"""Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
-"""Bytes that a body adds to further attributes, where an event has any."""
+"""Bytes that a body adds to the further attributes of an event that has any."""
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An event, with every field of its dead letter. Without the parsed content, which only filters need."""
+    """An event as it is packed: every field of its dead letter. The parsed content is left out, as only filters need it."""
 
     event_id: EventId
     """The event's id, as its producer gave it."""
@@ -74,11 +76,11 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers of the event's record: pairs of a name and a value."""
     attributes: Attributes = ()
-    """The event's other CloudEvents attributes: pairs of a name and a value. The element is left out where there are none.
-    Since 2026-11-24."""
+    """The event's other CloudEvents attributes: pairs of a name and a value. An event without further attributes is packed
+    without this element. Since 2026-11-24."""
 
     def event(self) -> Event:
-        """Return the event as the direct lane has it, without the parsed content and the record's value."""
+        """Return the event as an Event, without the parsed content and the record's value."""
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
         return Event(
             event_id=self.event_id,
@@ -99,12 +101,13 @@ class Item(NamedTuple):
 
     packed: bytes
     size: int
-    """Upper bound of its bytes in a body, in either layout."""
+    """Upper bound of the event's bytes in a body, in either layout."""
     arrived_at_ms: int
+    """When Kafka appended the event, at the latest when a task packed it."""
 
 
 class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Bounds of a batch. They travel with the events, so that a shard needs no registry."""
+    """Bounds of an endpoint's batches. The bounds travel with the events, so that a shard needs no registry."""
 
     max_events: int
     max_wait_ms: int
@@ -112,18 +115,19 @@ class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mark:
-    """A task marks each pending batch with one of these. The mark tells the shard when to send the batch."""
+    """The marks by which a task tells the shard when to send a pending batch."""
 
     WAITS = 0
+    """The shard sends the events when they fill a batch, or when the oldest has waited long enough."""
     IMMEDIATE = 1
-    """Immediate flush: its endpoint's wait ends before the next micro-batch. The shard sends it now."""
+    """Immediate flush: the endpoint's longest wait ends before the next micro-batch. The shard sends the events now."""
     FULL = 2
-    """It is a full batch. The shard sends it as it is, apart from the endpoint's other events."""
+    """The events are a full batch. The shard sends this batch as it is, apart from the endpoint's other events."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingBatch:
-    """Events due to one endpoint, in order of arrival, that no batch has yet."""
+    """Events due to one endpoint that wait for their batch, in order of arrival."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -131,19 +135,19 @@ class PendingBatch:
     mark: int = Mark.WAITS
     items: list[Item] = field(default_factory=list)
     subscription_ids: list[SubscriptionId] = field(default_factory=list)
-    """Subscription by which each item is due."""
+    """For each item the subscription by which the event is due."""
     size: int = 0
-    """Size of all items."""
+    """Sum of the sizes of all items, in bytes."""
     oldest_ms: int = 2**62
     """When the oldest item arrived."""
 
     @property
     def key(self) -> str:
-        """Return the endpoint's key. It names the customer, as another one may register the id later. No id has a `/`."""
+        """Return the endpoint's key. The key has the customer, as another customer may register the id later. No id has `/`."""
         return f"{self.customer_id}/{self.endpoint_id}"
 
     def add(self, item: Item, subscription_id: SubscriptionId) -> None:
-        """Add the item that arrived last."""
+        """Add an item that arrived after all others."""
         self.items.append(item)
         self.subscription_ids.append(subscription_id)
         self.size += item.size
@@ -151,7 +155,7 @@ class PendingBatch:
             self.oldest_ms = item.arrived_at_ms
 
     def extend(self, later: PendingBatch) -> None:
-        """Add a later pending batch of the endpoint. Its bounds and its mark replace the earlier ones."""
+        """Add the events of a later pending batch of the same endpoint. Take over its bounds and its mark."""
         self.items += later.items
         self.subscription_ids += later.subscription_ids
         self.size += later.size
@@ -159,7 +163,7 @@ class PendingBatch:
         self.bounds, self.mark = later.bounds, later.mark
 
     def part(self, first: int, end: int) -> PendingBatch:
-        """Return the items from `first` to `end`."""
+        """Return a pending batch with the items at the places `first` to `end`, `end` excluded."""
         if (first, end) == (0, len(self.items)):
             return self
         items = self.items[first:end]
@@ -175,7 +179,7 @@ class PendingBatch:
 
 
 class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
-    """A pending batch as written: its items by place in the segment, its subscriptions by place in `subscriptions`."""
+    """A pending batch as written: `places` of its items in the segment, and places of subscriptions in `subscriptions`."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -186,10 +190,12 @@ class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
     subscriptions: list[SubscriptionId]
     places: list[int]
     subscription_places: list[int]
-    """Empty where there is one subscription."""
+    """For each item a place in `subscriptions`. Empty if there is one subscription."""
 
 
 class _Segment(msgspec.Struct, array_like=True, gc=False):
+    """A segment as written: its items in three lists of the same length, and the pending batches that refer to them."""
+
     packed: list[bytes]
     sizes: list[int]
     arrived_at_ms: list[int]
@@ -197,15 +203,16 @@ class _Segment(msgspec.Struct, array_like=True, gc=False):
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):
-    """A batch that a shard sends."""
+    """A batch that a shard has sent to the tasks that deliver batches."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
     reason: LeaveReason
     subscriptions: list[SubscriptionId]
     subscription_places: list[int]
-    """For each event the place in `subscriptions`, from 0. Empty where there is one subscription."""
+    """For each event the place in `subscriptions`, from 0. Empty if there is one subscription."""
     packed: list[bytes]
+    """The packed events, in order of arrival."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -215,17 +222,18 @@ _batches = msgspec.msgpack.Decoder(Batch)
 
 
 def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
-    """Return the shard of an endpoint; with a salt, the shard of one of its full batches. The same in every process."""
+    """Return the number of an endpoint's shard, the same in every process. With a salt: the shard of a full batch of it."""
     digest = hashlib.blake2b(f"{salt}:{endpoint_id}".encode() if salt else endpoint_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % shards
 
 
 @functools.lru_cache(maxsize=50_000)  # asked for each batch
 def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
-    """Return the bounds that travel with an endpoint's events.
+    """Return the bounds of an endpoint's batches, with a reduced wait.
 
-    Each endpoint's wait is reduced by a fixed share of its own. Without the reduction, endpoints that began together, as after
-    a start or a spike, would be due together for ever: a thousand batches in one moment, and none between.
+    Each endpoint's longest wait is reduced by a share that depends on the endpoint's id, at most SPREAD. Without the reduction,
+    endpoints that began together, as after a start or a spike, would be due together for ever: a thousand batches in one
+    moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)
     spread_ms = min(round(max_wait_ms * SPREAD), MAX_SPREAD_MS)
@@ -234,7 +242,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Pack an event. It arrives at `now_ms` at the latest: a producer's clock may be ahead."""
+    """Return an event as an item. Its arrival is at `now_ms` at the latest, because a producer's clock may be ahead."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)
@@ -249,19 +257,20 @@ def item(event: Event, now_ms: int) -> Item:
 
 
 def unpacked(packed: bytes) -> Packed:
-    """Return a packed event."""
+    """Return the event that `item` or `packed` packed."""
     return _packed.decode(packed)
 
 
 def packed(event: Packed) -> bytes:
-    """Return the bytes from which `unpacked` read the event."""
+    """Return the event as the bytes that `unpacked` reads."""
     return _encoder.encode(event if event.attributes else msgspec.structs.astuple(event)[:-1])
 
 
 def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:
-    """Yield segments with all pending batches, each with its own, of at most `max_bytes` or with a single one.
+    """Yield the pending batches as segments: pairs of a segment's bytes and the pending batches in it.
 
-    An event that is due to several endpoints is in a segment once.
+    A segment has at most `max_bytes` of events, or a single pending batch. An event that is due to several endpoints is in a
+    segment once.
     """
     together: list[PendingBatch] = []
     places: dict[int, int] = {}
@@ -281,14 +290,14 @@ def _encoded(batches: list[PendingBatch], places: dict[int, int]) -> bytes:
     for batch in batches:
         subscriptions = {name: number for number, name in enumerate(dict.fromkeys(batch.subscription_ids))}
         stands_at = []
-        for one in batch.items:
+        for pending in batch.items:
             # By identity: the same object is the same event, and all items are alive here.
-            place = places.get(id(one))
+            place = places.get(id(pending))
             if place is None:
-                place = places[id(one)] = len(written.packed)
-                written.packed.append(one.packed)
-                written.sizes.append(one.size)
-                written.arrived_at_ms.append(one.arrived_at_ms)
+                place = places[id(pending)] = len(written.packed)
+                written.packed.append(pending.packed)
+                written.sizes.append(pending.size)
+                written.arrived_at_ms.append(pending.arrived_at_ms)
             stands_at.append(place)
         written.batches.append(
             _WrittenBatch(
@@ -307,28 +316,28 @@ def _encoded(batches: list[PendingBatch], places: dict[int, int]) -> bytes:
 
 
 def decoded(written: bytes) -> list[PendingBatch]:
-    """Return the pending batches of a segment."""
+    """Return the pending batches of a segment that `encoded` wrote."""
     read = _segments.decode(versioning.read(written, VERSION, "a segment of the batch lane"))
     items = list(map(Item, read.packed, read.sizes, read.arrived_at_ms))
     return [
         PendingBatch(
-            endpoint_id=one.endpoint_id,
-            customer_id=one.customer_id,
-            bounds=one.bounds,
-            mark=one.mark,
-            items=[items[place] for place in one.places],
-            subscription_ids=[one.subscriptions[number] for number in one.subscription_places]
-            if one.subscription_places
-            else one.subscriptions * len(one.places),
-            size=one.size,
-            oldest_ms=one.oldest_ms,
+            endpoint_id=batch.endpoint_id,
+            customer_id=batch.customer_id,
+            bounds=batch.bounds,
+            mark=batch.mark,
+            items=[items[place] for place in batch.places],
+            subscription_ids=[batch.subscriptions[number] for number in batch.subscription_places]
+            if batch.subscription_places
+            else batch.subscriptions * len(batch.places),
+            size=batch.size,
+            oldest_ms=batch.oldest_ms,
         )
-        for one in read.batches
+        for batch in read.batches
     ]
 
 
 def encoded_batch(batch: PendingBatch, reason: LeaveReason) -> bytes:
-    """Return a pending batch as the bytes of a batch."""
+    """Return all events of a pending batch as the bytes of a `Batch` that a shard sends for `reason`."""
     subscriptions = {name: number for number, name in enumerate(dict.fromkeys(batch.subscription_ids))}
     left = Batch(
         batch.endpoint_id,

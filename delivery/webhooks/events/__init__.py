@@ -1,4 +1,4 @@
 """Events in Kafka records.
 
-In: a record's key, headers and value. Out: an `Event` with its attributes and its ordering key. Runs in the executors.
+In: a record's headers and value. Out: an `Event` with its attributes, and its order key. Runs in the executors.
 """

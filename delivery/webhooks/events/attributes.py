@@ -1,9 +1,10 @@
-"""Read the CloudEvents attributes of an event that have no field of their own: `subject`, `dataschema` and all extensions.
+"""Read the further attributes of a CloudEvent: those without a field in `Event`. These are `subject`, `dataschema`, extensions.
 
 Runs in the executors, and in the API and the command that explain an event. Pure.
 
 Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4.
-A producer chooses names and values. A name becomes part of a header at the receiver, so an invalid name is refused.
+A producer chooses names and values. A name becomes part of a header to the receiver, so an event with an invalid name is
+rejected.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from delivery import errors
 from delivery.model import Attribute, Attributes
 
 MAX_ATTRIBUTES = 32
-"""Further attributes of one event; as many as an endpoint may have headers."""
+"""Most further attributes of one event; as many as an endpoint may have headers."""
 MAX_BYTES = 8 * 1024
-"""Bytes of their names and values, in UTF-8. They travel with the event through state and topics."""
+"""Most bytes of the names and values of one event's further attributes, in UTF-8. These travel through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
-"""Attributes with a field of their own in an event. The receiver's `datacontenttype` is always JSON."""
+"""Attributes that are no further attributes: each has a field in `Event`, or the platform sets it (`datacontenttype`: JSON)."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}
 """Members of a structured event that are not further attributes."""
 
 _NAME = re.compile(r"[a-z0-9]+")
 _NONCHARACTERS = "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
 _NOT_IN_TEXT = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
-"""Characters that the type String excludes: control characters (CR and LF too), surrogates and noncharacters."""
+"""Characters that the type String of CloudEvents excludes: control characters (CR and LF too), surrogates, noncharacters."""
 _NEVER_EMPTY = frozenset({"subject", "dataschema"})
-"""Attributes that count as missing when empty, like those of NAMED."""
+"""Further attributes that count as missing when they are empty, as the attributes in NAMED do."""
 _MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
 
 
 def beside(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:
-    """Return the attributes that are not in `named`, in their order. Raise EventRejected for an invalid one.
+    """Return the further attributes of an event: those not in `named`, in their order. Raise EventRejected for an invalid one.
 
-    Called for each CloudEvent. Most have no further attributes, and cost one comparison.
+    Called for each CloudEvent. Most events have no further attributes, and cost one comparison.
     """
     return () if named.issuperset(attributes) else _checked(attributes, named)
 
 
 def is_name(name: str) -> bool:
-    """Return True if this can be the name of a further attribute, whose header no other attribute has."""
+    """Return True if a further attribute may have this name, and its `ce-` header is no other attribute's."""
     return _NAME.fullmatch(name) is not None and name not in JSON_MEMBERS
 
 
 def as_text(value: Attribute) -> str:
-    """Return the canonical string of a value, for a header."""
+    """Return the canonical string of an attribute's value, for its `ce-` header."""
     if isinstance(value, str):
         return value
     return str(value).lower()  # true, false; digits

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 
 MISSING = ""
-"""Key of events without the field, which stay in order with each other. No value has this key."""
+"""Key of events without the field. Such events stay in order with each other. No value of the field has this key."""
 MAX_CHARS = 128
-"""Characters of a key. Keys are in the retry lane's state. A longer value is replaced by its digest."""
+"""Most bytes of a value in a key, because keys are in the retry lane's state. A longer value is replaced by its digest."""
 
 
 def key_of(content: Any, order_by: str) -> str:
-    """Return the value at the dotted path as canonical JSON."""
+    """Return the value at the dotted path `order_by` of a payload as canonical JSON, or as a digest if it is long."""
     for name in order_by.split("."):
         if not isinstance(content, dict) or name not in content:
             return MISSING

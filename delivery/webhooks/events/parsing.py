@@ -1,6 +1,6 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors. Each record is parsed once. The payload keeps its bytes.
+Runs in the executors. Each lane parses a record once. The payload keeps its bytes.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -24,9 +24,11 @@ from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTena
 from delivery.webhooks.events import attributes as further
 
 STRUCTURED = "application/cloudevents"
+"""Beginning of the content type of structured mode."""
 MAX_ATTRIBUTE_CHARS = 1024
-"""Characters of an attribute, which becomes part of bodies, keys and log lines. The specification has no bound."""
+"""Most characters of an attribute, as it becomes part of bodies, keys and log lines. The specification has no bound."""
 HEADER_OVERHEAD_BYTES = 24
+"""Bytes that a header of a record counts besides its name and content."""
 
 _RFC_3339 = re.compile(
     r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,18})?"
@@ -41,7 +43,7 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Places of the attributes in a plain JSON event: for each the keys from the top of the document."""
+    """Places of the attributes in a plain JSON event, each as the keys from the top of the document; rules for topics."""
 
     id_path: tuple[str, ...] = ("id",)
     type_path: tuple[str, ...] = ("type",)
@@ -49,19 +51,20 @@ class Layout:
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
     topic_prefix: str = "events."
-    """Prefix of topic names. The rest of the name is the type of an event without a type."""
+    """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
-    """A larger record is rejected."""
+    """Most bytes of a record, headers included. A larger record is rejected."""
     tenant_of_topic: str = ""
     """Regular expression whose one group is the tenant that owns a topic. Empty, or no match: the topic has no owner."""
     operational_topic: str = ""
-    """The only topic with events of the platform itself. Empty: there is none."""
+    """The only topic with operational events, which are the platform's own. Empty: no topic has any."""
 
 
 def parse(record: Record, layout: Layout) -> Event:
-    """Return the event in `record`. Raise EventRejected, with a reason of the closed set, if there is none.
+    """Return the event in `record`. Raise EventRejected if the record is not an event.
 
-    Reasons: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported, tenant_mismatch.
+    The reason of EventRejected is one of: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported,
+    tenant_mismatch.
     """
     event = _read(record, layout)
     if (event.tenant_id == PLATFORM) != (record.topic == layout.operational_topic):
@@ -76,9 +79,10 @@ def parse(record: Record, layout: Layout) -> Event:
 
 
 def header_bytes(name: str, content: bytes) -> int:
-    """Return the size of a header, which is at least three quarters of its bytes in a dead letter.
+    """Return the size that a record's header counts towards `Layout.max_bytes`.
 
-    Kafka stores an empty header in two bytes. In JSON it takes thirty, and a control character in a name takes six.
+    The size is at least three quarters of the header's bytes in a dead letter. Kafka stores an empty header in two bytes. In
+    the JSON of a dead letter it takes thirty, and a control character in a name takes six.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -90,7 +94,7 @@ def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
 
 
 def _read(record: Record, layout: Layout) -> Event:
-    """Parse the record in the mode in which it was written.
+    """Return the event in a record, parsed in the mode in which the record was written.
 
     1. `content-type: application/cloudevents+json` is structured mode.
     2. A `ce_specversion` header is binary mode.
@@ -200,7 +204,7 @@ def _at(document: Any, path: tuple[str, ...]) -> Any:
 
 
 def _optional(value: Any, name: str) -> str | None:
-    """Return an attribute as text. Whole numbers are accepted, because ids are often numbers in JSON."""
+    """Return an attribute as text; None if it is missing or empty. Whole numbers are accepted, as ids in JSON often are."""
     if value is None or value == "":
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -211,7 +215,7 @@ def _optional(value: Any, name: str) -> str | None:
 
 
 def _time(value: Any) -> str | None:
-    """Return the time of a CloudEvent. Other forms are refused, as receivers' libraries would refuse the event."""
+    """Return the time of a CloudEvent; None if it is missing. Reject other forms, as receivers' libraries would refuse them."""
     text = _optional(value, "time")
     if text is not None and not _RFC_3339.fullmatch(text):
         raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
@@ -219,7 +223,7 @@ def _time(value: Any) -> str | None:
 
 
 def _time_in(value: Any) -> str | None:
-    """Return the time in plain JSON. None: other text, or a number, which stays in the payload only."""
+    """Return the time of a plain JSON event. None: the field is no RFC 3339 time, and stays in the payload only."""
     text = _optional(value, "time")
     return text if text is not None and _RFC_3339.fullmatch(text) else None
 
@@ -243,7 +247,7 @@ def _rfc3339(epoch_ms: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _second(epoch_s: int) -> str:
-    """Return the text of one second. Thousands of events share it, and formatting takes as long as parsing an event."""
+    """Return a second as RFC 3339 without zone. Cached, because formatting takes as long as parsing an event."""
     try:
         return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
     except (ValueError, OverflowError, OSError) as exc:

@@ -1,14 +1,14 @@
 """Match events by their content: compile an event pattern once, then evaluate it for each event.
 
-Runs in the executors, and in the API and the commands that check registrations. Pure.
+Runs in the executors, and in the API and the commands that check subscriptions. Pure.
 
 Patterns have the syntax of Amazon EventBridge:
 
     {"data": {"status": ["paid", "sent"], "amount": [{"numeric": [">=", 100]}], "test": [{"exists": false}]}}
 
 Every field that the pattern names must match. A field matches when one alternative of its list does. `$or` has two or more
-objects, of which one must match, in addition to the other fields of its object. `delivery.webhooks.filters.operators` defines
-the alternatives. These rules are about missing values and arrays:
+objects (branches), of which one must match, in addition to the other fields of the object with the `$or`.
+`delivery.webhooks.filters.operators` defines the alternatives. The rules for missing values and arrays are:
 
 * A field has a value when it is a string, number, boolean or null. An object is not a value, nor is an empty array. Only
   `{"exists": false}` matches a field without a value. `anything-but` needs a value.
@@ -19,10 +19,12 @@ the alternatives. These rules are about missing values and arrays:
 
 EventBridge differs in four details:
 
-1. A dot in a field name is a step into an object there. Here it is part of the name.
-2. Strings that look like addresses are compared as addresses there. Here they are compared as text.
-3. Of a field named both beside and inside `$or`, EventBridge keeps one. Here both must match.
-4. Fields beside `$or` and fields inside it may match in different objects of an array here.
+1. A dot in a field name is a step into an object in EventBridge. In this module it is part of the name.
+2. Strings that look like addresses are compared as addresses in EventBridge. In this module they are compared as text.
+3. Of a field named both beside and inside `$or`, EventBridge keeps one. In this module both must match.
+4. In this module, fields beside `$or` and fields inside it may match in different objects of an array.
+
+A pattern becomes a tree of judges, one for each object and field: functions from a value to one of three verdicts.
 """
 
 from __future__ import annotations
@@ -36,22 +38,24 @@ from delivery import errors
 from delivery.webhooks.filters import operators
 
 MAX_PATTERN_BYTES = 16 * 1024
+"""Most bytes of a pattern as JSON."""
 MAX_DEPTH = 16
-"""Levels of nested objects, those of `$or` included."""
+"""Most levels of nested objects in a pattern, those of `$or` included."""
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects"
 MAX_OPERANDS = 300
-"""Literals in a pattern. Each `*` counts as one more, because it is one more text to search. This bounds the work for one value
-of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
+"""Most literals in a pattern. Each `*` counts as one more literal, because it is one more text to search. The number bounds the
+work for one value of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
 
 _Judge = Callable[[Any], int]
 _NO, _BY_ABSENCE, _BY_VALUE = range(3)
-"""Results of a judge. Their order matters: alternatives, and the fields of an object, combine by the maximum."""
+"""Verdicts of a judge: no match, a match by missing fields only, a match by a value. The order matters: alternatives, and the
+fields of an object that matches, combine by the maximum."""
 _MISSING: dict[str, Any] = {}
-"""A missing field. Like an empty object it is not a value and has no fields."""
+"""Stands for a missing field: like an empty object, a missing field is not a value and has no fields."""
 
 
 class Filter:
-    """A compiled pattern."""
+    """A compiled filter pattern of a subscription."""
 
     __slots__ = ("_judge",)
 
@@ -59,7 +63,7 @@ class Filter:
         self._judge = judge
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return True if a parsed JSON object matches. Called for each event in scope. Never raises."""
+        """Return True if a parsed JSON object matches the pattern. Called for each event in scope. Never raises."""
         return self._judge(document) != _NO
 
 
@@ -81,7 +85,7 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
 
 
 def _object(pattern: Any, path: str, depth: int) -> _Judge:
-    """Return the judge of one object. Each field must match, and one branch of `$or`."""
+    """Return the judge of an object in a pattern. A document must match each field, and one branch of `$or`."""
     if not isinstance(pattern, dict) or not pattern:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:
@@ -131,7 +135,7 @@ def _field(wanted: Any, path: str, depth: int) -> _Judge:
 
 
 def _nested(judge_object: _Judge) -> _Judge:
-    """Return the judge of a field that should hold an object, or an array of them."""
+    """Return the judge of a field whose value should be an object, or an array of objects."""
     when_missing = judge_object(_MISSING)
 
     def judge(value: Any) -> int:
@@ -143,7 +147,7 @@ def _nested(judge_object: _Judge) -> _Judge:
 
 
 def _values(alternatives: list[Any], path: str) -> _Judge:
-    """Return the judge of a field that should hold a value, or an array of them."""
+    """Return the judge of a field that should have a value, or an array of values. One of `alternatives` must match."""
     tests = _tests(alternatives, path)
     when_missing = _BY_ABSENCE if operators.Absent in tests else _NO
 
@@ -162,7 +166,7 @@ def _values(alternatives: list[Any], path: str) -> _Judge:
 
 
 def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.Test]]:
-    """Group the tests of all alternatives by the type of the value."""
+    """Return the tests of all alternatives, grouped by the type of the value that they test."""
     literals = [alternative for alternative in alternatives if isinstance(alternative, operators.SCALARS)]
     compiled = [operators.equality(literals)]
     for index, alternative in enumerate(alternatives):
@@ -178,7 +182,10 @@ def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.T
 
 
 def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
-    """Match when one element matches by a value, or all match by absence. An empty array is a missing field."""
+    """Return the verdict on an array: by a value if one element matches so, by absence if all elements do, else no match.
+
+    `when_missing` is the verdict on a missing field, which is also the verdict on an empty array.
+    """
     weakest = when_missing
     for element in flattened(array):
         verdict = judge(element)
@@ -189,7 +196,7 @@ def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
 
 
 def flattened(array: list[Any]) -> Iterator[Any]:
-    """Yield the elements of an array and of its arrays, in any order. Without recursion, because events may nest deeply."""
+    """Yield the elements of an array and of all arrays in it, in any order. Without recursion, as events may nest deeply."""
     pending = list(array)
     while pending:
         element = pending.pop()
@@ -200,6 +207,7 @@ def flattened(array: list[Any]) -> Iterator[Any]:
 
 
 def _operands(pattern: Any) -> int:
+    """Return the number that MAX_OPERANDS bounds."""
     if isinstance(pattern, dict):
         return sum(map(_operands, pattern.values()))
     if isinstance(pattern, list):

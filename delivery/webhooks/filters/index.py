@@ -1,20 +1,22 @@
-"""Find, among many filters, those that a document may match, without evaluating each.
+"""Find, among many filters, those that a document may match, without evaluating each filter.
 
-Runs in the executors. Pure.
+Runs in the executors. Pure. A document is the parsed content of an event.
 
 The filter `{"status": ["paid", "sent"]}` matches no document with another status. So the index has the filter under two keys,
-and a document looks up its own keys. The cost depends on the document, not on the number of filters. A key is one of
+and each value of a document is looked up. The cost depends on the document, not on the number of filters. A key has a path in
+the document, and is one of
 
-* a part of a text: the whole, or a start or an end of some length, with or without case;
+* a text or a part of it: the whole, or a start or an end of some length, with or without case;
 * a number, a boolean or null;
 * a range of numbers, for `numeric`;
 * the presence of any value, for `anything-but`, `cidr` and `{"wildcard": "*x*"}`.
 
-A pattern with several fields is kept under the keys of one of them: the one with the fewest other filters. Each branch of `$or`
-has its own keys. A filter that matches by missing fields only has no key, and is always a candidate.
+A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. Each
+branch of `$or` has its own keys. A filter that matches by missing fields only has no key, and is always a candidate.
 
-The index only prunes. A document without the keys cannot match. For one with a key the compiled filter decides. This is the
-access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems" (SIGMOD 2001).
+The index only prunes. A document without any key of a filter cannot match it. For a document with a key, the compiled filter
+decides. This is the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems"
+(SIGMOD 2001).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Item = TypeVar("Item")
 
 
 class FilterIndex(Generic[Item]):
-    """Items by their filter patterns, which must compile. Immutable."""
+    """Find items by their filter patterns, which must compile. An item is any object, such as a subscription. Immutable."""
 
     __slots__ = ("_always", "_root")
 
@@ -57,7 +59,7 @@ class FilterIndex(Generic[Item]):
             self._root.at(path).ranges = Ranges(items)
 
     def candidates(self, document: Mapping[str, Any]) -> set[Item]:
-        """Return the items of every pattern that `document` matches, and of a few that it does not match."""
+        """Return the items of every pattern that `document` matches, and of a few patterns that it does not match."""
         found = set(self._always)
         self._root.find(document, found)
         return found
@@ -67,7 +69,7 @@ class FilterIndex(Generic[Item]):
 
 
 class _Part(NamedTuple):
-    """A whole text, its start or its end. `is_folded`: case is ignored."""
+    """A key: the slice from `start` to `end` of a text at `path` equals `text`. `is_folded`: after case folding."""
 
     path: Path
     is_folded: bool
@@ -77,7 +79,7 @@ class _Part(NamedTuple):
 
 
 class _Literal(NamedTuple):
-    """A value other than a text. The kind distinguishes true from 1. An integer has the kind of the equal float."""
+    """A key: the value at `path`, no text, equals `value`. `kind` tells true from 1. It is float for all numbers."""
 
     path: Path
     kind: type
@@ -85,19 +87,22 @@ class _Literal(NamedTuple):
 
 
 class _InRange(NamedTuple):
+    """A key: the number at `path` is in `range`."""
+
     path: Path
     range: Range
 
 
 class _Present(NamedTuple):
-    """The presence of any value."""
+    """A key: there is any value at `path`."""
 
     path: Path
 
 
 _Key: TypeAlias = _Part | _Literal | _InRange | _Present
 _Conditions: TypeAlias = "list[list[_Key | _Conditions]]"
-"""Conditions of a pattern. A matching document fulfils all of them, each by at least one of its alternatives."""
+"""Conditions of a pattern. A document that matches fulfils each condition by at least one of its alternatives. An alternative
+is a key, or the conditions of a branch of `$or`."""
 
 
 def _conditions(pattern: Mapping[str, Any], path: Path) -> _Conditions:
@@ -172,22 +177,23 @@ def _keys(conditions: _Conditions) -> Iterator[_Key]:
 
 
 def _scales(keys: Iterable[_Key]) -> Callable[[_Key], float]:
-    """Return the weight of a key: the number of filters with this key, if all filters were kept under all their keys.
+    """Return a function from a key to its weight: the number of filters with this key among `keys`, all keys of all filters.
 
-    A number is assumed to be in half of the ranges of its field.
+    A number of a document is assumed to be in half of the ranges of its field. So the weight of a range is half their number.
     """
     uses: Counter[_Key | Path] = Counter(key.path if isinstance(key, _InRange) else key for key in keys)
     return lambda key: uses[key.path] / 2 if isinstance(key, _InRange) else uses[key]
 
 
 def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
-    """Return the keys of the lightest condition, and their weight. Without a condition the weight is infinite."""
+    """Return the weight and the keys of the lightest condition. Without a condition the weight is infinite."""
     return min(
         (_together(alternatives, weigh) for alternatives in conditions), key=operator.itemgetter(0), default=(math.inf, [])
     )
 
 
 def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
+    """Return the sum of the weights, and the keys, of the alternatives of one condition."""
     total, keys = 0.0, []
     for alternative in alternatives:
         if isinstance(alternative, list):
@@ -207,7 +213,7 @@ _ByPart: TypeAlias = defaultdict[tuple[int | None, int | None], dict[str, list[I
 
 
 class _PathNode(Generic[Item]):
-    """The items with a key at one path of a document, and the nodes below it."""
+    """The items with a key at one path of a document, and the nodes of the paths below."""
 
     __slots__ = ("_below", "_literals", "_parts", "_present", "ranges")
 
@@ -233,7 +239,7 @@ class _PathNode(Generic[Item]):
             self._present.append(item)
 
     def find(self, value: Any, found: set[Item]) -> None:
-        """Add to `found` the items with a key in `value`, or in an element or field of it."""
+        """Add to `found` the items with a key that `value`, or an element or field of it, fulfils."""
         if isinstance(value, dict):
             for name in self._below.keys() & value.keys():  # Python iterates over the smaller one
                 self._below[name].find(value[name], found)

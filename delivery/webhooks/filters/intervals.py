@@ -1,10 +1,10 @@
-"""Find which of many ranges contain a number, without testing each.
+"""Find the ranges, among many, that contain a number, without testing each range.
 
 Runs in the executors. Imports the standard library only. Pure.
 
 The sorted bounds of all ranges divide the numbers into slots: one for each bound, and one for each gap. A range is a run of
-slots, stored at the fewest nodes of a segment tree that cover it. A number is in one slot. The ranges that contain it are at
-the nodes above this slot. So a look-up takes as many steps as the logarithm of the number of bounds.
+slots, stored at the fewest nodes of a segment tree that cover the run. A number is in one slot. The ranges that contain the
+number are at the nodes above this slot. So a look-up takes as many steps as the logarithm of the number of bounds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Range(NamedTuple):
     has_lower: bool = False
     """Whether the range includes its lower bound."""
     has_upper: bool = False
+    """Whether the range includes its upper bound."""
 
 
 class Ranges(Generic[Item]):
-    """Items, each with a range."""
+    """Items, each with a range of numbers. Immutable."""
 
     __slots__ = ("_at_node", "_bounds", "_slots")
 

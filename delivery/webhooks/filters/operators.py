@@ -1,9 +1,9 @@
-"""Compile one alternative of a filter pattern: which single values it accepts.
+"""Compile one alternative of a filter pattern, such as `{"prefix": "a"}`, into tests of a single value.
 
 Runs wherever `delivery.webhooks.filters.event_pattern` runs. Imports the standard library and `delivery.errors` only. Pure.
 
-An alternative becomes a mapping from the type of a JSON value to the test for this type. So prefixes test strings only, bounds
-test numbers only, and `true` never equals 1.
+An alternative becomes a mapping from the type of a JSON value to the test of values of this type. A type without a test is not
+accepted. So prefixes test strings only, bounds test numbers only, and `true` never equals 1.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from delivery import errors
 
 Test = Callable[[Any], bool]
 Tests = Mapping[type, Test]
+"""The test of each accepted type of a value."""
 
 
 class Absent:
-    """The type of a missing value."""
+    """Stands in `Tests` for the type of a missing value."""
 
 
 SCALARS = (str, int, float, bool, NoneType)
@@ -33,7 +34,7 @@ _OPERATORS = ("prefix", "suffix", "equals-ignore-case", "wildcard", "anything-bu
 
 
 def equality(literals: Iterable[Any]) -> Tests:
-    """Accept a value that equals one of `literals`, by one look-up in a set. 300 and 3.0e2 are equal."""
+    """Return tests that accept a value equal to one of `literals`, by one look-up in a set. 300 and 3.0e2 are equal."""
     by_type: dict[type, set[Any]] = {}
     for literal in literals:
         for kind in _NUMBERS if type(literal) in _NUMBERS else (type(literal),):
@@ -42,7 +43,7 @@ def equality(literals: Iterable[Any]) -> Tests:
 
 
 def comparison(rule: Mapping[str, Any], path: str) -> Tests:
-    """Return the tests of an object with one operator. Raise FilterError for any other object."""
+    """Return the tests of an object with one operator, at `path` in the pattern. Raise FilterError for any other object."""
     if len(rule) != 1:
         raise errors.FilterError(path, "must hold exactly one operator; alternatives are objects of their own")
     ((name, operand),) = rule.items()
@@ -92,7 +93,7 @@ def _ends_with(text: str) -> Test:
 
 
 def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
-    """Compare case-folded texts, so that `STRASSE` equals `straße`."""
+    """Return a builder of tests that compare case-folded texts, so that `STRASSE` equals `straße`."""
 
     def build_folded(text: str) -> Test:
         test = build(text.casefold())
@@ -102,7 +103,10 @@ def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
 
 
 def _fits(wildcard: str) -> Test:
-    """Find the texts between the asterisks from left to right, each at its first place. No backtracking is needed."""
+    """Return the test of a wildcard.
+
+    The test finds the texts between the asterisks from left to right, each at its first place. No backtracking is needed.
+    """
     first, *rest = pieces(wildcard)
     if not rest:
         return _equals(first)
@@ -123,7 +127,7 @@ def _fits(wildcard: str) -> Test:
 
 
 def pieces(wildcard: str) -> list[str]:
-    """Split at the asterisks that no backslash escapes."""
+    """Return the texts between the asterisks of a wildcard, unescaped. An asterisk after a backslash is text."""
     pieces = [""]
     characters = iter(wildcard)
     for character in characters:
@@ -159,7 +163,7 @@ def _in_network(text: str) -> Test:
 
 
 def _numeric(operand: Any, path: str) -> Test:
-    """Compare with one bound, or with a lower and an upper bound."""
+    """Return the test of a number by one comparison, or by a lower and an upper bound."""
     if not isinstance(operand, list) or len(operand) not in (2, 4):
         raise errors.FilterError(path, 'must be a comparison, ["<", 10], or a range, [">", 0, "<=", 5]')
     symbols, bounds = operand[::2], operand[1::2]
@@ -184,7 +188,7 @@ def _exists(operand: Any, path: str) -> Tests:
 
 
 def _anything_but(operand: Any, path: str) -> Tests:
-    """Accept each value of any type that is not excluded, null included. A missing field is not a value."""
+    """Return tests that accept each value that is not excluded, of any type, null included. A missing field is no value."""
     if isinstance(operand, dict):
         excluded: Tests = {str: _excluded_texts(operand, path)}
     else:

@@ -1,4 +1,4 @@
-"""Which batches a shard sends when: by count, by bytes, by time."""
+"""A shard of the batch lane sends batches by count, by bytes and by time."""
 
 from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
@@ -136,7 +136,7 @@ def test_sent_events_in_an_old_segment_are_not_sent_again(monkeypatch):
     assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
 
 
-def test_removed_items_do_not_stay_because_of_a_neighbour():
+def test_sent_events_leave_the_segments_that_they_shared():
     shard = Shard()
     for turn in range(50):
         patient = pending_batch(*events(1), endpoint="patient", max_wait_ms=10**9)
@@ -171,7 +171,7 @@ def test_a_full_batch_without_room_is_due_at_once(monkeypatch):
     assert batcher.backlog_of(shard.last).due_ms is None
 
 
-def test_an_immediate_flush_is_sent_whatever_else_is_due(monkeypatch):
+def test_an_immediate_flush_is_sent_despite_a_full_decision(monkeypatch):
     monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
     shard = Shard()
     shard.step([pending_batch(*events(1), endpoint=name) for name in ("ep1", "ep2")], now_ms=NOW)
@@ -179,8 +179,8 @@ def test_an_immediate_flush_is_sent_whatever_else_is_due(monkeypatch):
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep1", "ep3", "ep4"]
 
 
-def test_a_segment_is_read_once_for_all_and_not_kept(monkeypatch):
-    """Each of a thousand segments has events of three endpoints. Kept together, they were the whole shard in memory."""
+def test_a_segment_is_read_once_for_all_endpoints_and_not_kept(monkeypatch):
+    """Each of a thousand segments has events of three endpoints. Decoded segments that were kept filled the memory."""
     monkeypatch.setattr(batcher, "MAX_SEGMENT_BYTES", 3 * segment.item(builders.event(), NOW).size)
     shard, read = Shard(), []
     [packed] = [
@@ -207,7 +207,8 @@ def test_a_backlog_too_large_to_merge_is_still_sent(monkeypatch):
     written = []
     for event in of:
         shard.step([pending_batch(event, max_wait_ms=10**9)], now_ms=NOW)
-        written.append(sum(len(one.items) for some in shard.last.append.values() for one in segment.decoded(some)))
+        appended = [batch for stored in shard.last.append.values() for batch in segment.decoded(stored)]
+        written.append(sum(len(batch.items) for batch in appended))
     assert 1 < max(written) <= 11
     [batch] = shard.step([], now_ms=NOW + 10**9)
     assert ids(batch) == [event.event_id for event in of]

@@ -1,4 +1,4 @@
-"""What an event stays in order with is the value of a field of its payload."""
+"""The order key of an event is the value of a field of its payload."""
 
 import orjson
 import pytest
@@ -23,10 +23,10 @@ from delivery.webhooks.events import ordering_key
         ({"order": {"id": orjson.loads("[" * 900 + "]" * 900)}}, ordering_key.MISSING),  # read, and too deep to be written
     ],
 )
-def test_the_key_is_the_value_as_json_and_empty_where_there_is_none(content, key):
+def test_the_order_key_is_the_fields_value_as_json_or_empty(content, key):
     assert ordering_key.key_of(content, "order.id") == key
 
 
-def test_long_values_have_short_keys_that_still_differ():
-    one, other = (ordering_key.key_of({"id": "x" * 10_000 + end}, "id") for end in "ab")
-    assert (one != other, len(one), len(other)) == (True, 32, 32)
+def test_long_values_have_short_order_keys_that_differ():
+    first, second = (ordering_key.key_of({"id": "x" * 10_000 + end}, "id") for end in "ab")
+    assert (first != second, len(first), len(second)) == (True, 32, 32)

@@ -1,4 +1,4 @@
-"""A Kafka record becomes an event, or is rejected with a reason; the payload stays the bytes that came."""
+"""A Kafka record becomes an event with the payload's own bytes, or is rejected with a reason."""
 
 import base64
 
@@ -36,20 +36,20 @@ def test_plain_json_is_mapped_by_the_layout():
     assert event.data == value
 
 
-def test_plain_json_without_a_type_takes_the_topics_name_less_the_prefix():
+def test_plain_json_without_a_type_gets_it_from_the_topic():
     assert parsing.parse(builders.record(topic="events.order.item.added"), LAYOUT).event_type == "order.item.added"
 
 
-def test_an_event_without_an_id_gets_the_same_one_at_every_reading():
+def test_an_event_without_an_id_gets_the_same_id_at_each_read():
     record = builders.record(value=b'{"tenant_id":"t1"}', partition=3, offset=42)
     assert {parsing.parse(record, LAYOUT).event_id for _ in range(2)} == {"events.order.created:3:42"}
 
 
-def test_an_event_without_a_time_takes_that_of_its_record():
+def test_an_event_without_a_time_gets_its_records_time():
     assert parsing.parse(builders.record(appended_at_ms=1_700_000_000_123), LAYOUT).time == "2023-11-14T22:13:20.123Z"
 
 
-def test_a_binary_cloud_event_has_its_attributes_in_headers_and_its_payload_untouched():
+def test_a_binary_cloud_event_keeps_its_payload_bytes():
     value = b'{ "amount" : 1.50 ,"b":[ ] }'
     event = parsing.parse(builders.record(value=value, headers=BINARY), LAYOUT)
     assert (event.event_id, event.event_type, event.source) == ("e9", "order.paid", "/shop")
@@ -68,7 +68,7 @@ def test_a_structured_cloud_event_keeps_the_bytes_of_its_data(raw):
     assert event.content == orjson.loads(raw)
 
 
-def test_of_duplicate_data_members_the_bytes_and_the_parsed_content_are_the_same_one():
+def test_of_duplicate_data_members_bytes_and_content_agree():
     value = structured()[:-1] + b',"data":1,"data":2}'
     event = parsing.parse(builders.record(value=value, headers=STRUCTURED), LAYOUT)
     assert (event.data, event.content) == (b"2", 2)
@@ -120,7 +120,7 @@ def test_a_structured_cloud_event_may_carry_its_json_in_base64():
         pytest.param(b'{"tenant_id":"t1","id":"%s"}' % (b"x" * 1025), "bad_attribute", id="endless id"),
     ],
 )
-def test_what_is_not_an_event_is_rejected_with_a_reason(value, reason):
+def test_a_record_without_an_event_is_rejected_with_a_reason(value, reason):
     with pytest.raises(errors.EventRejected) as rejected:
         parsing.parse(builders.record(value=value), LAYOUT)
     assert rejected.value.reason == reason
@@ -182,7 +182,7 @@ def test_a_broken_cloud_event_is_rejected_with_a_reason(headers, value, reason):
         pytest.param((("\x01" * 50_000, b""),), id="control characters, which JSON writes in six bytes"),
     ],
 )
-def test_headers_count_towards_the_size_as_what_they_take_in_a_dead_letter(headers):
+def test_headers_count_as_their_bytes_in_a_dead_letter(headers):
     with pytest.raises(errors.EventRejected) as rejected:
         parsing.parse(builders.record(headers=headers), LAYOUT)
     assert rejected.value.reason == "too_large"
@@ -198,13 +198,13 @@ def test_headers_count_towards_the_size_as_what_they_take_in_a_dead_letter(heade
         pytest.param(b'{"tenant_id":"t1","a":%s1%s}' % (b"[" * 1_000, b"]" * 1_000), id="1,000 levels"),
     ],
 )
-def test_what_is_odd_and_yet_json_is_an_event_and_keeps_its_bytes(value):
-    """JSON allows it, and the customer gets what the producer wrote. Of duplicate keys the last counts, for filters too."""
+def test_odd_but_valid_json_is_an_event_and_keeps_its_bytes(value):
+    """The customer gets the bytes that the producer wrote. Of duplicate keys the last counts, for filters too."""
     event = parsing.parse(builders.record(value=value), LAYOUT)
     assert (event.tenant_id, event.data) == ("t1", value)
 
 
-def test_a_header_that_is_no_attribute_does_not_matter():
+def test_a_header_that_is_no_attribute_is_ignored():
     odd = (("", b"\xff"), ("traceparent", b"\xff"), ("ce-subject", b"x"), ("ce_datacontenttype", b"text/plain"))
     event = parsing.parse(builders.record(value=b"{}", headers=(*BINARY, *odd)), LAYOUT)
     assert (event.event_id, event.attributes) == ("e9", ())
@@ -217,58 +217,58 @@ class TestFurtherAttributes:
     def structured(self, **members):
         return parsing.parse(builders.record(value=structured(**members), headers=STRUCTURED), LAYOUT).attributes
 
-    def test_in_binary_mode_each_header_is_one_as_text(self):
-        """They were lost without a word."""
+    def test_in_binary_mode_each_header_is_an_attribute_as_text(self):
+        """Further attributes were once lost silently."""
         headers = (("ce_subject", "Größe 100%41".encode()), ("CE_Sequence", b"5"), ("ce_traceparent", b""))
         assert self.binary(*headers) == (("subject", "Größe 100%41"), ("sequence", "5"), ("traceparent", ""))
 
-    def test_in_structured_mode_each_member_is_one_of_its_type(self):
+    def test_in_structured_mode_each_member_keeps_its_type(self):
         found = self.structured(subject="s", sequence=5, sampled=True, floor=-(2**31), gone=None, dataschema="")
         assert found == (("subject", "s"), ("sequence", 5), ("sampled", True), ("floor", -(2**31)))
 
-    def test_of_one_that_stands_twice_the_last_counts(self):
+    def test_of_a_duplicate_attribute_the_last_counts(self):
         assert self.binary(("ce_subject", b"a"), ("ce_subject", b"b")) == (("subject", "b"),)
 
-    def test_plain_json_has_none_whatever_its_members_and_headers_are_called(self):
+    def test_plain_json_has_no_further_attributes(self):
         record = builders.record(value=b'{"tenant_id":"t1","subject":"s"}', headers=(("ce_subject", b"s"),))
         assert parsing.parse(record, LAYOUT).attributes == ()
 
     @pytest.mark.parametrize(
         "name", ["", "a_b", "a-b", "Foo!", "\0", "a\r\nwebhook-id: x", "a:", "é", "\u0660", "data", "data_base64", "x" * 8192]
     )
-    def test_a_name_that_is_none_is_refused(self, name):
+    def test_an_invalid_name_is_rejected(self, name):
         with pytest.raises(errors.EventRejected, match="attribute") as rejected:
             self.binary((f"ce_{name}", b"x"))
         assert rejected.value.reason == "bad_attribute"
         assert len(rejected.value.detail) < 300
 
     @pytest.mark.parametrize("name", ["Subject", "trace_id", "ID"])
-    def test_a_structured_event_says_them_in_lower_case(self, name):
+    def test_a_structured_event_has_names_in_lower_case(self, name):
         with pytest.raises(errors.EventRejected, match=f"'{name}' names no further attribute"):
             self.structured(**{name: "x"})
 
     @pytest.mark.parametrize(
         "value", [1.5, 1.0, 2**31, -(2**31) - 1, 2**70, [], {}, "a\nb", "\r", "\x7f", "\x85", "\ufffe", "\ufdd0"]
     )
-    def test_a_value_of_another_type_is_refused(self, value):
+    def test_a_value_of_another_type_is_rejected(self, value):
         with pytest.raises(errors.EventRejected, match="sequence must be text") as rejected:
             self.structured(sequence=value if value != 2**70 else float(2**70))
         assert rejected.value.reason == "bad_attribute"
 
     @pytest.mark.parametrize("name", ["subject", "dataschema"])
     @pytest.mark.parametrize("value", [5, True])
-    def test_those_of_the_specification_are_text(self, name, value):
+    def test_subject_and_dataschema_are_text(self, name, value):
         with pytest.raises(errors.EventRejected, match=f"{name} must be text"):
             self.structured(**{name: value})
 
-    def test_as_many_as_may_be_and_no_more(self):
+    def test_the_number_of_further_attributes_is_bounded(self):
         allowed = {f"a{n}": "x" for n in range(attributes.MAX_ATTRIBUTES)}
         assert dict(self.structured(**allowed)) == allowed
         with pytest.raises(errors.EventRejected, match="more than 32 further attributes"):
             self.structured(**allowed, more=True)
 
-    def test_as_many_bytes_as_may_be_and_no_more(self):
-        """Counted as UTF-8, names and values together."""
+    def test_the_bytes_of_further_attributes_are_bounded(self):
+        """The bytes of names and values are counted together, in UTF-8."""
         allowed = "é" * ((attributes.MAX_BYTES - len("subject")) // 2)
         assert self.structured(subject=allowed) == (("subject", allowed),)
         with pytest.raises(errors.EventRejected, match="more than 8192 bytes"):
@@ -283,8 +283,8 @@ def test_a_media_type_is_the_same_in_any_case():
 @pytest.mark.parametrize(
     "appended_at_ms", [2**63 - 1, -(2**63), 1_700_000_000_000_000], ids=["latest", "earliest", "microseconds"]
 )
-def test_a_record_whose_time_is_beyond_all_calendars_is_rejected_unless_the_event_names_one(appended_at_ms):
-    """Producers set that time, and it once ended the micro-batch, again and again."""
+def test_a_record_time_beyond_the_year_9999_needs_an_event_time(appended_at_ms):
+    """Producers set a record's time. One beyond the year 9999 once ended each try of the micro-batch."""
     with pytest.raises(errors.EventRejected) as rejected:
         parsing.parse(builders.record(appended_at_ms=appended_at_ms), LAYOUT)
     assert rejected.value.reason == "bad_attribute"
@@ -303,7 +303,7 @@ class TestTopicsOfOneTenant:
             pytest.param(structured(), STRUCTURED, id="structured"),
         ],
     )
-    def test_an_event_of_another_tenant_is_rejected_there_and_its_own_is_not(self, value, headers):
+    def test_only_events_of_the_topics_tenant_are_accepted(self, value, headers):
         own = builders.record(topic="events.of.t2.orders", value=value, headers=headers)
         assert parsing.parse(own, self.LAYOUT).tenant_id == "t2"
         with pytest.raises(errors.EventRejected) as rejected:
@@ -312,14 +312,14 @@ class TestTopicsOfOneTenant:
         assert rejected.value.detail == "the topic belongs to tenant t1; the event names t2"
 
     @pytest.mark.parametrize("topic", ["events.orders", "other.events.of.t1.orders", "events.of.t1"])
-    def test_a_topic_that_does_not_match_belongs_to_nobody(self, topic):
+    def test_a_topic_that_does_not_match_has_no_owner(self, topic):
         assert parsing.parse(builders.record(topic=topic, value=b'{"tenant_id":"t2"}'), self.LAYOUT).tenant_id == "t2"
 
 
 class TestThePlatformsOwnTopic:
     LAYOUT = parsing.Layout(operational_topic="events.fanout.operational", tenant_of_topic=r"events\.of\.([^.]+)\..+")
 
-    def test_the_platform_is_the_tenant_there(self):
+    def test_the_platform_is_the_tenant_of_the_operational_topic(self):
         record = builders.record(topic="events.fanout.operational", value=b'{"tenant_id":"fanout"}')
         assert parsing.parse(record, self.LAYOUT).tenant_id == "fanout"
 
@@ -332,7 +332,7 @@ class TestThePlatformsOwnTopic:
             ("events.fanout.operational", "fanout", parsing.Layout()),
         ],
     )
-    def test_nobody_else_speaks_for_it_and_it_speaks_for_nobody_else(self, topic, tenant_id, layout):
+    def test_only_the_platform_has_events_in_its_topic(self, topic, tenant_id, layout):
         record = builders.record(topic=topic, value=b'{"tenant_id":"%s"}' % tenant_id.encode())
         with pytest.raises(errors.EventRejected) as rejected:
             parsing.parse(record, layout)
@@ -344,20 +344,20 @@ NO_TIMES = ["yesterday", "2026-05-01", "2026-05-01 10:00:00Z", "2026-13-01T10:00
 
 
 @pytest.mark.parametrize("time", TIMES)
-def test_a_time_is_passed_on_as_it_was_written(time):
+def test_an_events_time_is_passed_on_as_written(time):
     assert of_binary(time).time == of_plain(time).time == time
 
 
 @pytest.mark.parametrize("time", NO_TIMES)
-def test_a_cloud_event_whose_time_is_none_is_rejected_with_the_form_that_is_asked_for(time):
-    """It was passed on, and receivers' libraries refused the whole event for it."""
+def test_a_cloud_event_with_an_invalid_time_is_rejected(time):
+    """An invalid time was once passed on, and receivers' libraries refused the whole event."""
     with pytest.raises(errors.EventRejected, match="RFC 3339") as refused:
         of_binary(time)
     assert refused.value.reason == "bad_attribute"
 
 
 @pytest.mark.parametrize("time", [*NO_TIMES, 1777629600])
-def test_a_field_of_plain_json_that_holds_no_time_stays_in_the_payload_and_the_appending_counts(time):
+def test_plain_json_with_an_invalid_time_gets_its_records_time(time):
     event = of_plain(time)
     assert event.content["time"] == time
     assert event.time == of_plain(None).time

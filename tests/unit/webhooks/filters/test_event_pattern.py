@@ -1,4 +1,4 @@
-"""The filter language, case by case. What holds for all patterns is in tests/properties/test_filters.py."""
+"""The filter language, case by case. tests/properties/test_filters.py has the rules for all patterns."""
 
 import time
 
@@ -69,7 +69,7 @@ def accepts(alternative, value):
     ],
     ids=str,
 )
-def test_an_alternative_accepts_some_values_and_no_others(alternative, accepted, refused):
+def test_an_alternative_accepts_its_values_and_no_others(alternative, accepted, refused):
     assert [value for value in accepted if not accepts(alternative, value)] == []
     assert [value for value in refused if accepts(alternative, value)] == []
 
@@ -84,7 +84,7 @@ def test_only_absence_matches_a_missing_field():
 
 
 @pytest.mark.parametrize("document", [{}, {"x": None}, {"x": 1}, {"x": []}, {"x": [1]}, {"x": {}}, {"x": {"y": {}}}])
-def test_below_a_field_that_holds_no_object_everything_is_missing(document):
+def test_fields_below_a_value_that_is_no_object_are_missing(document):
     assert matches({"x": {"y": {"z": [{"exists": False}]}}}, document)
     assert not matches({"x": {"y": {"z": [{"exists": True}]}}}, document)
 
@@ -130,7 +130,7 @@ def test_fields_named_together_are_found_in_one_object_of_an_array(person, expec
     assert matches({"staff": person}, PEOPLE) is expected
 
 
-def test_in_an_array_a_value_found_once_outweighs_a_value_missing_elsewhere():
+def test_in_an_array_one_match_by_value_outweighs_absence():
     pattern = {"items": {"discount": ["10%", {"exists": False}]}}
 
     assert matches(pattern, {"items": [{"discount": "10%"}, {"discount": "5%"}]})
@@ -150,7 +150,7 @@ def test_in_an_array_a_value_found_once_outweighs_a_value_missing_elsewhere():
         ({"metric": "cpu"}, False),
     ],
 )
-def test_or_wants_one_branch_beside_the_other_fields(document, expected):
+def test_or_needs_one_branch_and_all_other_fields(document, expected):
     # As a formula: the source, and the metric or else kind and name with one of id and space.
     pattern = {
         "source": ["shop"],
@@ -159,7 +159,7 @@ def test_or_wants_one_branch_beside_the_other_fields(document, expected):
     assert matches(pattern, document) is expected
 
 
-def test_or_works_below_a_field_and_with_what_is_missing():
+def test_or_works_below_a_field_and_with_missing_fields():
     pattern = {"data": {"$or": [{"a": [1]}, {"b": [{"exists": False}]}]}}
 
     assert matches(pattern, {"data": {"a": 1, "b": 1}})
@@ -234,7 +234,7 @@ def test_a_field_beside_and_inside_or_must_match_both():
         ({"data": {"$or": [{"x": [1]}, "y"]}}, "data.$or[1]", "must be an object"),
     ],
 )
-def test_a_pattern_is_refused_with_where_and_what_to_write(pattern, path, problem):
+def test_a_refusal_names_the_place_and_the_correction(pattern, path, problem):
     with pytest.raises(errors.FilterError) as refusal:
         event_pattern.compile_pattern(pattern)
     assert refusal.value.path == path
@@ -273,13 +273,13 @@ def test_or_counts_as_a_level():
     ],
     ids=["literals", "anything-but", "asterisks"],
 )
-def test_operands_are_counted_wherever_they_stand(alternatives):
+def test_operands_are_counted_in_all_alternatives(alternatives):
     event_pattern.compile_pattern({"x": alternatives})
     with pytest.raises(errors.FilterError, match=f"has {event_pattern.MAX_OPERANDS + 1} values"):
         event_pattern.compile_pattern({"x": alternatives, "y": ["one more"]})
 
 
-def test_size_is_counted_in_bytes_of_utf_8():
+def test_the_size_of_a_pattern_is_counted_in_utf_8():
     overhead = len('{"x": [""]}')
     letters = (event_pattern.MAX_PATTERN_BYTES - overhead) // len("é".encode())
 
@@ -297,7 +297,7 @@ def test_a_document_may_nest_deeper_than_the_stack():
     assert not matches({"x": {"y": ["a"]}}, {"x": deep})
 
 
-def test_a_wildcard_made_for_back_tracking_takes_linear_time():
+def test_a_wildcard_made_for_backtracking_takes_linear_time():
     # With 140 asterisks a matcher that tries again would need longer than the universe is old.
     hostile = event_pattern.compile_pattern({"x": [{"wildcard": "*a" * 140 + "*b*"}]})
     document = {"x": "a" * 100_000}

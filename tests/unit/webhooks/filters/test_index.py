@@ -1,4 +1,4 @@
-"""Which filters a document is a candidate for: those of which it has what they require."""
+"""The filter index returns every filter that a document may match, and few others."""
 
 import pytest
 
@@ -8,10 +8,13 @@ from tests.benchmarks import filter_index as kinds
 
 
 def candidates(document, *patterns):
-    """Return the candidates among `patterns`, each of which compiles."""
+    """Return the patterns that are candidates for `document`. Every pattern must compile."""
     for pattern in patterns:
         event_pattern.compile_pattern(pattern)
-    return [patterns[number] for number in sorted(FilterIndex((it, n) for n, it in enumerate(patterns)).candidates(document))]
+    return [
+        patterns[number]
+        for number in sorted(FilterIndex((pattern, n) for n, pattern in enumerate(patterns)).candidates(document))
+    ]
 
 
 def test_a_filter_without_its_value_in_the_document_is_no_candidate():
@@ -22,7 +25,7 @@ def test_a_filter_without_its_value_in_the_document_is_no_candidate():
     assert candidates({}, paid, sent) == []
 
 
-def test_numbers_are_equal_as_numbers_and_never_to_a_boolean_a_text_or_null():
+def test_a_number_equals_no_boolean_text_or_null():
     one, true, text, null = {"p": [1]}, {"p": [True]}, {"p": ["1"]}, {"p": [None]}
     assert candidates({"p": 1}, one, true, text, null) == [one]
     assert candidates({"p": 1.0}, one, true, text, null) == [one]
@@ -31,13 +34,13 @@ def test_numbers_are_equal_as_numbers_and_never_to_a_boolean_a_text_or_null():
     assert candidates({"p": None}, one, true, text, null) == [null]
 
 
-def test_a_value_counts_in_whatever_arrays_it_stands():
+def test_a_value_is_found_in_nested_arrays():
     pattern = {"lines": {"sku": ["a"]}}
     assert candidates({"lines": [{"sku": "b"}, [[{"sku": ["c", ["a"]]}]]]}, pattern) == [pattern]
     assert candidates({"lines": [{"sku": "b"}, []]}, pattern) == []
 
 
-def test_arrays_nest_as_deeply_as_they_like():
+def test_arrays_of_a_document_may_nest_deeper_than_the_stack():
     nested = "a"
     for _ in range(5000):
         nested = [nested]
@@ -51,7 +54,7 @@ def test_each_branch_of_an_or_leads_to_the_filter():
     assert candidates({"p": "b", "q": {"r": 2, "s": "cb"}}, pattern) == []
 
 
-def test_a_branch_that_needs_nothing_leaves_the_decision_to_what_stands_beside_the_or():
+def test_an_or_branch_without_a_key_leaves_the_fields_beside_the_or():
     open_ended = {"$or": [{"p": ["a"]}, {"q": [{"exists": False}]}]}
     assert candidates({"q": 1}, open_ended, {"r": [1], **open_ended}) == [open_ended]
 
@@ -65,18 +68,18 @@ def test_a_filter_that_takes_a_missing_field_is_always_a_candidate(alternatives)
     "alternative",
     [{"anything-but": ["a"]}, {"cidr": "10.0.0.0/8"}, {"exists": True}, {"wildcard": "*b*"}, {"prefix": ""}, {"suffix": ""}],
 )
-def test_a_filter_that_tells_no_more_is_a_candidate_where_there_is_a_value(alternative):
+def test_a_filter_without_literals_is_a_candidate_for_any_value(alternative):
     assert candidates({"p": "a"}, {"p": [alternative]}) == [{"p": [alternative]}]
     assert candidates({"p": []}, {"p": [alternative]}) == []
     assert candidates({"q": "a"}, {"p": [alternative]}) == []
 
 
-def test_a_filter_is_kept_where_the_fewest_compete():
+def test_a_filter_is_kept_under_the_field_with_the_fewest_filters():
     patterns = [{"status": ["paid"], "customer": [f"c{n}"], "amount": [{"numeric": [">", n]}]} for n in range(10)]
     assert candidates({"status": "paid", "customer": "c3", "amount": 100}, *patterns) == [patterns[3]]
 
 
 @pytest.mark.parametrize("kind", kinds.CANNOT_MATCH)
-def test_of_a_thousand_filters_that_cannot_match_none_is_asked(kind):
+def test_filters_that_cannot_match_are_no_candidates(kind):
     patterns = [kinds.CANNOT_MATCH[kind](n) for n in range(1000)]
     assert candidates(kinds.CONTENT, *patterns) == []
