@@ -1,6 +1,7 @@
-"""Keep connections open between requests, within one bound, and never share them between TLS identities.
+"""Keep connections open between requests, within one bound for all, and share a connection by equal origins only.
 
-The only module that uses aiohttp's internal interfaces, for which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks
+Runs in the event loop of a worker. The only module that uses aiohttp's internal interfaces, for which aiohttp is pinned
+(docs/adr/0003). aiohttp's connector looks
 up names, connects and sets up TLS. Its own pool is not used: its limit leaves out idle connections, and 10,000 endpoints would
 need more file descriptors than there are.
 """
@@ -29,9 +30,11 @@ from delivery.webhooks.http.origin import Origin
 from delivery.webhooks.scheduling import host_limits
 
 KEEPALIVE_S = 30.0
+"""Seconds after which an idle connection is closed."""
 MAX_CACHED_NAMES = 20_000
-"""Names whose addresses are cached. The platform is built for 10,000 endpoints and more."""
+"""Most host names whose addresses are cached. The platform is built for 10,000 endpoints and more."""
 _MAX_CONNECTIONS = 16_384
+"""Largest default of the number of open connections."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _NO_TRACES: list[Any] = []
@@ -39,7 +42,7 @@ _NO_FREE_CONNECTION = "no connection came free within the attempt's time"
 
 
 def default_max_connections() -> int:
-    """Return half of the number of files that this process may open.
+    """Return half of the number of files that this process may open, at most _MAX_CONNECTIONS.
 
     The other half is for Spark, look-ups, parallel connection attempts and closing connections.
     """
@@ -49,12 +52,13 @@ def default_max_connections() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Opening:
-    """A new connection, for its deadline."""
+    """The opening of a connection, as an exchange with deadlines (exchange_deadlines.Expiring)."""
 
     timeout: asyncio.Timeout
     step: str = ""
-    """The current step, for the text of a failure."""
+    """The current step, for the text of a failure. Empty: the opening waits until a connection comes free."""
     failure: errors.AttemptFailed | None = None
+    """The reason for which the opening expired. None: it has not expired."""
 
     def phase(self) -> str:
         return self.step or "before a connection came free"
@@ -70,14 +74,17 @@ _opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
 
 
 class Connection(http_connection.Connection):
-    """An open connection, and its origin."""
+    """An open connection of the pool, with its origin."""
 
     origin: Origin
     lease: connector.Connection
+    """aiohttp's handle of the connection. It is closed with the connection."""
     idle_since: float
+    """When the connection was last released, by the event loop's clock."""
     is_reused = False
+    """Whether the connection had a request before the current one."""
     on_closed: Callable[[Connection], None] | None = None
-    """Called once, when the file descriptor is released."""
+    """Function that is called once, when the file descriptor is released."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -85,7 +92,7 @@ class Connection(http_connection.Connection):
         _opening.get().step = "in the TLS handshake"
 
     def phase(self) -> str:
-        """Return what the exchange is doing, for the text of a failure."""
+        """Return what the exchange waits for now, for the text of a failure."""
         if self.has_received:
             return "inside the head of the answer"
         if self.transport is not None and self.transport.get_write_buffer_size():
@@ -93,7 +100,7 @@ class Connection(http_connection.Connection):
         return "while waiting for the answer"
 
     def expire(self, failure: errors.AttemptFailed) -> None:
-        """Stop waiting for the response."""
+        """End the current exchange with `failure`, unless its response has a status already."""
         self.end(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,8 +130,8 @@ class _Connector(aiohttp.TCPConnector):
 class ConnectionPool:
     """All connections of one worker process. Created inside the event loop that uses it.
 
-    Guarantee: never more than `max_connections`, idle ones included. An idle connection is closed after KEEPALIVE_S. It is
-    closed earlier, longest idle first, when another endpoint needs a connection.
+    Guarantee: never more than `max_connections` are open, idle ones included. An idle connection is closed after KEEPALIVE_S.
+    When another endpoint needs a connection, the connection that has been idle longest is closed earlier.
     """
 
     def __init__(
@@ -134,7 +141,7 @@ class ConnectionPool:
         deadlines: exchange_deadlines.Deadlines,
         max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`max_connections_to` returns the maximum of connections to the host of a URL."""
+        """`max_connections_to` returns the maximum of open connections to the host of a URL."""
         self._most_to = max_connections_to
         self._open_by_host: collections.Counter[str] = collections.Counter()
         """By host, the number of open connections, idle ones included."""
@@ -152,7 +159,7 @@ class ConnectionPool:
         self._expiry: asyncio.TimerHandle | None = None
 
     def acquire(self, origin: Origin) -> Connection | None:
-        """Return an idle connection to `origin`, or None: then `open` one."""
+        """Take an idle connection of `origin` from the pool. None: there is none, and the caller calls `open`."""
         while idle := self._idle.get(origin):
             connection = self._remove_idle(idle, -1)
             if connection.is_connected():
@@ -162,7 +169,7 @@ class ConnectionPool:
         return None
 
     async def open(self, origin: Origin, deadline: exchange_deadlines.Deadline) -> Connection:
-        """Return a new connection to `origin`; raise AttemptFailed, OSError or a ClientError of aiohttp."""
+        """Open a connection to `origin` and return it; raise AttemptFailed, OSError or a ClientError of aiohttp."""
         opening = _Opening(asyncio.timeout(None))
         _opening.set(opening)
         try:
@@ -196,7 +203,10 @@ class ConnectionPool:
             raise
 
     def release(self, connection: Connection) -> None:
-        """Keep `connection` for the next request. Close it if it cannot be reused, or if a request waits for a connection."""
+        """Keep `connection` idle for the next request of its origin.
+
+        Close the connection instead if it cannot be reused, or if a request waits until a connection comes free.
+        """
         if connection.should_close or self._waiting:
             self.close(connection)
             return
@@ -246,9 +256,9 @@ class ConnectionPool:
             self._waiting -= 1
 
     def _make_room_at_host(self, origin: Origin) -> None:
-        """Close an idle connection to the host if it has no capacity for another one.
+        """Close an idle connection to the host of `origin` if the host has as many connections as it may have.
 
-        The idle connection may be another customer's, or to another port.
+        The idle connection may be another customer's, or to another port of the host.
         """
         host = host_limits.host_name(origin.url)
         if self._open_by_host[host] >= self._most_to(origin.url) and (idle := self._idle_by_host.get(host)):

@@ -1,6 +1,7 @@
-"""Look up host names in our own threads.
+"""Look up host names in threads of our own.
 
-The event loop's own `getaddrinfo` shares four threads of libuv: four names with unresponsive servers would block all others.
+The event loop's own `getaddrinfo` shares four threads of libuv: four names with unresponsive servers would block all other
+names. Runs in the event loop of a worker.
 The system's resolver returns no TTL, so the connector caches a found name for DNS_TTL_S. A name that was not found is not
 cached: the next attempt looks it up again.
 """
@@ -15,8 +16,9 @@ import socket
 from aiohttp import abc
 
 MAX_LOOKUPS = 64
-"""Look-ups at once. A name with unresponsive servers occupies one until the system's resolver gives up (10 s by default)."""
+"""Most look-ups at once. One takes a thread until the system's resolver gives up an unresponsive server (10 s by default)."""
 DNS_TTL_S = 30
+"""Seconds for which the addresses of a found name are cached."""
 
 
 class Resolver(abc.AbstractResolver):
@@ -28,7 +30,7 @@ class Resolver(abc.AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[abc.ResolveResult]:
-        """Return the addresses of `host`; raise OSError. The guard checks them when the socket is created."""
+        """Return the addresses of `host`; raise OSError if none is found. The guard checks each when a socket is created."""
         ask = functools.partial(
             socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
@@ -46,5 +48,5 @@ class Resolver(abc.AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Start no further look-ups. Those in progress end by themselves."""
+        """Start no further look-ups. Look-ups in progress end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,8 @@
-"""End exchanges with endpoints that take too long, without counting our own delay."""
+"""End exchanges with endpoints that take too long, without counting our own delay.
+
+An exchange is the opening of a connection, or one request with its response. Own delay is time in which this worker waited for
+its own machine. Runs in the event loop of a worker.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,31 @@ from delivery import errors
 from delivery.webhooks.scheduling import endpoint_clock
 
 CHECK_EVERY_S = 0.02
-"""Seconds between two checks. An exchange may overrun its deadline by this much."""
+"""Seconds between two checks for exchanges at their deadlines. An exchange may overrun its deadline by this much."""
 MAX_EXTENSION_S = 8.0
-"""Seconds that our own delay may add to an attempt's timeout. The end of a worker waits for its attempts."""
+"""Most seconds that our own delay adds to an attempt's timeout. Bounded, because a worker that ends waits for its attempts."""
 
 
 Deadline = tuple[float, float]
-"""Two deadlines of an exchange. The first, by the endpoint clock, means that the endpoint took too long. The second, by the
-event loop's clock, means that the delay is our own. A plain tuple, because one is made per request."""
+"""The two deadlines of an exchange. After the first, by the endpoint clock, the endpoint took too long. After the second, by
+the event loop's clock, the delay is our own. A plain tuple, because one is made per request."""
 
 
 class Expiring(Protocol):
     """An exchange that has a deadline. Compared by identity."""
 
-    def phase(self) -> str: ...
-    def expire(self, failure: errors.AttemptFailed) -> None: ...
+    def phase(self) -> str:
+        """Return what the exchange waits for now, for the text of a failure."""
+
+    def expire(self, failure: errors.AttemptFailed) -> None:
+        """End the exchange with `failure`."""
 
 
 class Deadlines:
-    """Expire exchanges at their deadlines. One timer serves all: a timer for each would be a tenth of a request's cost."""
+    """Expire exchanges at their deadlines. One timer serves all exchanges: a timer each would be a tenth of a request's cost.
+
+    `endpoint_time` returns the time by the endpoint clock, which leaves our own delay out.
+    """
 
     def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,21 +50,21 @@ class Deadlines:
         self._has_skipped = False
 
     def within(self, timeout_s: float) -> Deadline:
-        """Return the deadline of an exchange that begins now and may take `timeout_s`."""
+        """Return the deadlines of an exchange that begins now and may take `timeout_s`."""
         return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """Expire `exchange` at `deadline`, unless it ends before."""
+        """Expire `exchange` at the earlier one of its deadlines, unless `end` is called before."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()
 
     def end(self, exchange: Expiring) -> None:
-        """Forget an exchange. Raises KeyError if it has ended already."""
+        """Forget an exchange that has ended. Raise KeyError for one that was forgotten already."""
         del self._running[exchange]
 
     def stop(self) -> None:
-        """Stop checking."""
+        """Stop the timer. Exchanges no longer expire."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -63,7 +73,7 @@ class Deadlines:
         self._timer = self._loop.call_at(self._check_at, self._check)
 
     def _check(self) -> None:
-        """Expire exchanges that are due. After a stall, wait for the next check, so that responses are read first."""
+        """Expire exchanges at their deadlines. After a stall of the event loop, skip one check: responses are read first."""
         self._timer = None
         now, endpoint_now = self._loop.time(), self._endpoint_time()
         is_stall = now - self._check_at > endpoint_clock.STALL_S

@@ -1,8 +1,8 @@
 """Block requests to addresses, names and headers that a customer must not reach or set.
 
-Also runs on the driver and in the command. The same rules apply when an endpoint is registered and when a connection is made.
-The second check decides, on the socket's own address: a name may stand for another address by then, and no resolver is asked
-for literal addresses.
+Runs in the executors, on the driver, in the API and in the commands. The same rules apply when an endpoint is registered and
+when a connection is made. The check at the connection decides, as it sees the address of the socket: a name may have another
+address than at the registration, and no resolver is asked for literal addresses.
 """
 
 from __future__ import annotations
@@ -51,23 +51,25 @@ EMBEDDING = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4: the IPv4 address follows the prefix
 )
-"""IPv6 networks that embed an IPv4 address, and the number of bits to its right. The embedded address is checked."""
+"""IPv6 networks that embed an IPv4 address, and the number of bits to the right of it. The embedded address is checked."""
 
 INTERNAL_NAMES = frozenset(
     {"localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private", "svc", "arpa", "onion"}
 )
-"""Last labels of names that exist only inside a network."""
+"""Last labels of host names that exist only inside a network."""
 
 MAX_URL_CHARS = 2048
 MAX_PORT = 65_535
 MAX_HEADERS = 32
+"""Most headers that a customer may set for an endpoint."""
 MAX_HEADER_NAME_CHARS = 128
 MAX_HEADER_VALUE_CHARS = 4096
 _FRAMING = ("transfer-encoding", "trailer", "te", "expect")
-"""A customer's own length (`content-`, below) or coding could drop or truncate the body."""
+"""Headers that say where a body ends. A customer's value, like a length of its own (`content-`), could truncate the body."""
 _HOP_BY_HOP = ("connection", "keep-alive", "upgrade", "via", "host")
-"""RFC 9110, section 7.6.1, and the host of the request."""
+"""Headers about the connection (RFC 9110, section 7.6.1), and the host of the request."""
 _OURS = ("accept", "accept-encoding", "user-agent", "cookie", "range")
+"""Headers that the platform sets, or that would change the response."""
 DENIED_HEADERS = frozenset((*_FRAMING, *_HOP_BY_HOP, *_OURS))
 DENIED_HEADER_PREFIXES = ("content-", "webhook-", "svix-", "ce-", "sec-", "proxy-")
 
@@ -76,7 +78,8 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 _NOT_IN_URLS = frozenset(' \\"<>^`{|}')
 _AUTHORITY_ENDS = re.compile(r"[/?#]")
 _AUTHORITY = re.compile(r"(\[(?P<v6>[^\[\]]*:[^\[\]]*)\]|(?P<name>[^\[\]:]+))(:(?P<port>[0-9]{0,5}))?")
-"""Host and port, so narrow that all parsers agree: the checked host is the one that another parser connects to."""
+"""Host and port of a URL. The pattern is so narrow that all URL parsers find the same host: the checked host is connected
+to."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
@@ -84,11 +87,12 @@ _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """The rules, and the exceptions for development. Plain values, so that they can be sent to the executors."""
+    """The rules for addresses, with exceptions for development. Plain values, so that a guard can be sent to the executors."""
 
     allow_networks: tuple[str, ...] = ()
     """CIDR networks that may be reached although they are not public."""
     allow_http: bool = False
+    """Whether endpoints may use plain http."""
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Allowed ports. Empty: any."""
 
@@ -100,9 +104,9 @@ class Guard:
             raise errors.SettingsError(f"setting delivery.allow_networks: {exc}; write networks such as 127.0.0.0/8") from None
 
     def check_url(self, url: str) -> None:
-        """Raise TargetRefused if `url` must not be an endpoint's.
+        """Raise TargetRefused if `url` must not be the URL of an endpoint. Called when an endpoint is registered or read.
 
-        All refused addresses have one text, so that no one can scan.
+        All refused addresses get the same text, so that the text does not help a port scan.
         """
         if len(url) > MAX_URL_CHARS:
             raise errors.TargetRefused("url", f"is longer than {MAX_URL_CHARS} characters")
@@ -130,11 +134,11 @@ class Guard:
             raise errors.TargetRefused("url", _NOT_ALLOWED)
 
     def is_allowed(self, address: str) -> bool:
-        """Return True if a connection to this IP address is allowed. Anything but a plain IP address is not."""
+        """Return True if a connection to this IP address is allowed. Return False for any other text."""
         return _is_allowed(address, self.allow_networks)
 
     def socket_factory(self, addr_info: Sequence[Any]) -> socket.socket:
-        """Create the socket of a connection; raise BlockedSocket. For `aiohttp.TCPConnector(socket_factory=…)`.
+        """Return the socket for a connection; raise BlockedSocket for a refused address. For `aiohttp.TCPConnector`.
 
         aiohttp passes the address to which it will connect, for names and literals alike. If a name has several addresses, only
         the allowed ones are used.
@@ -148,11 +152,11 @@ class Guard:
         return made
 
     def _is_host_allowed(self, host: str) -> bool:
-        """Return True if the host is allowed.
+        """Return True if a URL may have this host.
 
         1. A literal address is checked as an address.
         2. A name that a resolver might read as a number is refused.
-        3. Any other name is checked label by label.
+        3. Any other name is checked label by label, and must not end in one of INTERNAL_NAMES.
         """
         try:
             ipaddress.ip_address(host)
@@ -173,15 +177,15 @@ class Guard:
 
 
 class BlockedSocket(OSError):
-    """The guard's refusal inside aiohttp, which tries a name's next address only after an OSError.
+    """The guard's refusal of an address, inside aiohttp. An OSError, because aiohttp then tries the name's next address.
 
-    aiohttp exposes it as the `os_error` of a ClientConnectorError, but only if all texts are equal: it merges different errors
-    into a plain OSError. So the text never contains the address.
+    aiohttp raises a ClientConnectorError with this error as `os_error`, but only if the errors of all addresses have one text.
+    Different errors become a plain OSError. So the text never contains the address.
     """
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raise TargetRefused if a customer's header must not be sent. Values are secrets and never quoted."""
+    """Raise TargetRefused if a customer must not set a header. The message never quotes a value, which may be a secret."""
     if len(headers) > MAX_HEADERS:
         raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}")
     for name, value in headers.items():

@@ -1,7 +1,7 @@
-"""One open connection: a request out, its response in, with bounds on everything that arrives.
+"""Send requests on one open connection and read their responses, with bounds on everything that arrives.
 
-httptools (llhttp) parses the bytes. It has no bounds, and does not match responses to requests; this module adds both
-(docs/adr/0003).
+Runs in the event loop of a worker. httptools (llhttp) parses the bytes. httptools has no bounds, and does not match responses
+to requests; this module adds both (docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ import httptools
 from delivery import errors
 
 MAX_RESPONSE_BYTES = 16 * 1024
-"""Bytes kept of a response body. With more to come, the connection is closed instead of drained."""
+"""Most bytes of a response's body that are kept. If the body is longer, the connection is closed instead of drained."""
 MAX_HEADERS = 128
-"""Headers of a response, trailers included."""
+"""Most headers of a response, trailers included."""
 MAX_ANSWER_BYTES = 128 * 1024
-"""Bytes read until a response is complete: head, interim responses, chunk sizes, trailers."""
+"""Most bytes that are read for one response: head, body, interim responses, chunk sizes, trailers."""
 SWITCHING_PROTOCOLS = 101
+"""Status of a server that leaves HTTP. The connection can take no further request."""
 
 _NOT_HTTP = "the answer is not HTTP, or its head is beyond the bounds"
 
 
 class Connection(asyncio.Protocol):
-    """A connection, with the interface for aiohttp's connector and the parser's callbacks.
+    """A connection that carries one request at a time. aiohttp's connector creates it; httptools calls it back.
 
-    Guarantee: `send` ends once, with the response to its own request. Unrequested bytes, or bytes after a timeout, make the
-    connection unusable.
+    Guarantee: the future of `send` ends once, with the response to the request of that call. Unrequested bytes, or bytes after
+    a timeout, make the connection unusable.
     """
 
     closed = None
-    """aiohttp's connector would wait for this future at the end."""
+    """None, because aiohttp's connector would wait for a future of this name when it closes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -47,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._received = 0
         self._has_status = False
         self.has_received = False
-        """Whether a byte has arrived since the last request."""
+        """Whether a byte has arrived since the last request was written."""
         self.should_close = False
         """Whether the connection can take no further request."""
         self.status = 0
@@ -55,7 +56,10 @@ class Connection(asyncio.Protocol):
         self.body = bytearray()
 
     def send(self, request: bytes) -> asyncio.Future[None]:
-        """Write a request; return a future that is done when the response is complete, or cannot become more complete."""
+        """Write a request; return a future that is done when its response is complete, cut or failed.
+
+        The response is in `status`, `headers` and `kept_body`. Without a status the future has the failure as its exception.
+        """
         self._answer = answer = self._loop.create_future()
         self._received, self._has_status, self.has_received = 0, False, False
         self.headers, self.body = [], bytearray()
@@ -66,9 +70,9 @@ class Connection(asyncio.Protocol):
         return answer
 
     def end(self, failure: Exception) -> None:
-        """Stop waiting, for this reason.
+        """End the future of `send`, and let the connection be closed afterwards.
 
-        If a status has arrived, it is the endpoint's response, and later failures do not change it.
+        If a status has arrived, this is the endpoint's response, and `failure` is ignored. Otherwise the future fails with it.
         """
         self.should_close = True
         answer, self._answer = self._answer, None
@@ -88,7 +92,7 @@ class Connection(asyncio.Protocol):
         return self.transport is not None and not self.transport.is_closing()
 
     def close(self) -> None:
-        """Close at once. An orderly end of TLS would keep the file descriptor for up to 30 s."""
+        """Close the connection at once. An orderly end of TLS would keep the file descriptor for up to 30 s."""
         self.should_close = True
         if self.transport is not None:
             self.transport.abort()

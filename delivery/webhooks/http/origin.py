@@ -1,4 +1,4 @@
-"""The origin by which connections are shared, and the target of one endpoint's requests."""
+"""The origin of a connection, by which connections are shared, and the target of an endpoint's requests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from delivery.model import Auth, Endpoint
 
 
 class Origin(NamedTuple):
-    """Where a connection leads, for which customer, and with which TLS context. Equal origins may share connections."""
+    """The server, the customer and the TLS context of a connection. Requests with equal origins may share connections."""
 
     url: str
     """Scheme, host and port."""
     customer_id: str
-    """Customer whose requests the connection carries. It never carries those of two, so a late response stays with its
-    customer."""
+    """The only customer whose requests the connection carries, so that a late response never reaches another customer."""
     tls: ssl.SSLContext | None
-    """None for plain http."""
+    """The endpoint's TLS context. None: plain http."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A URL with the parts of its requests that never change."""
+    """An endpoint's URL, with the parts of its requests that are the same for each delivery."""
 
     url: yarl.URL
     origin: Origin
+    """Origin of the connections for these requests."""
     head: bytes
     """Request line and all headers that do not depend on the delivery. Ends with CRLF, without the empty line."""
     endpoint: Endpoint
@@ -42,9 +42,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A token request by client credentials (RFC 6749, section 4.4), ready to be sent."""
+    """A request for an access token by client credentials (RFC 6749, section 4.4), ready to be sent."""
 
     auth: Auth
-    """The settings of the request. Endpoints with equal settings share a token."""
+    """The endpoint's settings for the token. Endpoints with equal settings share a token."""
     to: Target
+    """The token server."""
     body: bytes

@@ -1,7 +1,7 @@
 """Create the TLS context of an endpoint: its trusted authorities and our client certificate.
 
-Registration uses it to check a customer's settings. Chain and host name are always verified. Connections with the same context
-may be shared, so a context is an identity.
+The registration of an endpoint creates the context to check the customer's settings. Chain and host name are always verified.
+Connections with the same context may be shared, so different settings never get the same context.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from delivery import errors
 from delivery.model import Tls
 
 MAX_CONTEXTS = 4096
+"""Most contexts that one process keeps; the least recently used are dropped."""
 MAX_PEM_BYTES = 48 * 1024
-"""Bytes. A chain of ten certificates takes about 20 KiB. Must be below the capacity of a pipe (64 KiB), see `_piped`."""
+"""Most bytes of a PEM text. A chain of ten certificates takes about 20 KiB. Below the capacity of a pipe, 64 KiB (`_piped`)."""
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
 @functools.lru_cache(maxsize=MAX_CONTEXTS)
 def context(settings: Tls | None) -> ssl.SSLContext:
-    """Return the context for these settings; raise TargetRefused if they are invalid.
+    """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid. None: the defaults.
 
-    Equal settings get the same object. aiohttp and our pool compare connections by this object, so other settings never use a
-    connection made with these.
+    Equal settings get the same object. aiohttp and our pool compare connections by this object. So a connection is used only
+    with the settings with which it was made.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -44,10 +45,10 @@ def context(settings: Tls | None) -> ssl.SSLContext:
 
 
 def _trust_the_system(made: ssl.SSLContext) -> None:
-    """Trust the system's authorities. Each is read when a certificate names it.
+    """Make a context trust the system's authorities. OpenSSL reads an authority when a certificate names it.
 
-    Loading the whole bundle would take 28 ms in the event loop, and 860 KiB per context. A customer with a client certificate
-    has its own context.
+    Loading the whole bundle would take 28 ms in the event loop, and 860 KiB per context. Each customer with a client
+    certificate has its own context.
     """
     folder = ssl.get_default_verify_paths().capath
     if folder is not None and any(_HASHED.fullmatch(entry.name) for entry in Path(folder).iterdir()):

@@ -1,6 +1,6 @@
-"""Post bytes and return a bounded response within a bounded time, on a kept connection if there is one.
+"""Post bytes to an endpoint; return a bounded response within a bounded time. Use an idle connection if there is one.
 
-Failures are raised as our own error classes.
+Runs in the event loop of a worker, and of the API. Failures are raised as classes of `delivery.errors`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from delivery.webhooks.http.origin import Target
 from delivery.webhooks.scheduling import endpoint_clock
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""We ran out of a resource, which proves nothing about the endpoint."""
+"""Errors by which the system says that this process has no more of a resource. They prove nothing about the endpoint."""
 
 _NO_ADDRESS = "the host name leads to no address that is allowed"
 
 
 class Response(NamedTuple):
-    """The response of an endpoint. A named tuple, because one is made per request and it is the fastest."""
+    """The response of an endpoint. A named tuple, because one is made per request and a named tuple is the fastest."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
-    """At most MAX_RESPONSE_BYTES (http_connection.py), still in its content encoding."""
+    """The beginning of the body, at most MAX_RESPONSE_BYTES (http_connection.py), still in its content encoding."""
 
 
 class Transport:
-    """Requests to all endpoints of one worker process. Created inside the event loop that uses it."""
+    """Send requests to all endpoints of one worker process. Created inside the event loop that uses it."""
 
     def __init__(
         self,
@@ -46,9 +46,10 @@ class Transport:
         max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S,
         max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`endpoint_time` is the clock by which endpoints are judged.
+        """`endpoint_time` returns the time by the endpoint clock, which leaves our own delay out.
 
-        `max_extension_s`: see exchange_deadlines.MAX_EXTENSION_S. `max_connections_to`: see ConnectionPool.
+        `max_connections` 0: the default of the connection pool. `max_extension_s`: see exchange_deadlines.MAX_EXTENSION_S.
+        `max_connections_to`: see ConnectionPool.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
@@ -56,10 +57,11 @@ class Transport:
         )
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
-        """Send one request and return its response; raise a class of AttemptFailed if there is none.
+        """Send one POST request and return its response; raise a subclass of AttemptFailed if no response comes.
 
-        `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the whole exchange: a timeout per
-        read would never expire on an endpoint that sends byte by byte. Redirects are not followed.
+        `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a
+        connection to the response: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are
+        not followed. On an idle connection that the server has closed, the request is sent once more on a new connection.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
@@ -79,14 +81,14 @@ class Transport:
             raise translated(exc) from exc
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, including those in use."""
         self._deadlines.stop()
         await self._pool.close_all()
 
     async def _exchange(
         self, connection: connection_pool.Connection, request: bytes, deadline: exchange_deadlines.Deadline
     ) -> Response:
-        """Write a request, wait for its final response, and release the connection."""
+        """Write a request on a connection, wait for the final response, and return the connection to the pool."""
         self._deadlines.begin(connection, deadline)
         try:
             await connection.send(request)
@@ -101,7 +103,7 @@ class Transport:
 
 
 def translated(exc: Exception) -> errors.AttemptFailed:
-    """Return our class for a foreign error, checking the narrowest class first. Only this function knows aiohttp's classes."""
+    """Return the AttemptFailed for an error of aiohttp, of TLS or of the system. Only this function knows aiohttp's classes."""
     if isinstance(exc, errors.AttemptFailed):
         return exc
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):

@@ -1,4 +1,4 @@
-"""Exchanges end at their deadline. A response that arrived during a stall of ours is read first."""
+"""Exchanges end at their deadline. A response that arrived during a stall of the worker is read first."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ class Exchange:
 
 
 def expired(delay=None, stall_s=0.0, for_s=30.0, timeout_s=2.0):
-    """Return an exchange that was left to its deadline for some time."""
+    """Return an exchange after `for_s` seconds in which only its deadline could end it."""
 
     async def main():
         clock = endpoint_clock.EndpointClock(delay or Delay())
@@ -59,7 +59,7 @@ def test_a_stall_of_ours_does_not_count_against_the_endpoint():
 
 
 def test_after_a_stall_responses_are_read_before_expiry():
-    """An attempt's deadline had passed when the process went on, and its response was in the socket, unread."""
+    """After a stall, a response was unread in the socket when its attempt's deadline had passed."""
 
     async def main():
         clock = endpoint_clock.EndpointClock(Delay())

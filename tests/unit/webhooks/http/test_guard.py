@@ -1,4 +1,4 @@
-"""The addresses of endpoints. Every form of an internal address is refused, with one text for all."""
+"""The guard refuses every form of an internal address, with the same text for all."""
 
 import ipaddress
 import pickle
@@ -30,7 +30,7 @@ def test_a_name_that_leads_inside_is_refused(host):
 
 
 def test_no_refusal_tells_one_address_from_another():
-    """Otherwise a customer could use the guard to scan our network."""
+    """With a text for each address, a customer could use the guard to scan our network."""
     said = set()
     for host in [*addresses.INSIDE, *addresses.NAMES]:
         with pytest.raises(errors.TargetRefused) as refused:
@@ -168,7 +168,7 @@ NOT_PUBLIC = [
     "2001:10::/28", "2001:20::/28", "2001::/23", "2001:db8::/32", "3fff::/20", "4000::/3", "5f00::/16", "8000::/2", "fc00::/7",
     "fe80::/10", "fec0::/10", "ff00::/8",
 ]  # fmt: skip
-"""From IANA's registries of special-purpose addresses, so that the guard is not tested against itself."""
+"""Networks of IANA's registries of special-purpose addresses, so that the guard is not tested against itself."""
 
 
 @st.composite

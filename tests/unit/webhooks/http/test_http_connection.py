@@ -15,7 +15,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def heard(*pieces, then=None):
-    """Feed `pieces` to a connection with a request, then call `then`; return the connection and the failure, if any."""
+    """Feed `pieces` to a connection with a request, then call `then`; return the connection and its failure or None."""
 
     async def main():
         connection = http_connection.Connection(asyncio.get_running_loop())

@@ -84,7 +84,7 @@ def test_invalid_tls_settings_are_refused_unquoted(settings, path):
 
 
 def test_the_systems_authorities_are_read_when_needed_or_at_once():
-    """From a folder with hashed names OpenSSL reads single authorities; otherwise the bundle is loaded."""
+    """OpenSSL reads single authorities from a folder with hashed names. Without one, the whole bundle is loaded."""
     folder = ssl.get_default_verify_paths().capath
     is_hashed = folder is not None and any(Path(folder).glob("*.0"))
     assert bool(tls.context(None).get_ca_certs()) is not is_hashed
