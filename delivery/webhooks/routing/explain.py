@@ -1,6 +1,6 @@
 """Explain whether an event is due to a subscription, and which rule decides. Pure.
 
-Runs in the API. Evaluates the rules of delivery.webhooks.routing.matching one by one. A property test compares the two.
+Runs in the API. Evaluates the rules of delivery.webhooks.routing.matching one by one. A property test compares both modules.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 
 MAX_PARTS = 30
-"""Fields of a filter that are tested one by one. Each is compiled for the test, so a bound limits the cost of a request."""
+"""Maximum of fields of a filter that are tested one by one to name those that differ. Each test compiles a filter, so the
+maximum limits the cost of a request to the API."""
 
 
 class Rule(enum.StrEnum):
-    """The rule that decided. A closed set."""
+    """The rule that decided about an event at a subscription. A closed set: the API returns it."""
 
     EVENT_TYPE = "event_type"
     SCOPE = "scope"
@@ -33,21 +34,21 @@ class Rule(enum.StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The outcome of an event at one subscription."""
+    """The explanation of an event at one subscription."""
 
     is_due: bool
     rule: Rule
     detail: str
-    """For a person."""
+    """The reason, for a person."""
 
 
 def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Verdict:
-    """Return the outcome of `event`, by the first rule that applies.
+    """Return whether `event` is due to `subscription`, and the first rule that decides.
 
-    1. to 4. It is not due, because of type, scope, exclusion or filter.
-    5. It is due and skipped: the subscription is quarantined or paused.
-    6. It is due and waits: the endpoint is quarantined, paused or disabled.
-    7. It is due and sent.
+    1. to 4. The event is not due, because of type, scope, exclusion or filter.
+    5. The event is due and skipped: the subscription is quarantined or paused.
+    6. The event is due and waits: the endpoint is quarantined, paused or disabled.
+    7. The event is due and sent.
     """
     pattern = subscription.event_type
     if not matching.takes_type(pattern, event.event_type):
@@ -82,7 +83,7 @@ def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
 
 
 def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the fields of a filter that do not match."""
+    """Return a sentence that names the fields of a filter that do not match `document`."""
     conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
     if len(conditions) > MAX_PARTS:
         return "the filter does not take it"

@@ -1,7 +1,8 @@
 """Parse records, check their tenants, match them, and count them in offset receipts. The first step of every fast lane.
 
-Runs in the executors, in the worker's event loop. Each lane reads every record, and serves the endpoints of one delivery mode.
-Its receipts count only deliveries to these endpoints.
+Runs in the executors, in the worker's event loop. The fast lanes are the direct, the batch and the real-time lane. Each lane
+reads every record of its topics, and serves the endpoints of one delivery mode. The offset receipts of a lane count only
+deliveries to these endpoints.
 """
 
 from __future__ import annotations
@@ -20,27 +21,31 @@ log = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
-"""Reason of a rejection because of a fault in our code."""
+"""Reason of a rejection because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
 """Reason of a rejection of an unreadable entry of the retry lane. Its event is unknown, so there is no dead letter."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", UNFORESEEN})
-"""Reasons that depend on the lane: on its registry or on its work. For other reasons every lane rejects the same records."""
+"""Reasons of rejections that depend on the lane's registry or work. For all other reasons every lane rejects the same
+records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A record that is not an event of an active tenant."""
+    """A record that is no event of an active tenant, and why. It goes to the operator's topic."""
 
     record: Record
     reason: str
     detail: str
     is_only_copy: bool = False
-    """Whether no other copy exists. Then the whole record is kept."""
+    """Whether no other copy of the record exists. Then the whole record is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """Offset receipt: what a lane did with one run of offsets, and by which revision. `reconcile` starts from receipts."""
+    """Offset receipt: a run of offsets of one partition that a lane handled, and the registry's revision by which it did.
+
+    `fanout reconcile` starts from the receipts.
+    """
 
     lane: DeliveryMode
     topic: str
@@ -54,7 +59,10 @@ class Receipt:
 
 
 class Intake(Generic[Prepared]):
-    """The intake of one lane in one task. `prepare` makes the deliveries of an event, without side effects."""
+    """The intake of one lane in one task: it turns a record into prepared deliveries.
+
+    `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
+    """
 
     def __init__(
         self,
@@ -70,7 +78,10 @@ class Intake(Generic[Prepared]):
         self._receipts: dict[tuple[str, int], Receipt] = {}
 
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
-        """Return the prepared deliveries of a record. None: there are none, or the record was added to `rejections`."""
+        """Return the prepared deliveries of a record. None: no subscription matches, or the record was added to `rejections`.
+
+        Count the record in its offset receipt.
+        """
         receipt = self._receipt(record)
         try:
             event = parsing.parse(record, self._layout)
@@ -94,7 +105,7 @@ class Intake(Generic[Prepared]):
         return prepared
 
     def receipts(self) -> list[Receipt]:
-        """Return the offset receipts of all accepted and rejected records."""
+        """Return the offset receipts of all records of the task so far."""
         return list(self._receipts.values())
 
     def _receipt(self, record: Record) -> Receipt:

@@ -1,10 +1,10 @@
 """Look up the candidate subscriptions of an event in Postgres, and cache the answers.
 
-Runs in the executors. A `Reader` that queries Postgres comes in.
+Runs in the executors. A `Reader` that queries Postgres comes in. An answer is the result of one query.
 
-An event needs two answers: the subscriptions to everything, by event type, and those that name its tenant, by type and tenant.
-With one answer, each of thousands of tenants would cache a copy of the former. A change of the registry is in effect after
-`ttl_s` at the latest, when the answers from before it have expired.
+An event needs two answers: the subscriptions to all tenants, by event type, and the subscriptions that name the event's tenant,
+by type and tenant. One answer for both would store the subscriptions to all tenants again for each of thousands of tenants. A
+change of the registry is in effect after `ttl_s` at the latest, when all older answers have expired.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from delivery.webhooks.routing import matching, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 
 MAX_SHARED_ENDPOINTS = 20_000
-"""Endpoints whose rows are shared between answers. The requirement is 10,000 and more."""
+"""Maximum of endpoints whose rows are shared between answers. The requirement is 10,000 endpoints and more."""
 
 
 class Reader(Protocol):
     """Queries Postgres. Called from a thread, never twice at the same time. Waits while Postgres is unavailable."""
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return the subscriptions that name the tenant, with the tenant; without a tenant, those to everything.
+        """Return the subscriptions that name the tenant, and the tenant. Without a tenant: the subscriptions to all tenants.
 
-        Only subscriptions that can match the event type, with their endpoints.
+        Returned are only subscriptions that can match the event type, with their endpoints.
         """
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
-        """Return the endpoint, if it is registered, and its subscriptions."""
+        """Return the endpoint, if it is registered, and all subscriptions of the endpoint."""
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
         """Return those of the tenants that are registered."""
@@ -45,11 +45,11 @@ class Reader(Protocol):
 class _Answer(NamedTuple):
     tenant_status: TenantStatus | None
     router: matching.Router | None
-    """None: there are no subscriptions. So for most pairs of type and tenant."""
+    """None: no subscription was found, as for most pairs of event type and tenant."""
 
 
 class _Answers(NamedTuple):
-    """A router for one event. No subscription is in both answers."""
+    """The two answers for one event, as a router. No subscription is in both answers."""
 
     about_everything: _Answer
     naming_the_tenant: _Answer
@@ -62,7 +62,7 @@ class _Answers(NamedTuple):
 
 
 class LookupRegistry:
-    """The part of the registry that recent events of this process needed."""
+    """A Registry that has only the rows that recent events of this process needed, each for `ttl_s`."""
 
     def __init__(self, reader: Reader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = reader
@@ -80,7 +80,10 @@ class LookupRegistry:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision that was known a TTL ago. No cached answer is older. At first: the first known one."""
+        """Return the newest revision that was known `ttl_s` ago. No cached answer is older.
+
+        At first: the first known revision.
+        """
         since = self._clock() - self._ttl_s
         while len(self._seen) > 1 and self._seen[1][0] <= since:
             self._seen.popleft()
@@ -88,20 +91,20 @@ class LookupRegistry:
 
     @property
     def newest(self) -> Revision:
-        """Return the newest known revision."""
+        """Return the newest revision that an answer or a task has brought."""
         return self._seen[-1][1] if self._seen else Revision(0)
 
     def confirm(self, revision: Revision) -> None:
-        """Record that answers from now on are of `revision` or later."""
+        """Record that all answers from now on are of `revision` or later."""
         if not self._seen or revision > self._seen[-1][1]:
             self._seen.append((self._clock(), revision))
 
     async def router_for(self, event: Event) -> _Answers:
-        """Return a router made of answers that are younger than the TTL. Missing answers are looked up."""
+        """Return a router made of answers that are younger than `ttl_s`. Missing answers are looked up in Postgres."""
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination:
-        """Return the endpoint, its subscriptions and the deleted tenants, no older than the TTL."""
+        """Return an endpoint, its subscriptions, and those of `tenants` that are deleted: each no older than `ttl_s`."""
         known = self._destinations.get(endpoint_id)
         if known is None:
             found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)
@@ -112,14 +115,14 @@ class LookupRegistry:
         return known._replace(deleted_tenants=await self._deleted(tenants))
 
     async def _deleted(self, tenants: Collection[TenantId]) -> list[TenantId]:
-        known = {one: self._registered.get(one) for one in tenants if one != PLATFORM}
-        if unknown := [one for one, is_registered in known.items() if is_registered is None]:
+        known = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
+        if unknown := [tenant for tenant, is_registered in known.items() if is_registered is None]:
             found = await asyncio.to_thread(self._reader.tenants, unknown)
             self.confirm(found.revision)
-            answered = {one: one in found.tenants for one in unknown}
+            answered = {tenant: tenant in found.tenants for tenant in unknown}
             self._registered.update(answered)
             known.update(answered)
-        return [one for one, is_registered in known.items() if not is_registered]
+        return [tenant for tenant, is_registered in known.items() if not is_registered]
 
     async def _answer(self, event_type: str, tenant_id: TenantId | None) -> _Answer:
         key = (event_type, tenant_id)
@@ -137,7 +140,7 @@ class LookupRegistry:
         return matching.Router(replace(found, endpoints={key: self._shared(row) for key, row in found.endpoints.items()}))
 
     def _shared(self, endpoint: Endpoint) -> Endpoint:
-        """Return the one object for equal rows. The sender recognises an unchanged endpoint by identity."""
+        """Return one object for equal rows of an endpoint. The sender recognises an unchanged endpoint by identity."""
         known = self._endpoints.get(endpoint.endpoint_id)
         if known != endpoint:
             known = self._endpoints[endpoint.endpoint_id] = endpoint

@@ -2,9 +2,10 @@
 
 Runs in the executors, and in the API to explain a match.
 
-Subscriptions of one event type pattern are indexed on first use, by their scope: everything, a tenant or a sub-tenant. A match
-is then three look-ups, for any number of tenants. Where a look-up finds many subscriptions, an index of their filters
-(delivery.webhooks.filters.index) selects those to evaluate.
+Subscriptions of one event type pattern are indexed on first use, by their scope: everything, a tenant or a sub-tenant. Matching
+an event is then three look-ups in this index, for any number of tenants. Where a look-up finds many subscriptions, an index of
+their filters (delivery.webhooks.filters.index) selects those to evaluate. A rule, in the names here, is a subscription that is
+prepared for matching.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ from delivery.webhooks.routing import scope_index
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 
 MAX_KNOWN_TYPES = 10_000
-"""Event types in the cache. Producers name event types, so their number has no bound. The requirement is 500 and more."""
+"""Maximum of event types whose indexes are cached. Producers name event types, so their number has no bound. The requirement is
+500 and more."""
 MIN_INDEXED_RULES = 8
-"""Subscriptions from which on an index of filters is built. With fewer it saves no time, and most tenants have few."""
+"""Minimum of subscriptions of one scope for which an index of filters is built. With fewer it saves no time, and most tenants
+have few."""
 
 
 class Match(NamedTuple):
-    """One subscription to which an event is due."""
+    """A subscription to which an event is due, and its endpoint."""
 
     subscription: Subscription
     endpoint: Endpoint
 
 
 class _SharedFilter:
-    """A filter that equal subscriptions share. It is compiled on first use, as compiling takes 0.1 ms and 4 kB."""
+    """A filter that all subscriptions with the same pattern share. Compiled on first use: compiling takes 0.1 ms and 4 kB."""
 
     __slots__ = ("_compiled", "pattern")
 
@@ -69,7 +72,7 @@ class _Rule(NamedTuple):
 
 
 class _PatternIndex:
-    """The subscriptions of one event type pattern. No subscription matches an event twice."""
+    """The subscriptions of one event type pattern, indexed by scope. No subscription matches an event twice."""
 
     __slots__ = ("_by_scope", "_everywhere", "_indexed")
 
@@ -81,7 +84,7 @@ class _PatternIndex:
         self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
 
     def matching(self, event: Event) -> list[_Rule]:
-        """Return the rules whose scope includes `event` and whose filter matches. Exclusions are not checked yet."""
+        """Return the rules whose scope includes `event` and whose filter matches. The caller checks exclusions."""
         tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
         found: list[_Rule] = []
         document: Mapping[str, Any] | None = None
@@ -106,7 +109,7 @@ class _PatternIndex:
 
 
 class _IndexedRules:
-    """Many rules of one scope. Each distinct filter is evaluated once, if it can match at all."""
+    """The rules of one scope that has many, indexed by filter. Each distinct filter is evaluated at most once for an event."""
 
     __slots__ = ("_by_filter", "_index", "_unfiltered")
 
@@ -125,7 +128,10 @@ class _IndexedRules:
 
 
 class Router:
-    """Routes events by a snapshot. Changes are applied in place. One for each worker process; not thread-safe."""
+    """Find the matches of events by a snapshot of the registry. Changes are applied in place.
+
+    A worker process has one router for the whole registry, or one for each cached look-up. Not thread-safe.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.revision: Revision = snapshot.revision
@@ -153,7 +159,10 @@ class Router:
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
-        """Apply changes that begin at or before this router's revision. Those that it has already change nothing."""
+        """Apply changes of the registry that begin at or before this router's revision.
+
+        Changes that it already has do nothing.
+        """
         _overlay(self._tenants, changes.tenants)
         _overlay(self.endpoints, changes.endpoints)
         for subscription_id, subscription in changes.subscriptions.items():
@@ -184,7 +193,7 @@ class Router:
         return self._indexes[pattern]
 
     def _forget(self, pattern: str) -> None:
-        """Drop the indexes that a change of a subscription with this event type pattern makes stale."""
+        """Drop the indexes that are stale after a change of a subscription with this event type pattern."""
         if not self._by_type[pattern]:
             del self._by_type[pattern]
         self._indexes.pop(pattern, None)
@@ -197,10 +206,10 @@ class Router:
 
 
 def skip_reason(subscription: Subscription) -> SkipReason | None:
-    """Return why the events of a subscription are skipped. None: they are delivered, now or later.
+    """Return why the events of a subscription are skipped. None: the events are delivered, now or later.
 
     A subscription with an unusable row is quarantined, whatever its status: without its filter the lanes cannot choose events.
-    Deliveries to an endpoint with an unusable row are not skipped. They wait (delivery.webhooks.scheduling.deferral).
+    Deliveries to an endpoint with an unusable row are not skipped, but wait (delivery.webhooks.scheduling.deferral).
     """
     if subscription.fault:
         return SkipReason.QUARANTINED
@@ -212,8 +221,8 @@ def skip_reason(subscription: Subscription) -> SkipReason | None:
 def filter_document(event: Event) -> Mapping[str, Any]:
     """Return the document for filter patterns: the event's attributes, and its payload below `data`.
 
-    Further CloudEvents attributes keep their names. These have no `_`, and none is `id`, `type`, `source`, `time` or `data`. So
-    no two members have the same name.
+    Further CloudEvents attributes keep their names. Such a name has no `_`, and is not `id`, `type`, `source`, `time` or
+    `data`. So no two members of the document have the same name.
     """
     document = {
         "id": event.event_id,

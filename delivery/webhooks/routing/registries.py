@@ -1,7 +1,7 @@
-"""Define what delivery needs of a registry, and implement the registry that is wholly in memory.
+"""Define the interface of a worker's registry, and implement the registry that is wholly in memory.
 
-Runs in the executors. The other implementation is delivery.webhooks.routing.lookup_registry. Decision 7
-(docs/adr/0007-broadcast-or-look-up.md) compares the two.
+Runs in the executors. The other implementation, which looks rows up in Postgres, is delivery.webhooks.routing.lookup_registry.
+Decision 7 (docs/adr/0007-broadcast-or-look-up.md) compares both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from delivery.webhooks.state import pickling
 
 
 class Router(Protocol):
-    """Finds the subscriptions of events. Never waits."""
+    """Finds the subscriptions to which an event is due. Never waits."""
 
     def tenant_status(self, tenant_id: TenantId) -> TenantStatus | None:
         """Return the tenant's status. None: the tenant is not registered."""
@@ -28,50 +28,57 @@ class Router(Protocol):
 
 
 class Destination(NamedTuple):
-    """An endpoint as it is registered now, with its subscriptions and the deleted tenants."""
+    """An endpoint as it is registered now, by which stored events are revalidated (`routing.revalidation`)."""
 
     endpoint: Endpoint | None
-    """None: it is not registered."""
+    """None: the endpoint is not registered any more."""
     subscriptions: Mapping[SubscriptionId, Subscription]
-    """Every subscription of the endpoint. Others may be there too."""
+    """Subscriptions by id: at least all those of the endpoint. Those of other endpoints may be there too."""
     deleted_tenants: Collection[TenantId] = ()
-    """Those of the tenants in question that are not registered any more."""
+    """Tenants of the stored events that are not registered any more."""
 
 
 class Registry(Protocol):
-    """The registry of one worker process. Kept from micro-batch to micro-batch."""
+    """The registry as one worker process has it. Kept from micro-batch to micro-batch."""
 
     @property
     def revision(self) -> Revision:
-        """Every change up to this revision is in effect."""
+        """Return the revision up to which every change is in effect."""
 
     @property
     def newest(self) -> Revision:
-        """No change after this revision is in effect."""
+        """Return the revision after which no change is in effect."""
 
     async def router_for(self, event: Event) -> Router:
-        """Return a router with all subscriptions that can match `event`. May wait for Postgres, without stopping deliveries."""
+        """Return a router with all subscriptions that can match `event`. May wait for Postgres; requests in flight go on."""
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
-        """Return the present destination for stored events of these tenants. May wait for Postgres."""
+        """Return an endpoint as it is registered now, for stored events of `tenants`. May wait for Postgres."""
 
 
 class Source(Protocol):
-    """Gives a worker its registry. A task brings it along, so it can be pickled."""
+    """Gives a worker process its registry. Each task brings a source from the driver, so a source can be pickled."""
 
     def registry(self, last: Registry | None) -> Registry:
-        """Return this process's registry at this source's revision: `last`, updated, or a new one where that is impossible."""
+        """Return the registry of this process at the source's revision.
+
+        `last` is the registry of the task before. It is updated and returned; if that is impossible, a new one is made.
+        """
 
 
 class RefreshedSource(Source, Protocol):
-    """A source with one field, named here, that changes with each micro-batch. A dataclass."""
+    """A source that is a dataclass, with one field that changes with each micro-batch."""
 
     REFRESHED: ClassVar[str]
+    """Name of the field that changes."""
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class WholeRegistry:
-    """The whole registry, in memory: a full snapshot, updated with later changes."""
+    """The whole registry in memory: the snapshot `base`, updated with later changes.
+
+    `base_id` names the broadcast of `base`.
+    """
 
     def __init__(self, base_id: str, base: Snapshot) -> None:
         self.base_id = base_id
@@ -84,7 +91,7 @@ class WholeRegistry:
 
     @property
     def newest(self) -> Revision:
-        """Return the same revision."""
+        """Return the same revision as `revision`: the whole registry has one."""
         return self.revision
 
     async def router_for(self, _: Event) -> matching.Router:
@@ -92,15 +99,15 @@ class WholeRegistry:
         return self._router
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
-        """Return the endpoint and all subscriptions, without waiting."""
+        """Return the endpoint, all subscriptions and the deleted ones of `tenants`, without waiting."""
         router = self._router
-        deleted = [one for one in tenants if router.tenant_status(one) is None and one != PLATFORM]
+        deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
         return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
-        """Apply the changes since the base.
+        """Apply the changes since the base snapshot. None: there are none.
 
-        A task that Spark runs again may bring older changes than this worker has. They are ignored.
+        A task that Spark runs again may bring older changes than this worker has. Older changes are ignored.
         """
         if changes is not None and changes.revision > self.revision:
             self._router.apply(changes)
@@ -120,17 +127,17 @@ class Broadcast(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastSource:
-    """The source of a WholeRegistry: a handle to the broadcast base, and the delta by value.
+    """The source of a WholeRegistry: a handle to the broadcast snapshot (the base), and the changes since (the delta) by value.
 
-    It is not in the driver's module that makes it, because a worker that unpickles it imports its module. There, psycopg and
-    pydantic would take 26 MB of each worker.
+    This class is not in the driver's module that uses it, because a worker that unpickles an object imports the module of its
+    class. There, psycopg and pydantic would take 26 MB of each worker.
     """
 
     REFRESHED: ClassVar[str] = "delta"
     base_id: str
-    """Id of the broadcast. Sources that differ in `delta` only have the same."""
+    """Id of the broadcast. Sources that differ only in `delta` have the same id."""
     broadcast: Broadcast
-    """The base, pickled. A process unpickles it once, though it may load the bytes in each micro-batch."""
+    """The base snapshot, pickled. A process unpickles it once, though the process may load the bytes in each micro-batch."""
     delta: SnapshotChanges | None
     """The changes since the broadcast."""
 

@@ -26,7 +26,10 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All rows that routing and delivery need, consistent at `revision`. Its dictionaries must not be changed."""
+    """All rows of the registry that routing and delivery need, consistent at `revision`.
+
+    The dictionaries must not be changed.
+    """
 
     revision: Revision
     tenants: dict[TenantId, TenantStatus] = field(default_factory=dict)
@@ -36,8 +39,8 @@ class Snapshot:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle columns instead of rows.
 
-        Pickled rows would have their state as lists, which the unpickler keeps until its end. With 100,000 subscriptions these
-        are 35 MB between the rows, which a worker cannot return to the system.
+        The state of each pickled row would be a list, which the unpickler keeps until its end. With 100,000 subscriptions these
+        lists are 35 MB between the rows, which a worker cannot return to the system.
         """
         rows = list(self.subscriptions.values())
         scopes = {scope: place for place, scope in enumerate(dict.fromkeys(row.scope for row in rows))}
@@ -46,7 +49,7 @@ class Snapshot:
         return _from_columns, (self.revision, self.tenants, self.endpoints, _columns(Scope, scopes), columns)
 
     def quarantined(self) -> dict[str, str]:
-        """Return the id of each unusable row, and why it is unusable."""
+        """Return the quarantined rows: by kind and id, why the row is unusable."""
         rows: dict[str, str] = {f"endpoint {row.endpoint_id}": row.fault for row in self.endpoints.values() if row.fault}
         rows |= {f"subscription {row.subscription_id}": row.fault for row in self.subscriptions.values() if row.fault}
         return rows
@@ -54,9 +57,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChanges:
-    """The changes between two revisions: the new state of each changed row, None for a deleted row.
+    """The changes of the registry from `since` to `revision`: the new state of each changed row, None for a deleted row.
 
-    Applying changes again, or after a part of them, does no harm: each row has its whole new state.
+    Changes may be applied again, or after a part of them: each row has its whole new state.
     """
 
     since: Revision
@@ -70,13 +73,13 @@ class SnapshotChanges:
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
     def faults(self) -> dict[str, str | None]:
-        """Return for each changed endpoint and subscription why it is quarantined. None: it is not."""
+        """Return, for each changed endpoint and subscription, why it is quarantined. None: it is not quarantined."""
         faults = {f"endpoint {row_id}": row.fault if row else None for row_id, row in self.endpoints.items()}
         faults |= {f"subscription {row_id}": row.fault if row else None for row_id, row in self.subscriptions.items()}
         return faults
 
     def followed_by(self, later: SnapshotChanges) -> SnapshotChanges:
-        """Return these changes and the `later` ones as one."""
+        """Return these changes and the `later` ones as one value."""
         return SnapshotChanges(
             since=self.since,
             revision=later.revision,
@@ -106,7 +109,7 @@ def _from_columns(
 
 
 def updated(snapshot: Snapshot, changes: SnapshotChanges) -> Snapshot:
-    """Return the snapshot with `changes` applied."""
+    """Return a new snapshot: `snapshot` with `changes` applied."""
     return Snapshot(
         revision=changes.revision,
         tenants=_overlaid(snapshot.tenants, changes.tenants),

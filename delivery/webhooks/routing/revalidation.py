@@ -1,6 +1,7 @@
 """Revalidate stored events of one endpoint: decide by the present registry which are sent and which are skipped.
 
-Runs in the executors. Pure.
+Runs in the executors, before each attempt of a batch or a retry entry. Pure. The registry may have changed since the events
+were stored.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from delivery.webhooks.routing import matching, registries
 
 
 class StoredEvents(Protocol):
-    """Stored events of one endpoint: a segment.Batch or a retry_messages.RetryEntry."""
+    """Stored events of one endpoint: a segment.Batch or a retry_messages.RetryEntry, which have these fields."""
 
     @property
     def subscriptions(self) -> Sequence[SubscriptionId]: ...
     @property
     def subscription_places(self) -> Sequence[int]:
-        """For each event the place in `subscriptions`. Empty where there is one subscription."""
+        """For each event the place of its subscription in `subscriptions`. Empty: there is one subscription."""
 
     @property
     def packed(self) -> Sequence[bytes]: ...
@@ -40,8 +41,8 @@ _head = msgspec.msgpack.Decoder(_Head).decode
 
 
 def tenant_ids(packed: Iterable[bytes]) -> set[TenantId]:
-    """Return the tenants of packed events. Unreadable events are ignored."""
-    return {tenant_id for one in packed if (tenant_id := _tenant_of(one)) is not None}
+    """Return the ids of the tenants of packed events. Unreadable events are ignored."""
+    return {tenant_id for event in packed if (tenant_id := _tenant_of(event)) is not None}
 
 
 def _tenant_of(packed: bytes) -> TenantId | None:
@@ -58,9 +59,10 @@ def split_by_eligibility(
     mode: DeliveryMode,
     destination: registries.Destination,
 ) -> dict[SkipReason | None, Sequence[int]]:
-    """Return the places of the events by SkipReason; under None, those to send.
+    """Return the places of the stored events by the reason to skip them; under None, the places of the events to send.
 
-    1. The endpoint was deleted. Or its id was registered again, by another customer or in another mode.
+    `customer_id` and `mode` are those with which the events were stored. The reasons:
+    1. The endpoint was deleted, or its id was registered again by another customer or in another mode.
     2. The subscription was deleted, or belongs to another endpoint now.
     3. The subscription is quarantined or paused, as in the direct lane.
     4. The event's tenant was deleted.
@@ -89,7 +91,7 @@ def split_by_eligibility(
 
 
 def subscription_ids(stored: StoredEvents, places: Sequence[int]) -> list[SubscriptionId]:
-    """Return the subscription of each event at these places."""
+    """Return the subscription of each event at `places`."""
     if not stored.subscription_places:
         return [stored.subscriptions[0]] * len(places)
     return [stored.subscriptions[stored.subscription_places[place]] for place in places]

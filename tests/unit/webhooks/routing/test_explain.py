@@ -1,4 +1,4 @@
-"""Why an event is due to a subscription, or is not."""
+"""The explanation of a match names the rule that decides whether an event is due to a subscription."""
 
 import pytest
 

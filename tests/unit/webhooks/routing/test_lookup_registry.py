@@ -1,4 +1,4 @@
-"""Answers expire in time, equal rows are shared, and the event loop runs while Postgres is queried."""
+"""Answers of Postgres are cached until they expire. Equal rows are shared. The event loop runs during a query."""
 
 import asyncio
 import pickle
@@ -20,7 +20,7 @@ KEY = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 
 class Reader:
-    """A registry in memory, as a look-up sees it."""
+    """A Reader that answers from a snapshot in memory."""
 
     def __init__(self, snapshot):
         self.snapshot = snapshot
@@ -68,13 +68,13 @@ def matches(registry, **fields):
     return asyncio.run(ask())
 
 
-def test_the_first_event_asks_twice_and_the_next_not_at_all(registry, reader):
+def test_the_first_event_causes_two_queries_the_next_none(registry, reader):
     for _ in range(2):
         assert [match.subscription.subscription_id for match in matches(registry)] == ["s1"]
     assert reader.asked == [("order.created", None), ("order.created", "t1")]
 
 
-def test_what_is_about_everything_is_asked_for_once_for_all_tenants(registry, reader):
+def test_subscriptions_to_all_tenants_are_queried_once(registry, reader):
     for number in range(4):
         matches(registry, tenant_id=f"t{number}")
     assert len(reader.asked) == 1 + 4
@@ -112,7 +112,7 @@ def test_answers_with_the_same_endpoint_share_it_until_it_changes(registry, read
     assert changed.endpoint.url == "https://example.com/new"
 
 
-def test_the_revision_is_one_that_no_kept_answer_is_older_than(registry, reader, clock):
+def test_no_cached_answer_is_older_than_the_revision(registry, reader, clock):
     assert (registry.revision, registry.newest) == (0, 0)
     matches(registry, tenant_id="t1")
     clock.now += 10
@@ -129,11 +129,11 @@ def test_the_revision_is_one_that_no_kept_answer_is_older_than(registry, reader,
 
 
 def test_the_event_loop_goes_on_while_a_look_up_waits(registry, reader):
-    here = threading.Event()
+    was_reached = threading.Event()
     answer = reader.candidates
 
     def slow(*key):
-        assert here.wait(10)
+        assert was_reached.wait(10)
         return answer(*key)
 
     reader.candidates = slow
@@ -141,7 +141,7 @@ def test_the_event_loop_goes_on_while_a_look_up_waits(registry, reader):
     async def ask():
         waiting = asyncio.create_task(registry.router_for(builders.event()))
         await asyncio.sleep(0)
-        here.set()  # only reached when the look-up does not hold the loop
+        was_reached.set()  # only reached when the look-up does not hold the loop
         await waiting
 
     asyncio.run(ask())
@@ -159,17 +159,17 @@ def source():
     )
 
 
-def test_a_task_carries_what_it_needs(source):
+def test_the_source_of_a_task_can_be_pickled(source):
     assert pickle.loads(pickle.dumps(source)) == source
 
 
-def test_a_worker_keeps_its_answers_from_one_micro_batch_to_the_next(source):
+def test_a_worker_keeps_its_answers_between_micro_batches(source):
     first = source.registry(None)
     assert first.revision == 5
     assert replace(source, revision=Revision(6)).registry(first) is first
 
 
-def test_a_setting_chooses_the_source_and_knows_no_other():
+def test_a_setting_chooses_the_source_of_the_registry():
     assert settings.Settings().snapshot.source == "broadcast"
     assert loader.read({"FANOUT_SNAPSHOT_SOURCE": "lookup"}).snapshot.source == "lookup"
     with pytest.raises(errors.SettingsError, match=r"snapshot\.source"):

@@ -1,4 +1,4 @@
-"""To which subscriptions an event is due, also after changes of the registry."""
+"""The router finds the subscriptions to which an event is due, also after changes of the registry."""
 
 import pytest
 
@@ -13,8 +13,8 @@ def router(*rows, **fields):
     return matching.Router(builders.snapshot(builders.endpoint(), *rows, **fields))
 
 
-def matched(of, event):
-    return [match.subscription.subscription_id for match in of.matches(event)]
+def matched(routes, event):
+    return [match.subscription.subscription_id for match in routes.matches(event)]
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def matched(of, event):
     ],
 )
 def test_a_type_is_exact_or_a_prefix(pattern, event_type, is_due):
-    of = router(builders.subscription(event_type=pattern))
-    assert matched(of, builders.event(event_type=event_type)) == (["s1"] if is_due else [])
+    routes = router(builders.subscription(event_type=pattern))
+    assert matched(routes, builders.event(event_type=event_type)) == (["s1"] if is_due else [])
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_type_is_exact_or_a_prefix(pattern, event_type, is_due):
         (builders.scope("t1", without_sub_tenants=builders.sub_tenants(("t1", "100"))), "t1", "100", False),
     ],
 )
-def test_a_scope_says_whose_events_and_an_exclusion_always_wins(scope, tenant_id, sub_tenant_id, is_due):
-    of = router(builders.subscription(scope=scope))
-    assert bool(matched(of, builders.event(tenant_id=tenant_id, sub_tenant_id=sub_tenant_id))) is is_due
+def test_a_scope_includes_tenants_and_an_exclusion_always_wins(scope, tenant_id, sub_tenant_id, is_due):
+    routes = router(builders.subscription(scope=scope))
+    assert bool(matched(routes, builders.event(tenant_id=tenant_id, sub_tenant_id=sub_tenant_id))) is is_due
 
 
 def test_a_sub_tenant_named_beside_its_tenant_is_due_once():
@@ -68,15 +68,15 @@ def test_a_sub_tenant_named_beside_its_tenant_is_due_once():
 
 def test_a_filter_sees_the_events_attributes_and_its_payload():
     pattern = {"tenant_id": ["t1"], "data": {"amount": [{"numeric": [">", 3]}]}}
-    of = router(builders.subscription(filter_pattern=pattern))
-    assert matched(of, builders.event(content={"amount": 5})) == ["s1"]
-    assert matched(of, builders.event(content={"amount": 3})) == []
-    assert matched(of, builders.event(content=[1, 2])) == []
+    routes = router(builders.subscription(filter_pattern=pattern))
+    assert matched(routes, builders.event(content={"amount": 5})) == ["s1"]
+    assert matched(routes, builders.event(content={"amount": 3})) == []
+    assert matched(routes, builders.event(content=[1, 2])) == []
 
 
 def test_two_subscriptions_to_one_endpoint_are_two_matches():
-    of = router(builders.subscription("a"), builders.subscription("b", event_type="*"))
-    assert sorted(matched(of, builders.event())) == ["a", "b"]
+    routes = router(builders.subscription("a"), builders.subscription("b", event_type="*"))
+    assert sorted(matched(routes, builders.event())) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_two_subscriptions_to_one_endpoint_are_two_matches():
         ({"fault": "filter: broken", "status": SubscriptionStatus.PAUSED}, SkipReason.QUARANTINED),
     ],
 )
-def test_what_is_due_and_may_not_be_sent_is_skipped_with_a_reason(subscription, reason):
+def test_events_of_a_paused_or_quarantined_subscription_are_skipped(subscription, reason):
     assert matching.skip_reason(builders.subscription(**subscription)) == reason
 
 
@@ -98,7 +98,7 @@ def test_a_quarantined_filter_hides_no_event_of_its_scope():
 
 
 class TestManyFilters:
-    """Where a scope has many subscriptions, an index of their filters selects those to evaluate."""
+    """In a scope with many subscriptions, an index of their filters selects the filters to evaluate."""
 
     @pytest.fixture
     def compiled(self, monkeypatch):
@@ -117,22 +117,22 @@ class TestManyFilters:
     def test_a_filter_that_many_have_is_compiled_once_and_due_to_each(self, compiled):
         alike = [{"data": {"amount": [5]}, "tenant_id": ["t1"]}, {"tenant_id": ["t1"], "data": {"amount": [5]}}]
         rows = [builders.subscription(f"s{n:02}", filter_pattern=alike[n % 2]) for n in range(20)]
-        of = router(*rows)
+        routes = router(*rows)
         for _ in range(2):
-            assert sorted(matched(of, builders.event())) == [f"s{n:02}" for n in range(20)]
+            assert sorted(matched(routes, builders.event())) == [f"s{n:02}" for n in range(20)]
         assert len(compiled) == 1
 
-    def test_unfiltered_and_excluding_subscriptions_among_them_keep_their_meaning(self):
+    def test_an_index_of_filters_keeps_exclusions_and_unfiltered_ones(self):
         without_t1 = builders.scope(without_tenants=frozenset({"t1"}))
         rows = [builders.subscription(f"s{n}", filter_pattern={"data": {"amount": [n]}}) for n in range(8)]
-        of = router(
+        routes = router(
             *rows,
             builders.subscription("all"),
             builders.subscription("less", scope=without_t1),
             builders.subscription("filtered-less", scope=without_t1, filter_pattern={"data": {"amount": [5]}}),
         )
-        assert sorted(matched(of, builders.event())) == ["all", "s5"]
-        assert sorted(matched(of, builders.event(tenant_id="t2"))) == ["all", "filtered-less", "less", "s5"]
+        assert sorted(matched(routes, builders.event())) == ["all", "s5"]
+        assert sorted(matched(routes, builders.event(tenant_id="t2"))) == ["all", "filtered-less", "less", "s5"]
 
 
 class TestChanges:
@@ -142,57 +142,57 @@ class TestChanges:
         return SnapshotChanges(since=Revision(1), revision=Revision(2), **fields)
 
     def test_a_new_subscription_is_due_from_then_on(self):
-        of = router()
-        assert matched(of, builders.event()) == []
-        of.apply(self.changes(subscriptions={"s1": builders.subscription()}))
-        assert matched(of, builders.event()) == ["s1"]
-        assert of.revision == 2
+        routes = router()
+        assert matched(routes, builders.event()) == []
+        routes.apply(self.changes(subscriptions={"s1": builders.subscription()}))
+        assert matched(routes, builders.event()) == ["s1"]
+        assert routes.revision == 2
 
     def test_a_new_wildcard_reaches_the_types_that_were_indexed_already(self):
-        of = router()
-        of.matches(builders.event())
-        of.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="order.*")}))
-        assert matched(of, builders.event()) == ["s1"]
+        routes = router()
+        routes.matches(builders.event())
+        routes.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="order.*")}))
+        assert matched(routes, builders.event()) == ["s1"]
 
     @pytest.mark.parametrize("event_type", ["order.created", "order.*", "*"])
     def test_a_deleted_subscription_is_due_no_more(self, event_type):
-        of = router(builders.subscription(event_type=event_type))
-        of.matches(builders.event())
-        of.apply(self.changes(subscriptions={"s1": None}))
-        assert matched(of, builders.event()) == []
+        routes = router(builders.subscription(event_type=event_type))
+        routes.matches(builders.event())
+        routes.apply(self.changes(subscriptions={"s1": None}))
+        assert matched(routes, builders.event()) == []
 
     def test_a_subscription_that_changes_its_type_moves(self):
-        of = router(builders.subscription(event_type="order.*"))
-        of.matches(builders.event())
-        of.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="user.*")}))
-        assert matched(of, builders.event()) == []
-        assert matched(of, builders.event(event_type="user.created")) == ["s1"]
+        routes = router(builders.subscription(event_type="order.*"))
+        routes.matches(builders.event())
+        routes.apply(self.changes(subscriptions={"s1": builders.subscription(event_type="user.*")}))
+        assert matched(routes, builders.event()) == []
+        assert matched(routes, builders.event(event_type="user.created")) == ["s1"]
 
     def test_a_change_leaves_the_indexes_of_other_patterns_as_they_are(self):
-        of = router(builders.subscription("a"), builders.subscription("b", event_type="order.*"))
-        of.matches(builders.event())
-        before = dict(of._indexes)
-        of.apply(self.changes(subscriptions={"c": builders.subscription("c", event_type="order.*")}))
-        assert sorted(matched(of, builders.event())) == ["a", "b", "c"]
-        assert of._indexes["order.created"] is before["order.created"]
+        routes = router(builders.subscription("a"), builders.subscription("b", event_type="order.*"))
+        routes.matches(builders.event())
+        before = dict(routes._indexes)
+        routes.apply(self.changes(subscriptions={"c": builders.subscription("c", event_type="order.*")}))
+        assert sorted(matched(routes, builders.event())) == ["a", "b", "c"]
+        assert routes._indexes["order.created"] is before["order.created"]
 
     def test_a_changed_endpoint_is_used_at_once(self):
-        of = router(builders.subscription())
-        of.apply(self.changes(endpoints={"ep1": builders.endpoint(url="https://new.example.com/")}))
-        [match] = of.matches(builders.event())
+        routes = router(builders.subscription())
+        routes.apply(self.changes(endpoints={"ep1": builders.endpoint(url="https://new.example.com/")}))
+        [match] = routes.matches(builders.event())
         assert match.endpoint.url == "https://new.example.com/"
 
-    def test_what_a_delta_repeats_without_a_change_stays_the_same_object(self):
-        of = router(builders.subscription())
-        [before] = of.matches(builders.event())
-        of.apply(self.changes(subscriptions={"s1": builders.subscription()}, endpoints={"ep1": builders.endpoint()}))
-        [after] = of.matches(builders.event())
+    def test_an_unchanged_row_of_a_delta_stays_the_same_object(self):
+        routes = router(builders.subscription())
+        [before] = routes.matches(builders.event())
+        routes.apply(self.changes(subscriptions={"s1": builders.subscription()}, endpoints={"ep1": builders.endpoint()}))
+        [after] = routes.matches(builders.event())
         assert after.subscription is before.subscription
         assert after.endpoint is before.endpoint
 
-    def test_taking_changes_twice_is_as_once(self):
-        of = router(builders.subscription("a"))
+    def test_changes_applied_twice_are_as_applied_once(self):
+        routes = router(builders.subscription("a"))
         changes = self.changes(subscriptions={"a": None, "b": builders.subscription("b")})
-        of.apply(changes)
-        of.apply(changes)
-        assert matched(of, builders.event()) == ["b"]
+        routes.apply(changes)
+        routes.apply(changes)
+        assert matched(routes, builders.event()) == ["b"]

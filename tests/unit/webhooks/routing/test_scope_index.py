@@ -1,4 +1,4 @@
-"""The compact index finds what a dictionary of lists finds, in the same order."""
+"""The scope index finds the same items as a dictionary of lists, in the same order."""
 
 import collections
 
@@ -12,14 +12,14 @@ keys = st.one_of(st.none(), tenants, st.tuples(tenants, st.sampled_from(["10", "
 
 
 class Colliding(str):
-    """A tenant whose hash is everybody's."""
+    """A tenant id that has the same hash as all other tenant ids."""
 
     __slots__ = ()
     __hash__ = lambda _: 7  # noqa: E731
 
 
 @given(st.lists(st.tuples(keys, st.integers(0, 9))), keys)
-def test_it_finds_what_a_dictionary_of_lists_finds(entries, key):
+def test_the_index_finds_the_items_of_a_dictionary_of_lists(entries, key):
     lists = collections.defaultdict(list)
     for known, item in entries:
         lists[known].append(item)
