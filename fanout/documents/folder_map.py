@@ -38,6 +38,7 @@ AREAS = (
             "delivery.webhooks.sending",
             "delivery.webhooks.retries",
             "delivery.webhooks.results",
+            "delivery.webhooks.leases",
             "delivery.webhooks.lanes",
         ),
     ),

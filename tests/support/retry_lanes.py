@@ -67,8 +67,8 @@ def deliver(registry: Snapshot, *leases: retry_messages.Lease, sender: Any = Non
 def together(*ended: retry_lane.LeaseResults) -> retry_lane.LeaseResults:
     """Return the sum of several results."""
     results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
-    for one in ended:
-        results.outcomes += one.results.outcomes
-        results.batches += one.results.batches
-        results.rejections += one.results.rejections
-    return retry_lane.LeaseResults(results, [report for one in ended for report in one.reports])
+    for drained in ended:
+        results.outcomes += drained.results.outcomes
+        results.batches += drained.results.batches
+        results.rejections += drained.results.rejections
+    return retry_lane.LeaseResults(results, [report for drained in ended for report in drained.reports])

@@ -19,7 +19,7 @@ from subscriptions_db.archive.ingest import archived_rows as archive_rows
 from subscriptions_db.replays.progress import ReplayCounts
 from tests.support import archive, batches, builders
 from tests.support.leases import lease, registry, waiting
-from tests.unit.webhooks.lanes.test_retry_lease import Delivered
+from tests.unit.webhooks.leases.test_lease_in_flight import Delivered
 
 NOW_MS = 1_800_000_000_000
 LAYOUT = Layout(topic_prefix="events.")

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from delivery.model import Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
-from delivery.webhooks.lanes import retry_lane
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
@@ -78,10 +77,10 @@ def test_endpoints_that_stay_unreachable_are_no_sign_of_an_outage(known_by):
     """Ten dead endpoints, probed in one micro-batch, would pause all lanes."""
     micro_batch, to = answering(**{f"dead{n}": "connect" for n in range(10)}, back=None)
     probes = {
-        name: replace(one, is_probe=True)
+        name: replace(down, is_probe=True)
         if known_by == "the shard"
-        else replace(one, entries=[replace(one.entries[0], reason="timeout")])
-        for name, one in to.items()
+        else replace(down, entries=[replace(down.entries[0], reason="timeout")])
+        for name, down in to.items()
     }
 
     async def main():
@@ -117,7 +116,7 @@ def test_a_rate_requeues_entries_without_time_left(monkeypatch):
         raise TimeoutError
 
     async def main():
-        monkeypatch.setattr(retry_lane.asyncio, "wait_for", pass_time)
+        monkeypatch.setattr(asyncio, "wait_for", pass_time)
         lane, known = lane_of(sender, clock), registries.WholeRegistry("base", registry(max_per_second=0.2))
         for number in (1, 2):
             await lane.start([retry_messages.encoded(lease(*(waiting() for _ in range(10)), number=number))], known, 10)
@@ -125,8 +124,8 @@ def test_a_rate_requeues_entries_without_time_left(monkeypatch):
 
     ended = []
     asyncio.run(main())
-    assert [report.delivered for one in ended for report in one.reports] == [7, 6]  # one each 5 s, in 30 s
-    assert [[back.attempts for back in one.reports[0].requeued] for one in ended] == [[()] * 3, [()] * 4]
+    assert [report.delivered for drained in ended for report in drained.reports] == [7, 6]  # one each 5 s, in 30 s
+    assert [[back.attempts for back in drained.reports[0].requeued] for drained in ended] == [[()] * 3, [()] * 4]
     assert clock.now == NOW_MS / 1000 + 60
 
 
@@ -201,12 +200,15 @@ def test_accepted_deliveries_leave_before_their_lease_ends():
         first = await lane.start([retry_messages.encoded(lease(*map(waiting, events)))], known, 0.01)
         assert not await lane.wait_for_leases(0.01)
         drained = together(first, lane.drain())
-        assert ([one.delivery.event.event_id for one in drained.results.outcomes], drained.reports) == (["e0", "e1"], [])
+        assert ([outcome.delivery.event.event_id for outcome in drained.results.outcomes], drained.reports) == (
+            ["e0", "e1"],
+            [],
+        )
         assert lane.drain() is None
         hangs.set()
         assert await lane.wait_for_leases(5)
         last = await lane.finish_task(5)
-        assert [one.delivery.event.event_id for one in last.results.outcomes] == ["e2"]
+        assert [outcome.delivery.event.event_id for outcome in last.results.outcomes] == ["e2"]
         assert [report.delivered for report in last.reports] == [3]
 
     asyncio.run(main())

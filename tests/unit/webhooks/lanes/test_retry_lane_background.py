@@ -2,7 +2,7 @@
 
 import asyncio
 
-from delivery.webhooks.lanes import retry_lane
+from delivery.webhooks.leases import memory_budget
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
@@ -51,7 +51,7 @@ def test_a_late_result_is_returned_once():
         await hanging.micro_batch(lease())
         assert hanging.lane.drain() is None
         hanging.answers.set()
-        await asyncio.wait(hanging.lane._tasks)
+        await asyncio.wait(hanging.lane._book._tasks)
         late = hanging.lane.drain()
         assert [(report.endpoint_id, report.delivered) for report in late.reports] == [("ep1", 1)]
         assert len(late.results.outcomes) == 1
@@ -82,7 +82,7 @@ def test_a_lease_takes_over_from_an_expired_one():
         await hanging.micro_batch(lease(*of, order_key="k"))
         await hanging.micro_batch(lease(*of, order_key="k", number=2))
         hanging.answers.set()
-        await asyncio.wait(hanging.lane._tasks)
+        await asyncio.wait(hanging.lane._book._tasks)
         ended = await hanging.micro_batch()
         assert {report.lease: len(report.requeued) for report in ended.reports} == {1: 2, 2: 0}
         assert hanging.sender.ids() == ["e0", "e0", "e1", "e2"]
@@ -96,7 +96,7 @@ def test_a_stopping_lane_requeues_unattempted_entries():
         await hanging.micro_batch(lease(waiting(), waiting()))
         hanging.lane.stop()
         hanging.answers.set()
-        await asyncio.wait(hanging.lane._tasks)
+        await asyncio.wait(hanging.lane._book._tasks)
         [report] = hanging.lane.drain().reports
         assert (report.delivered, [(back.place, back.attempts) for back in report.requeued]) == (1, [(1, ())])
         assert (len(hanging.sender.sent), hanging.lane.is_busy) == (1, False)
@@ -111,7 +111,7 @@ def test_a_stopping_lane_waits_for_no_rate():
         await lane.start([retry_messages.encoded(lease(waiting(), waiting()))], known, 0)
         await lane.finish_task(0.01)
         lane.stop()
-        ended, going_on = await asyncio.wait(lane._tasks, timeout=5)
+        ended, going_on = await asyncio.wait(lane._book._tasks, timeout=5)
         assert (len(ended), len(going_on), len(sender.sent)) == (1, 0, 1)
         [report] = lane.drain().reports
         assert (report.delivered, [back.place for back in report.requeued]) == (1, [1])
@@ -120,7 +120,7 @@ def test_a_stopping_lane_waits_for_no_rate():
 
 
 def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
-    monkeypatch.setattr(retry_lane, "MAX_IN_FLIGHT_BYTES", 3 * retry_lane.ENTRY_BYTES)
+    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 3 * memory_budget.ENTRY_BYTES)
     others = [lease(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
 
     async def main():

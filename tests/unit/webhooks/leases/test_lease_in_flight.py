@@ -11,7 +11,8 @@ import pytest
 from delivery import errors
 from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
-from delivery.webhooks.lanes.retry_lease import LeaseInFlight
+from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
+from delivery.webhooks.leases.lease_triage import RegistryView
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
@@ -31,20 +32,19 @@ class Delivered:
     def __init__(self, snapshot, of, error_class=None, ended=frozenset(), **answer):
         tenants = revalidation.tenant_ids(packed for waits in of.entries for packed in waits.packed)
         known = registries.WholeRegistry("", snapshot)
-        to = asyncio.run(known.destination(of.endpoint_id, tenants))
-        one = LeaseInFlight(of, to, until=0.0, revision=known.revision, registry_max_age_s=MAX_AGE_S, ended=ended)
-        one.begin(NOW_MS)
+        destination = asyncio.run(known.destination(of.endpoint_id, tenants))
+        lease = LeaseInFlight(of, RegistryView(destination, known.revision, MAX_AGE_S), until=0.0, ended=ended)
+        lease.begin(NOW_MS)
         self.sent = []
-        while one.waiting and one.until >= 0.0:
-            made = one.prepare(one.waiting.popleft())
+        while lease.waiting and lease.until >= 0.0:
+            made = lease.prepare(lease.waiting.popleft())
             if made is not None:
                 self.sent.append(made)
                 attempt = Attempt(made.number, NOW_MS, 5.0, None, error_class, **answer)
-                one.record_attempt(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
-        one.finish(NOW_MS)
-        self.report, self.results = one.report(NOW_MS), one.results
-        self.results.outcomes += one.accepted.outcomes
-        self.results.batches += one.accepted.batches
+                lease.record_attempt(made, attempt, now_ms=NOW_MS, rng=fakes.Middle())
+        lease.finish(NOW_MS)
+        self.report, self.results = lease.report.build(NOW_MS), lease.report.results
+        lease.report.move_accepted(self.results)
 
     def written(self):
         rows = sorted(topic_rows.rows(self.results, TOPICS), key=lambda row: row.topic)
@@ -188,7 +188,10 @@ def test_a_retried_batch_is_sent_as_by_the_batch_lane():
     rejecting = b'{"rejected": [{"index": 1, "reason": "no such order"}]}'
     delivered = Delivered(batch_registry(), lease(waiting(*of, attempts=1, history=(FAILED,))), response=rejecting)
     [made] = delivered.sent
-    assert (made.number, [one["id"] for one in orjson.loads(made.delivery.body)]) == (2, [event.event_id for event in of])
+    assert (made.number, [message["id"] for message in orjson.loads(made.delivery.body)]) == (
+        2,
+        [event.event_id for event in of],
+    )
     assert made.delivery.webhook_id.startswith("batch_")
     [letter] = delivered.written()["dead"]
     assert (letter["event_id"], letter["reason"]) == (of[1].event_id, "rejected_by_endpoint")
@@ -249,15 +252,10 @@ def test_an_entry_given_up_does_not_wait_for_the_registry():
 
 
 def test_a_refused_lease_is_requeued_unchanged():
-    one = LeaseInFlight(
-        lease(waiting(retries=2), waiting()),
-        registries.Destination(None, {}),
-        until=0.0,
-        revision=1,
-        registry_max_age_s=MAX_AGE_S,
-    )
-    one.refuse(NOW_MS)
-    report = one.report(NOW_MS)
+    view = RegistryView(registries.Destination(None, {}), 1, MAX_AGE_S)
+    refused = LeaseInFlight(lease(waiting(retries=2), waiting()), view, until=0.0)
+    refused.refuse(NOW_MS)
+    report = refused.report.build(NOW_MS)
     assert (report.blocked, report.failed, [len(back.attempts) for back in report.requeued]) == (None, 0, [0, 0])
     assert [(back.reason, *back.next_attempt) for back in report.requeued] == [
         ("server_error", NOW_MS + 5000, 2),
@@ -318,8 +316,8 @@ def ended_of(*entries):
     """The keys of deliveries that an earlier run has written as accepted."""
     return {
         completed_work.key_of_packed(segment.unpacked(packed), name)
-        for one in entries
-        for packed, name in zip(one.packed, revalidation.subscription_ids(one, range(len(one.packed))), strict=True)
+        for entry in entries
+        for packed, name in zip(entry.packed, revalidation.subscription_ids(entry, range(len(entry.packed))), strict=True)
     }
 
 

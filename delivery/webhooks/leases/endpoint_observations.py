@@ -1,0 +1,54 @@
+"""Collect what the attempts of leases show about endpoints and about our own network. Pure."""
+
+from __future__ import annotations
+
+from delivery.model import Attempt, Endpoint, EndpointId
+from delivery.webhooks.policy import error_classes
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.scheduling import outage
+
+
+class EndpointObservations:
+    """Endpoints that are gone, and endpoints that responded or were unreachable."""
+
+    def __init__(self) -> None:
+        self._gone: set[EndpointId] = set()
+        self._responded: dict[EndpointId, tuple[Endpoint, bool]] = {}
+        """By endpoint: whether it responded."""
+
+    @property
+    def has_gone(self) -> bool:
+        """Return True if `drain_gone` has something to return."""
+        return bool(self._gone)
+
+    def record(
+        self, lease: retry_messages.Lease, entry: retry_messages.RetryEntry, endpoint: Endpoint, attempt: Attempt
+    ) -> None:
+        """Record what the attempt of an entry shows.
+
+        1. The endpoint responded, maybe with 410 Gone. One response outweighs all failures.
+        2. The endpoint was unreachable. All entries here have failed before. So this counts only if the endpoint was reachable
+           before: the lease is no probe, and the entry's last failure was another one. Otherwise ten dead endpoints in an idle
+           micro-batch would pause all lanes.
+        3. Otherwise the attempt shows nothing.
+        """
+        endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class
+        if error_class == error_classes.GONE:
+            self._gone.add(endpoint_id)
+        if error_class is None or attempt.status is not None:
+            self._responded[endpoint_id] = endpoint, True
+        elif (
+            error_class in outage.UNREACHABLE_CLASSES and not lease.is_probe and entry.reason not in outage.UNREACHABLE_CLASSES
+        ):
+            self._responded.setdefault(endpoint_id, (endpoint, False))
+
+    def drain_gone(self) -> frozenset[EndpointId]:
+        """Return the endpoints that responded with 410 Gone since the last call."""
+        gone, self._gone = frozenset(self._gone), set()
+        return gone
+
+    def drain_reachability(self) -> outage.Reachability:
+        """Return the destinations that responded or were unreachable since the last call."""
+        reachability = outage.reachability(self._responded.values())
+        self._responded = {}
+        return reachability

@@ -1,0 +1,68 @@
+"""Share the limits of each endpoint among its leases: requests in flight, rate, and the limits of its host.
+
+The dispatcher of the fast lanes counts requests per queue and task (delivery.webhooks.scheduling.endpoint_queue). Leases
+outlive their task, so they share semaphores. Rates and hosts are shared with the fast lanes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import NamedTuple
+
+from delivery.model import Endpoint, EndpointId
+from delivery.webhooks.scheduling import host_limits, limits
+
+
+class SharedLimits(NamedTuple):
+    """The limits that all leases of one endpoint share."""
+
+    max_in_flight: int
+    slots: asyncio.Semaphore
+    pace: limits.Pace | None
+    """None: the endpoint has no rate limit."""
+    host: host_limits.Host | None
+    """None: the host has no limits."""
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the rate or the host may allow a request; 0 if it may begin now."""
+        wait_s = 0.0 if self.pace is None else self.pace.wait_s(now)
+        if not wait_s and self.host is not None and not self.host.has_room:
+            self.host.count_delay()
+            return host_limits.RECHECK_S
+        return wait_s
+
+    def begin(self, now: float) -> None:
+        """Count a request that begins now."""
+        if self.pace is not None:
+            self.pace.consume(now)
+        if self.host is not None:
+            self.host.enter()
+
+    def end(self) -> None:
+        """Count a request that has ended."""
+        if self.host is not None:
+            self.host.leave()
+
+
+class EndpointSlots:
+    """The limits of all endpoints to which one worker sends leases. `paces` and `known_hosts` belong to all of its lanes."""
+
+    def __init__(self, bounds: limits.Limits, paces: limits.Paces, known_hosts: host_limits.Hosts) -> None:
+        self._bounds = bounds
+        self._paces = paces
+        self._hosts = known_hosts
+        self._slots: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
+
+    def set_bounds(self, bounds: limits.Limits) -> None:
+        """Replace the limits. A lease in flight keeps the former ones."""
+        self._bounds = bounds
+
+    def limits_of(self, endpoint: Endpoint) -> SharedLimits:
+        """Return the limits of an endpoint. Leases in flight at once get the same semaphore while the limit is unchanged."""
+        most = self._bounds.in_flight_to(endpoint)
+        key = (endpoint.endpoint_id, most)
+        slots = self._slots.get(key)
+        if slots is None:
+            slots = self._slots[key] = asyncio.Semaphore(most)
+        return SharedLimits(most, slots, self._bounds.pace_to(endpoint, self._paces), self._hosts.host_of(endpoint.url))

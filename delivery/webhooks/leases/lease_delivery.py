@@ -1,0 +1,52 @@
+"""Restore a delivery or a batch from an entry of a lease, by the present registry. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from delivery.model import Delivery, DeliveryMode, Endpoint, Scope, Subscription
+from delivery.webhooks.batching import segment
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries, revalidation
+from delivery.webhooks.sending import batch_payload, payload
+from delivery.webhooks.sending.batch_payload import BatchDelivery
+
+
+def mode(entry: retry_messages.RetryEntry) -> DeliveryMode:
+    """Return the delivery mode in which an entry is sent."""
+    return DeliveryMode.DIRECT if entry.left_by is None else DeliveryMode.BATCH
+
+
+def without_body(
+    lease: retry_messages.Lease,
+    entry: retry_messages.RetryEntry,
+    places: Sequence[int],
+    destination: registries.Destination,
+) -> Delivery | BatchDelivery:
+    """Return the events of an entry at these places as a delivery or batch, without a body.
+
+    Raises an error of the event's decoder if an event is unreadable.
+    """
+    endpoint = destination.endpoint
+    if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs
+        endpoint = Endpoint(endpoint_id=lease.endpoint_id, customer_id=lease.customer_id, url="", mode=mode(entry))
+    events = [segment.unpacked(entry.packed[place]) for place in places]
+    subscription_ids = revalidation.subscription_ids(entry, places)
+    if entry.left_by is not None:
+        webhook_id = batch_payload.webhook_id(lease.endpoint_id, events, subscription_ids)
+        return BatchDelivery(endpoint, webhook_id, b"", b"", b"", events, subscription_ids, entry.left_by)
+    [subscription_id] = subscription_ids
+    subscription = destination.subscriptions.get(subscription_id)
+    if subscription is None:
+        subscription = Subscription(
+            subscription_id=subscription_id, endpoint_id=lease.endpoint_id, event_type="", scope=Scope()
+        )
+    return Delivery(events[0].event(), subscription, endpoint, payload.webhook_id(events[0], subscription_id), b"")
+
+
+def with_body(delivery: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
+    """Return a delivery or batch with its request body, as its endpoint wants it."""
+    if isinstance(delivery, BatchDelivery):
+        return batch_payload.with_content(delivery)
+    content = payload.content(delivery.event, delivery.endpoint.content_mode)
+    return delivery._replace(body=content.body, content_headers=content.headers)

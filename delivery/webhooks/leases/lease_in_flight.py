@@ -1,0 +1,203 @@
+"""Carry a lease from its triage to its report.
+
+No I/O: the registry's destination, the attempts and `now_ms` are passed in. delivery.webhooks.leases.lease_triage decides;
+delivery.webhooks.leases.lease_runner attempts the waiting entries.
+
+    begin ─┬─► skipped, given up or accepted earlier: ended
+           ├─► endpoint paused or registry behind: requeued
+           └─► waiting ─► prepare ─► record_attempt ─┬─► ended
+                     │                               └─► requeued, by its schedule
+                     └─► no time left: requeued by finish
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from delivery import errors
+from delivery.model import Attempt, Delivery, Endpoint, NextAttempt, Outcome, OutcomeKind
+from delivery.webhooks.leases import lease_delivery, lease_triage
+from delivery.webhooks.leases.lease_report import LeaseReport
+from delivery.webhooks.policy import backoff
+from delivery.webhooks.results import completed_work
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import intake
+from delivery.webhooks.sending.batch_payload import BatchDelivery
+
+log = logging.getLogger(__name__)
+
+DEFER_FAULTY_S = 300.0
+"""Seconds until an entry is retried that met a fault in our own code."""
+
+
+class Prepared(NamedTuple):
+    """An entry, ready to be sent."""
+
+    place: int
+    delivery: Delivery | BatchDelivery
+    number: int
+    """Number of the attempt, over all lanes."""
+    timeout_s: float | None
+    skipped: lease_triage.Parts
+    """Events of a batch that are left out. They are recorded only when the batch ends, because it may be requeued whole."""
+
+
+class LeaseInFlight:
+    """A lease whose entries are attempted: which entries wait, and until when they may begin.
+
+    `ended` has the deliveries that an earlier run of the micro-batch has completed.
+    """
+
+    __slots__ = ("_ended", "_view", "message", "report", "until", "waiting")
+
+    def __init__(
+        self,
+        lease: retry_messages.Lease,
+        view: lease_triage.RegistryView,
+        *,
+        until: float,
+        ended: completed_work.CompletedKeys = frozenset(),
+    ) -> None:
+        self.message = lease
+        """The lease as its shard wrote it."""
+        self._view = view
+        self._ended = ended
+        self.until = until
+        """When the last attempt may begin, in seconds of the caller's clock."""
+        self.waiting: collections.deque[int] = collections.deque()
+        """Places of the entries that are still to be attempted."""
+        self.report = LeaseReport(lease, view.destination)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Return the endpoint of the waiting entries."""
+        endpoint = self._view.destination.endpoint
+        assert endpoint is not None, "what goes to no endpoint is skipped"  # noqa: S101
+        return endpoint
+
+    def begin(self, now_ms: int) -> None:
+        """Apply the triage to each entry: see lease_triage.triage."""
+        self.report.pause_reason, decisions = lease_triage.triage(self.message, self._view, self._ended, now_ms)
+        for place, decision in enumerate(decisions):
+            match decision:
+                case lease_triage.ToAttempt():
+                    self.waiting.append(place)
+                case lease_triage.ToRequeue(next_attempt, reason):
+                    self.report.requeue(place, next_attempt, reason)
+                    self._stop_if_ordered()
+                case lease_triage.WasDelivered(skipped):
+                    self.report.accept(self.message.entries[place], skipped)
+                case lease_triage.ToEnd(parts):
+                    self._end(place, parts, now_ms)
+
+    def refuse(self, now_ms: int) -> None:
+        """Requeue all entries unattempted: this worker has no memory for them."""
+        at_ms = now_ms + round(backoff.LOCAL_WAIT_S * 1000)
+        for place, entry in enumerate(self.message.entries):
+            self.report.requeue(place, NextAttempt(at_ms, entry.retries))
+
+    def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
+        """Requeue an entry that met a fault of ours, such as unreadable events, much later. The other entries go on."""
+        log.error(
+            "an unforeseen error in one retry entry; it is retried in %.0f s",
+            DEFER_FAULTY_S,
+            exc_info=fault,
+            extra={"endpoint_id": self.message.endpoint_id},
+        )
+        # Counts as an attempt that failed by our own fault. Without an attempt, the entry would stay first in line.
+        entry = self.message.entries[place]
+        attempt = Attempt(
+            entry.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the worker's log"
+        )
+        next_attempt = NextAttempt(now_ms + round(DEFER_FAULTY_S * 1000), entry.retries)
+        self.report.requeue(place, next_attempt, intake.UNFORESEEN, (attempt,))
+        self._stop_if_ordered()
+
+    def stop(self) -> None:
+        """Begin no more attempts."""
+        self.until = float("-inf")
+
+    def prepare(self, place: int) -> Prepared | None:
+        """Return an entry ready to be sent. Return None if its content cannot be built, and record its dead letter."""
+        entry, destination = self.message.entries[place], self._view.destination
+        # Split again: the parts of all waiting entries would take more memory than the bound of the lane counts.
+        skipped = lease_triage.parts(self.message, entry, destination)
+        delivery = lease_delivery.without_body(self.message, entry, skipped.pop(None), destination)
+        try:
+            delivery = lease_delivery.with_body(delivery)
+        except Exception:  # as in the batch lane
+            log.exception(
+                "an unforeseen error in the content of one retry entry; it becomes a dead letter",
+                extra={"endpoint_id": self.message.endpoint_id},
+            )
+            self.report.record(
+                entry, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=entry.history)
+            )
+            self.report.skip_all(entry, skipped)
+            return None
+        return Prepared(place, delivery, entry.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
+
+    def record_attempt(self, prepared: Prepared, attempt: Attempt, *, now_ms: int, rng: random.Random) -> None:
+        """Record the result of an attempt: see lease_triage.settle.
+
+        After a failed attempt no further entry of an ordered lease is attempted.
+        """
+        entry, error_class = self.message.entries[prepared.place], attempt.error_class
+        settled = lease_triage.settle(entry, self.endpoint, attempt, now_ms=now_ms, rng=rng)
+        if error_class is None:
+            self.report.accept(entry, prepared.skipped)
+        else:
+            self.report.count_failure(settled, attempt.retry_after_s)
+            self._stop_if_ordered()
+            if settled.next_attempt is not None:
+                self.report.requeue(prepared.place, settled.next_attempt, error_class, (attempt,))
+            else:
+                self.report.skip_all(entry, prepared.skipped)
+        outcome = Outcome(prepared.delivery, settled.kind, (attempt,), error_class, settled.next_attempt, entry.history)
+        self.report.record(entry, outcome)
+
+    def finish(self, now_ms: int) -> None:
+        """Requeue every entry that was not attempted.
+
+        Time ran out, the worker stops, or an earlier entry of its order key was requeued.
+        """
+        for place in self.waiting:
+            self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))
+
+    def _stop_if_ordered(self) -> None:
+        if self.message.order_key is not None:
+            self.stop()
+
+    def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> None:
+        """End an entry without an attempt: skip its events, or record their dead letter.
+
+        An unreadable entry is retried much later. If it is given up, its events go to the rejected topic.
+        """
+        entry, lease = self.message.entries[place], self.message
+        for reason, places in parts.items():
+            try:
+                if reason is None:
+                    self.report.give_up(entry, places)
+                else:
+                    self.report.skip(entry, places, reason)
+            except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
+                if lease.number:
+                    self.defer_faulty(place, fault, now_ms)
+                    break
+                self._quarantine(entry, places, fault)
+
+    def _quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
+        """Pass the stored events of an entry to the operator.
+
+        The entry was given up and cannot have a dead letter. This is its only copy.
+        """
+        log.error(
+            "a retry entry that was given up cannot be read; its events go to the rejected topic",
+            exc_info=fault,
+            extra={"endpoint_id": self.message.endpoint_id},
+        )
+        self.report.quarantine(entry, places, fault)

@@ -1,0 +1,144 @@
+"""Collect the results of one lease, and build its report. Pure.
+
+Accepted deliveries may leave before the report: a further run of the micro-batch leaves them out. All other results leave with
+the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from delivery.model import Attempt, Delivery, NextAttempt, Outcome, OutcomeKind, Record, SkipReason
+from delivery.webhooks.leases import lease_delivery
+from delivery.webhooks.leases.lease_triage import Disposition, Parts
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import intake, registries, revalidation
+from delivery.webhooks.sending import batch_payload
+from delivery.webhooks.sending.batch_payload import BatchDelivery
+
+NO_TOPIC = "(retry lane)"
+"""Topic of quarantined records, which come from no topic. Kafka allows no topic of this name."""
+
+
+class LeaseReport:
+    """The results of one lease so far."""
+
+    __slots__ = (
+        "_accepted",
+        "_delivered",
+        "_destination",
+        "_failed",
+        "_lease",
+        "_refused",
+        "_requeued",
+        "_retry_after_s",
+        "pause_reason",
+        "results",
+    )
+
+    def __init__(self, lease: retry_messages.Lease, destination: registries.Destination) -> None:
+        self._lease = lease
+        self._destination = destination
+        self.results = Results()
+        """Results that leave with the report."""
+        self.pause_reason: str | None = None
+        """Why nothing of the lease was attempted. None: something was, or may be."""
+        self._accepted = Results()
+        self._requeued: list[retry_messages.Requeue] = []
+        self._delivered = self._failed = self._refused = 0
+        self._retry_after_s: float | None = None
+
+    @property
+    def has_accepted(self) -> bool:
+        """Return True if `move_accepted` has something to move."""
+        return bool(self._accepted.outcomes or self._accepted.batches)
+
+    def move_accepted(self, into: Results) -> None:
+        """Move the accepted deliveries since the last call to `into`."""
+        into.outcomes += self._accepted.outcomes
+        into.batches += self._accepted.batches
+        self._accepted.outcomes.clear()
+        self._accepted.batches.clear()
+
+    def requeue(
+        self, place: int, next_attempt: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
+    ) -> None:
+        """Add an entry that waits again. `reason` None: it waits for the same reason as before."""
+        kept = tuple(map(retry_messages.shortened, attempts))
+        self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
+
+    def count_failure(self, disposition: Disposition, retry_after_s: float | None) -> None:
+        """Count a failed attempt, whose response asked to wait for `retry_after_s`."""
+        self._failed += disposition.is_unhealthy
+        self._refused += disposition.is_refusal
+        if retry_after_s is not None:
+            self._retry_after_s = max(retry_after_s, self._retry_after_s or 0.0)
+
+    def accept(self, entry: retry_messages.RetryEntry, skipped: Parts) -> None:
+        """Count an entry that the endpoint accepted, and record its skipped events."""
+        self._delivered += 1
+        self.skip_all(entry, skipped)
+
+    def skip_all(self, entry: retry_messages.RetryEntry, skipped: Parts) -> None:
+        """Record the skipped events of an entry, by reason."""
+        for reason, places in skipped.items():
+            self.skip(entry, places, reason)
+
+    def skip(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> None:
+        """Record the events of an entry at these places as skipped."""
+        self.record(entry, Outcome(self._delivery(entry, places), OutcomeKind.SKIPPED, reason=reason))
+
+    def give_up(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> None:
+        """Record a dead letter of the events at these places, for the reason for which the lease is given up."""
+        reason = self._lease.given_up
+        self.record(
+            entry, Outcome(self._delivery(entry, places), OutcomeKind.DEAD_LETTERED, reason=reason, earlier=entry.history)
+        )
+
+    def quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
+        """Record the unreadable events of an entry for the rejected topic. They cannot have a dead letter."""
+        for place in places:
+            detail = (
+                f"waited for endpoint {self._lease.endpoint_id} of customer {self._lease.customer_id}, by subscription "
+                f"{revalidation.subscription_ids(entry, [place])[0]}; {self._lease.given_up}; {type(fault).__name__}, see the "
+                "worker's log"
+            )
+            record = Record(NO_TOPIC, -1, -1, entry.since_ms, entry.packed[place])
+            self.results.rejections.append(
+                intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
+            )
+
+    def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
+        """Record the outcome of an entry in this lease, without its body."""
+        outcome = outcome._replace(replay=entry.replay)
+        is_accepted = outcome.kind is OutcomeKind.DELIVERED
+        if isinstance(outcome.delivery, BatchDelivery):
+            batch = batch_payload.batch_outcome(outcome)
+            into = self._accepted if is_accepted and not batch.rejected else self.results
+            into.batches.append(batch)
+        else:
+            into = self._accepted if is_accepted else self.results
+            into.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
+
+    def build(self, now_ms: int) -> retry_messages.Report:
+        """Return the report of the lease."""
+        lease = self._lease
+        return retry_messages.Report(
+            endpoint_id=lease.endpoint_id,
+            customer_id=lease.customer_id,
+            order_key=lease.order_key,
+            lease=lease.number,
+            delivered=self._delivered,
+            failed=self._failed,
+            refused=self._refused,
+            blocked=self.pause_reason,
+            retry_after_s=self._retry_after_s,
+            requeued=sorted(self._requeued, key=lambda requeue: requeue.place),
+            entries=len(lease.entries),
+            at_ms=now_ms,
+        )
+
+    def _delivery(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> Delivery | BatchDelivery:
+        return lease_delivery.without_body(self._lease, entry, places, self._destination)

@@ -1,0 +1,107 @@
+"""Attempt the waiting entries of leases, within the limits of the worker, the endpoint and its host.
+
+Each entry of a lease is attempted at most once, so the dispatcher's quick retries and timeouts do not apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from delivery.model import Attempt, Sendable
+from delivery.webhooks.leases import endpoint_slots
+from delivery.webhooks.leases.endpoint_observations import EndpointObservations
+from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
+from delivery.webhooks.scheduling import host_limits, limits
+
+
+class Sender(Protocol):
+    """Send one attempt. Implemented by delivery.webhooks.sending.sender.Sender."""
+
+    async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt: ...
+
+
+class LeaseRunner:
+    """Attempt the entries of all leases of one worker. Not safe between threads.
+
+    `clock` is monotonic, in seconds; `now_ms` returns milliseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        bounds: limits.Limits,
+        *,
+        paces: limits.Paces,
+        known_hosts: host_limits.Hosts,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+        rng: random.Random,
+    ) -> None:
+        self._sender = sender
+        self._slots = asyncio.Semaphore(bounds.max_in_flight)
+        self._endpoint_slots = endpoint_slots.EndpointSlots(bounds, paces, known_hosts)
+        self._clock = clock
+        self._now_ms = now_ms
+        self._rng = rng
+        self._stopping = asyncio.Event()
+        self._in_flight = self._most_in_flight = 0
+        self.observations = EndpointObservations()
+
+    def set_bounds(self, bounds: limits.Limits) -> None:
+        """Replace the limits of endpoints by this worker's share of `bounds`. A lease in flight keeps the former ones."""
+        self._endpoint_slots.set_bounds(bounds)
+
+    def drain_most_in_flight(self) -> int:
+        """Return the maximum of requests in flight at once since the last call."""
+        most, self._most_in_flight = self._most_in_flight, self._in_flight
+        return most
+
+    def stop(self) -> None:
+        """End all waits for a rate or a host. The caller stops the leases."""
+        self._stopping.set()
+
+    async def attempt_all(self, lease: LeaseInFlight) -> None:
+        """Attempt all waiting entries: in parallel up to the endpoint's limit, or one after the other if they are ordered."""
+        shared = self._endpoint_slots.limits_of(lease.endpoint)
+        runners = 1 if lease.message.order_key is not None else min(shared.max_in_flight, len(lease.waiting))
+        async with asyncio.TaskGroup() as together:
+            for _ in range(runners):
+                together.create_task(self._run(lease, shared))
+
+    async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
+        """Attempt one entry after another. An entry that waits for its rate or host holds no slot of the worker."""
+        while lease.waiting:
+            async with shared.slots, self._slots:
+                now = self._clock()
+                if now > lease.until or not lease.waiting:
+                    return
+                wait_s = shared.wait_s(now)
+                if not wait_s:
+                    shared.begin(now)
+                    self._in_flight += 1
+                    self._most_in_flight = max(self._most_in_flight, self._in_flight)
+                    try:
+                        await self._attempt(lease, lease.waiting.popleft())
+                    finally:
+                        self._in_flight -= 1
+                        shared.end()
+                    continue
+            if now + wait_s > lease.until:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+
+    async def _attempt(self, lease: LeaseInFlight, place: int) -> None:
+        try:
+            prepared = lease.prepare(place)
+            if prepared is None:
+                return
+            attempt = await self._sender.attempt(prepared.delivery, prepared.number, prepared.timeout_s)
+            self.observations.record(lease.message, lease.message.entries[place], lease.endpoint, attempt)
+            lease.record_attempt(prepared, attempt, now_ms=self._now_ms(), rng=self._rng)
+        except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
+            lease.defer_faulty(place, fault, self._now_ms())

@@ -1,0 +1,198 @@
+"""Decide what happens to each entry of a lease: before its attempt, and after it.
+
+Pure: the registry's destination, the completed-work log, the attempt and `now_ms` are passed in.
+
+    triage ─┬─► ToRequeue: endpoint paused, or registry behind
+            ├─► WasDelivered: by an earlier run of the micro-batch
+            ├─► ToEnd: skipped, or a dead letter
+            └─► ToAttempt ─► attempt ─► settle ─► delivered, postponed or a dead letter
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from delivery.model import Attempt, Endpoint, EndpointStatus, NextAttempt, OutcomeKind, Revision, SkipReason
+from delivery.webhooks.batching import segment
+from delivery.webhooks.leases import lease_delivery
+from delivery.webhooks.policy import backoff, retry_reasons
+from delivery.webhooks.results import completed_work
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries, revalidation
+from delivery.webhooks.scheduling import circuit_breaker
+
+_MISSING = frozenset({SkipReason.ENDPOINT_DELETED, SkipReason.SUBSCRIPTION_DELETED, SkipReason.TENANT_DELETED})
+_PAUSE_REASONS = {
+    EndpointStatus.PAUSED: retry_reasons.ENDPOINT_PAUSED,
+    EndpointStatus.DISABLED: retry_reasons.ENDPOINT_DISABLED,
+}
+Parts = Mapping[SkipReason | None, Sequence[int]]
+"""Places of an entry's events by SkipReason. None: the events that the registry still allows to be sent."""
+
+
+class RegistryView(NamedTuple):
+    """The registry of a worker, as one lease sees it."""
+
+    destination: registries.Destination
+    revision: Revision
+    """The destination includes every change of the registry up to this revision."""
+    max_age_s: float
+    """Seconds. The destination includes every change of the registry that is older than this."""
+
+
+class ToAttempt(NamedTuple):
+    """The entry is attempted."""
+
+
+class ToRequeue(NamedTuple):
+    """The entry waits again, without an attempt."""
+
+    next_attempt: NextAttempt
+    reason: str
+
+
+class WasDelivered(NamedTuple):
+    """The endpoint accepted the entry in an earlier run of the micro-batch. The skipped events have no outcome yet."""
+
+    skipped: Parts
+
+
+class ToEnd(NamedTuple):
+    """The entry ends without an attempt. Under a SkipReason its events are skipped; under None they become a dead letter."""
+
+    parts: Parts
+
+
+Decision = ToAttempt | ToRequeue | WasDelivered | ToEnd
+TO_ATTEMPT = ToAttempt()
+
+
+class Triage(NamedTuple):
+    """The decisions about a lease before its attempts."""
+
+    pause_reason: str | None
+    """Why nothing of the lease is attempted, such as `endpoint_paused`. None: each entry has its own decision."""
+    decisions: Iterator[Decision]
+    """One decision per entry, in the order of the entries. Each is made when the caller asks for it."""
+
+
+class Disposition(NamedTuple):
+    """The decision about an entry after its attempt."""
+
+    kind: OutcomeKind
+    next_attempt: NextAttempt | None
+    """Set if the entry is postponed."""
+    is_unhealthy: bool
+    """Whether the failure shows that the endpoint is unhealthy."""
+    is_refusal: bool
+    """Whether a healthy endpoint refused the entry."""
+
+
+def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
+    """Return the decision about each entry of a lease.
+
+    1. The endpoint is quarantined, paused or disabled, and the lease is not given up: all entries are requeued.
+    2. The entry's endpoint, subscriptions or tenants are missing in this worker's registry, which may be older than the
+       entry: requeued.
+    3. Missing otherwise means deleted. The entry is skipped, as it is for a paused or quarantined subscription.
+    4. The lease is given up: a dead letter.
+    5. The entry was accepted in an earlier run of the micro-batch (`ended`): delivered.
+    6. Otherwise it is attempted.
+    """
+    reason = _pause_reason(lease, view.destination.endpoint)
+    if reason is not None:
+        return Triage(reason, (ToRequeue(NextAttempt(entry.again_at_ms, entry.retries), reason) for entry in lease.entries))
+    return Triage(None, (_decision(lease, entry, view, ended, now_ms) for entry in lease.entries))
+
+
+def settle(
+    entry: retry_messages.RetryEntry, endpoint: Endpoint, attempt: Attempt, *, now_ms: int, rng: random.Random
+) -> Disposition:
+    """Return the decision about an attempted entry.
+
+    1. Accepted: delivered.
+    2. Failed: postponed by the endpoint's schedule.
+    3. Failed, and nothing is left of the schedule or of the entry's time: a dead letter.
+    """
+    error_class = attempt.error_class
+    if error_class is None:
+        return Disposition(OutcomeKind.DELIVERED, None, is_unhealthy=False, is_refusal=False)
+    next_attempt = backoff.next_attempt(
+        endpoint.retrying,
+        error_class,
+        entry.retries,
+        now_ms=now_ms,
+        expires_ms=entry.expires_ms,
+        retry_after_s=attempt.retry_after_s,
+        rng=rng,
+    )
+    kind = OutcomeKind.DEAD_LETTERED if next_attempt is None else OutcomeKind.POSTPONED
+    return Disposition(
+        kind,
+        next_attempt,
+        is_unhealthy=error_class in circuit_breaker.UNHEALTHY,
+        is_refusal=error_class in circuit_breaker.REFUSED,
+    )
+
+
+def parts(
+    lease: retry_messages.Lease, entry: retry_messages.RetryEntry, destination: registries.Destination
+) -> dict[SkipReason | None, Sequence[int]]:
+    """Return the places of an entry's events by SkipReason. Under None: the events to send."""
+    mode = lease_delivery.mode(entry)
+    return revalidation.split_by_eligibility(entry, lease.endpoint_id, lease.customer_id, mode, destination)
+
+
+def _decision(
+    lease: retry_messages.Lease,
+    entry: retry_messages.RetryEntry,
+    view: RegistryView,
+    ended: completed_work.CompletedKeys,
+    now_ms: int,
+) -> Decision:
+    found = parts(lease, entry, view.destination)
+    if lease.number and not _MISSING.isdisjoint(found) and _may_be_newer(entry, view, now_ms):
+        return _wait_for_registry(entry, now_ms)
+    if None not in found or lease.given_up is not None:
+        return ToEnd(found)
+    if not _was_accepted(entry, found[None], ended):
+        return TO_ATTEMPT
+    return WasDelivered({reason: places for reason, places in found.items() if reason is not None})
+
+
+def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str | None:
+    """Return the reason for which nothing of a lease is attempted, or None.
+
+    A lease that is given up is not sent, so the endpoint's status does not matter. An endpoint of another customer is a
+    deleted endpoint.
+    """
+    if endpoint is None or not lease.number or endpoint.customer_id != lease.customer_id:
+        return None
+    return retry_reasons.ENDPOINT_QUARANTINED if endpoint.fault else _PAUSE_REASONS.get(endpoint.status)
+
+
+def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: int) -> bool:
+    """Return True if the entry may be due by a newer registry than this one.
+
+    This holds for `max_age_s` only, even if the registry was restored from a backup.
+    """
+    return entry.revision > view.revision and now_ms - entry.since_ms < view.max_age_s * 1000
+
+
+def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
+    """Requeue an entry. Its wait is the time since it entered the lane, within bounds."""
+    wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
+    return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
+
+
+def _was_accepted(entry: retry_messages.RetryEntry, places: Sequence[int], ended: completed_work.CompletedKeys) -> bool:
+    """Return True if all events at these places were accepted. If only some were, the whole batch is sent again."""
+    if not ended or entry.replay is not None:
+        return False
+    keys = (
+        completed_work.key_of_packed(segment.unpacked(entry.packed[place]), subscription_id)
+        for place, subscription_id in zip(places, revalidation.subscription_ids(entry, places), strict=True)
+    )
+    return all(key in ended for key in keys)

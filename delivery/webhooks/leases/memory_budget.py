@@ -1,0 +1,54 @@
+"""Bound the memory that the leases in flight take in one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from delivery.webhooks.retries import retry_messages
+
+MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
+"""Bytes of leases in flight in one worker. A lease beyond this bound is requeued unattempted, unless others end in time."""
+ENTRY_BYTES = 2048
+"""Bytes of memory that an entry takes besides its events."""
+
+
+class MemoryBudget:
+    """The bytes of the leases in flight. A single lease always fits."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._is_exhausted = False
+
+    def has_room(self, lease: retry_messages.Lease) -> bool:
+        """Return True if the lease fits."""
+        return not self._used or self._used + _weight(lease) <= MAX_IN_FLIGHT_BYTES
+
+    async def wait_for_room(self, lease: retry_messages.Lease, wait_for_any: Callable[[], Awaitable[bool]]) -> bool:
+        """Wait for memory as long as leases end; return True if the lease fits.
+
+        `wait_for_any` waits for the end of any lease in flight, and returns False if none has ended in time. After that, no
+        lease waits again in the same task.
+        """
+        while not self.has_room(lease):
+            if self._is_exhausted:
+                return False
+            self._is_exhausted = not await wait_for_any()
+        return True
+
+    def finish_task(self) -> None:
+        """Let the next task wait for memory again."""
+        self._is_exhausted = False
+
+    def reserve(self, lease: retry_messages.Lease) -> int:
+        """Count the bytes of a lease that begins; return their number, for `release`."""
+        weight = _weight(lease)
+        self._used += weight
+        return weight
+
+    def release(self, weight: int) -> None:
+        """Release the bytes of a lease that has ended."""
+        self._used -= weight
+
+
+def _weight(lease: retry_messages.Lease) -> int:
+    return sum(entry.size + ENTRY_BYTES for entry in lease.entries)
