@@ -1,5 +1,5 @@
 """The lanes without Spark, and the worker process that runs them.
 
-In: records, batches or leases of a task. Out: results. Runs in the executors, on the event loop of a worker. `worker_plan` is
-made on the driver.
+In: records, batches or leases of a Spark task. Out: results. Runs in the executors, on the event loop of a worker.
+`worker_plan` is made on the driver.
 """

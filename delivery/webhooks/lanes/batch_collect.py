@@ -1,8 +1,12 @@
 """Collect the events that are due in batches: records in, segments by shard out. The batch lane's part before the shuffle.
 
-One endpoint may have most of the load. If a task's micro-batch fills a whole batch of an endpoint, that batch needs no state.
-It goes to a shard of its own, so that no single task has all the work of one endpoint. The rest goes to the shard that owns the
-endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does not wait for earlier events.
+A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. A segment is a value with events for
+one shard.
+
+One endpoint may have most of the load. If the records of a task fill a whole batch of an endpoint, that batch needs no state.
+It goes to a shard by its number, so that no single task has all the work of one endpoint. Other events go to the shard that
+owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does not wait for earlier
+events.
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ _owner_shard = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
 class Row(NamedTuple):
-    """A segment of one shard, as it is shuffled."""
+    """A segment for one shard, as Spark shuffles it."""
 
     shard: int
     segment: bytes
 
 
 class _Due(NamedTuple):
-    """The matches of one event: those to collect, and those that are skipped."""
+    """The matches of one event: those to collect in batches, and the outcomes of those that are skipped."""
 
     item: segment.Item
     collected: list[matching.Match]
@@ -40,17 +44,17 @@ class _Due(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """The segments and results of some records."""
+    """The segments and the results of some records."""
 
     rows: list[Row] = field(default_factory=list)
     results: Results = field(default_factory=Results)
 
 
 class Collector:
-    """Collect the records of one micro-batch partition. Used once.
+    """Collect the records of one Spark partition of a micro-batch. Used once.
 
-    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. The records arrived by
-    `now_ms`. An endpoint whose `max_wait_s` is at most `immediate_flush_s` is marked for immediate flush.
+    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. No arrival is later than
+    `now_ms`. Events of an endpoint whose `max_wait_s` is at most `immediate_flush_s` are marked for immediate flush.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Collector:
         self._immediate_flush_ms = immediate_flush_s * 1000
         self._open: dict[EndpointId, segment.PendingBatch] = {}
         self._batch_counts: collections.Counter[EndpointId] = collections.Counter()
-        """Number of full batches per endpoint."""
+        """Number of full batches so far, by endpoint."""
         self._closed: dict[int, list[segment.PendingBatch]] = {}
         self._closed_size = 0
 
@@ -86,7 +90,7 @@ class Collector:
         return collected
 
     def finish(self) -> Collected:
-        """Return the remaining segments, and the receipts."""
+        """Return the segments of all remaining events, and the offset receipts of all records."""
         batches = self._closed
         for endpoint_id, batch in self._open.items():
             if batch.items:
@@ -104,7 +108,7 @@ class Collector:
             self._close_batch(batch, endpoint)
 
     def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
-        """Close a full batch; return the next one of its endpoint."""
+        """Mark a batch as full, and give it to a shard by its number. Return the endpoint's next, empty batch."""
         endpoint_id = endpoint.endpoint_id
         batch.mark = segment.Mark.FULL
         shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])

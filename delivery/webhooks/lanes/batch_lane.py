@@ -1,7 +1,8 @@
 """Deliver batches that have left their shards, by the current registry.
 
-URL, secrets, authentication, headers, content mode and compression are those of the current registry, however long the events
-have waited. The current registry also decides whether the endpoint and its subscriptions exist and are active.
+A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. URL, secrets, authentication,
+headers, content mode and compression are those of the current registry, however long the events have waited. The current
+registry also decides whether the endpoint and its subscriptions exist and are active.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery, BatchOutcome
 log = logging.getLogger(__name__)
 
 MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
-"""Bytes of bodies in one worker that wait for a slot or a response. Beyond this bound, no further batch is built."""
+"""Most bytes of bodies in one worker that wait for a slot or a response. Beyond this bound, no further body is built."""
 BYTES_BETWEEN_IO = 128 * 1024
-"""Bytes of batches after which the lane yields to the event loop: about a millisecond of building bodies, while responses wait
-to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop polls the kernel each time."""
+"""Bytes of batches after which the lane yields to the event loop. Building these bodies takes about a millisecond, in which
+responses wait to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop polls the kernel each
+time."""
 REQUEST_COUNTS_BYTES = 4 * 1024
-"""Bytes that a request counts besides its events."""
+"""Bytes that a batch counts towards BYTES_BETWEEN_IO besides its events."""
 
 
 class BatchLane:
-    """Deliver the batches of one micro-batch partition as they are read. Used once.
+    """Deliver the batches of one Spark partition of a micro-batch, as they are read. Used once.
 
-    Each event of a batch is skipped, delivered, dead-lettered or deferred. `submit`, `drain` and `finish` return each result
-    once. Events in `ended` were completed by an earlier run of the micro-batch, and are left out.
+    Each event of a batch is skipped, delivered, dead-lettered or deferred to the retry lane. `submit`, `drain` and `finish`
+    return each result once. Events in `ended` were completed by an earlier run of the micro-batch, and are left out.
     """
 
     def __init__(
@@ -52,17 +54,17 @@ class BatchLane:
         self._unsettled_bytes = 0
 
     async def submit(self, written: Iterable[bytes]) -> Results:
-        """Begin to deliver batches in the shards' encoding; return the results so far."""
+        """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results so far."""
         since_io = 0
-        for one in written:
-            batch = segment.decoded_batch(one)
+        for encoded in written:
+            batch = segment.decoded_batch(encoded)
             destination = await self._registry.destination(batch.endpoint_id, revalidation.tenant_ids(batch.packed))
             parts = revalidation.split_by_eligibility(
                 batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination
             )
             for reason, places in parts.items():
                 self._begin(batch, destination.endpoint, reason, places)
-            since_io += len(one) + REQUEST_COUNTS_BYTES
+            since_io += len(encoded) + REQUEST_COUNTS_BYTES
             if since_io > BYTES_BETWEEN_IO:
                 since_io = 0
                 await self._dispatcher.wait_for_room()
@@ -73,33 +75,35 @@ class BatchLane:
         return self.drain()
 
     def drain(self) -> Results:
-        """Return the outcomes since the last call of any method."""
+        """Return the outcomes since the last call of `submit`, `drain` or `finish`."""
         self._collect_outcomes()
         return Results(batches=self._drained())
 
     async def finish(self) -> Results:
-        """Wait for all attempts in flight; return the remaining results."""
+        """Wait until each batch has its outcome; return the remaining results."""
         await self._dispatcher.finish()
         self._collect_outcomes()
         return final_results(self._dispatcher, batches=self._drained())
 
     def abandon(self) -> None:
-        """Stop sending: the task no longer reads the results."""
+        """Send nothing more. Called when the task no longer reads the results."""
         self._dispatcher.abandon()
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: Sequence[int]) -> None:
-        """Send the events of a batch at `places`, or skip or defer them."""
+        """Send the events at `places` of a batch in one request; or skip these events for `reason`, or defer them."""
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
         through = revalidation.subscription_ids(batch, places)
         if self._ended_before:
             due = [
-                one for one in zip(events, through, strict=True) if completed_work.key_of_packed(*one) not in self._ended_before
+                (event, name)
+                for event, name in zip(events, through, strict=True)
+                if completed_work.key_of_packed(event, name) not in self._ended_before
             ]
             if not due:
                 return
             events, through = [event for event, _ in due], [name for _, name in due]
-        # A deleted endpoint keeps the ids that the log needs.
+        # Of a deleted endpoint only the ids are known, which the attempts topic needs.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:

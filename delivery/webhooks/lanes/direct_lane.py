@@ -1,4 +1,4 @@
-"""Parse, route and deliver Kafka records: the direct lane without Spark."""
+"""Parse, route and deliver Kafka records: the direct lane without Spark. Runs in the event loop of a worker."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload
 
 RECORDS_BETWEEN_IO = 32
-"""Records after which the lane yields to the event loop: about a millisecond of parsing, while responses wait to be read."""
+"""Records after which the lane yields to the event loop. Parsing so many takes about a millisecond, while responses wait."""
 
 
 class _Due(NamedTuple):
-    """The deliveries of one event to attempt, and the outcomes of the others."""
+    """The due deliveries of one event: those to attempt, and the outcomes of those that are skipped or deferred."""
 
     deliveries: list[Delivery]
     ended: list[Outcome[Delivery]]
 
 
 class DirectLane:
-    """Deliver the records of one micro-batch partition as they are read. Used once.
+    """Deliver the records of one Spark partition of a micro-batch, as they are read. Used once.
 
-    Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred. `submit`, `drain` and
-    `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the micro-batch, and are left
-    out.
+    Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred to the retry lane.
+    `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
+    micro-batch, and are left out.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DirectLane:
         self._ended_before = ended
 
     async def submit(self, records: Iterable[Record]) -> Results:
-        """Begin to deliver `records`; return the results so far, also of earlier records."""
+        """Begin to deliver `records`; return the results so far of these and of earlier records."""
         results = Results()
         for count, record in enumerate(records, start=1):
             due = await self._intake.accept(record, results.rejections)
@@ -60,20 +60,20 @@ class DirectLane:
         return results
 
     def drain(self) -> Results:
-        """Return the outcomes since the last call of any method."""
+        """Return the outcomes since the last call of `submit`, `drain` or `finish`."""
         return Results(outcomes=self._dispatcher.drain())
 
     async def finish(self) -> Results:
-        """Wait for all attempts in flight; return the remaining results, and the receipts."""
+        """Wait until each delivery has its outcome; return the remaining results, with the offset receipts of all records."""
         await self._dispatcher.finish()
         return final_results(self._dispatcher, outcomes=self._dispatcher.drain(), receipts=self._intake.receipts())
 
     def abandon(self) -> None:
-        """Stop sending: the task no longer reads the results."""
+        """Send nothing more. Called when the task no longer reads the results."""
         self._dispatcher.abandon()
 
     def _prepared(self, event: Event, due: list[matching.Match]) -> _Due:
-        """Return the deliveries of an event to attempt, and the outcomes of the others."""
+        """Split the matches of an event into deliveries to attempt, and outcomes of those to skip or defer."""
         prepared = _Due([], [])
         contents: dict[ContentMode, payload.Content] = {}
         for match in due:

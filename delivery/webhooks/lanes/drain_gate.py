@@ -1,4 +1,7 @@
-"""Stop beginning attempts, and wait for those in flight."""
+"""Let the attempts in flight of a task end, and begin no other.
+
+A task that fails closes its gate, so that sent requests end and their results are recorded. Runs in the event loop of a worker.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from delivery.webhooks.scheduling import dispatch
 
 
 class DrainGate:
-    """A sender for one task. After `close`, no attempt begins: later calls wait until their task is cancelled."""
+    """A sender for one Spark task. After `close`, no attempt begins: `attempt` waits until its asyncio task is cancelled."""
 
     def __init__(self, sender: dispatch.Sender) -> None:
         self._sender = sender
@@ -19,7 +22,7 @@ class DrainGate:
         self._ended = asyncio.Event()
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt:
-        """Send one attempt, or wait forever if the gate is closed."""
+        """Make attempt `number` (from 1) at `delivery` and return it. Wait for ever if the gate is closed."""
         if self._is_closed:
             await asyncio.Future()
         self._in_flight += 1
@@ -30,7 +33,7 @@ class DrainGate:
             self._ended.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Stop beginning attempts, and wait for those in flight for at most `timeout_s`."""
+        """Let no further attempt begin. Wait at most `timeout_s` until the attempts in flight have ended."""
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

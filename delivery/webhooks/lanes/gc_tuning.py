@@ -1,9 +1,9 @@
 """Exclude a worker's long-lived objects from Python's garbage collection.
 
 PySpark's daemon calls `gc.collect()` between two tasks, which traverses all live objects. A worker of 10,000 endpoints keeps
-ten objects and more for each: its request head, response time, subscriptions. So live objects are frozen when a task begins
-(`gc.freeze`), and the collector skips them. A frozen object is still freed when its last reference goes. Only frozen cycles
-stay, until the next full collection.
+ten objects and more for each endpoint: request head, response time, subscriptions. So live objects are frozen when a task
+begins (`gc.freeze`), and the collector skips them. A frozen object is still freed when its last reference goes. Only frozen
+cycles stay, until the next full collection.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import gc
 from collections.abc import Callable
 
 COLLECTION_THRESHOLD = 20_000
-"""Objects allocated and not yet freed between two collections. At the default of 700, the collector traversed the deliveries in
-flight again and again: 5 µs per delivery. Deliveries hold no cycles; the few objects that do, such as exceptions, may wait."""
+"""Objects allocated and not yet freed after which Python collects the youngest generation. At the default of 700, the collector
+traversed the deliveries in flight again and again: 5 µs per delivery. Deliveries hold no cycles; the few objects that do, such
+as exceptions, may wait."""
 FULL_COLLECTION_EVERY_S = 600.0
 """Seconds between two full collections. A full collection takes longer the more a worker remembers."""
 
 
 class GarbageCollector:
-    """The garbage collector of this process. `clock` is monotonic, in seconds."""
+    """Set up Python's garbage collector for a worker process. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,7 @@
-"""Run a lane's coroutines from a task's thread, and pass on its results while they run."""
+"""Run the coroutines of a lane from the thread of a Spark task, and yield the results while the coroutines run.
+
+A worker process has two threads: Spark's, in which tasks run, and the thread of the event loop, which delivers.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,19 @@ from delivery.webhooks.lanes import drain_gate
 from delivery.webhooks.results.results import Results
 
 RESULTS_EVERY_S = 0.05
-"""Seconds between two sets of results of a running task. Results that leave are in Kafka some 10 ms later, and are not repeated
-when this process is killed."""
+"""Seconds between two sets of results of a running task. Yielded results are in Kafka some 10 ms later. Their deliveries are
+not repeated if this process is killed."""
 DRAIN_S = 1.0
-"""Seconds that a failing task waits for attempts in flight. Results that arrive in time are recorded and not repeated."""
+"""Most seconds for which a failing task waits for attempts in flight. Deliveries whose results arrive in time are not
+repeated."""
 Returned = TypeVar("Returned")
 
 
 class LoopThread:
     """An event loop on a thread of its own.
 
-    So the loop closes idle connections and keeps others alive between micro-batches. The threads do not compete for the
-    interpreter: while the loop works, the task's thread only waits.
+    The loop runs between micro-batches too, so it closes idle connections in time and keeps other connections alive. The two
+    threads do not compete for the interpreter: while the loop works, the task's thread only waits.
     """
 
     def __init__(self) -> None:
@@ -35,37 +39,45 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run `work` in the loop, and return its result."""
+        """Run `work` in the loop; wait for its result and return it."""
         return self.begin(work).result()
 
     def begin(self, work: Coroutine[Any, Any, Returned]) -> concurrent.futures.Future[Returned]:
-        """Begin `work` in the loop."""
+        """Begin `work` in the loop; return the future of its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Schedule `function` in the loop."""
+        """Schedule a call of `function` in the loop."""
         self.loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
-        """End the loop and its thread."""
+        """Stop the loop, and wait for the end of its thread."""
         self.call_soon(self.loop.stop)
         self._thread.join()
         self.loop.close()
 
 
 class Lane(Protocol):
-    """A lane's part of one task."""
+    """A lane in one Spark task, such as DirectLane or BatchLane. `submit`, `drain` and `finish` return each result once."""
 
-    async def submit(self, chunk: Iterable[Any], /) -> Results: ...
-    async def finish(self) -> Results: ...
-    def drain(self) -> Results: ...
-    def abandon(self) -> None: ...
+    async def submit(self, chunk: Iterable[Any], /) -> Results:
+        """Begin to deliver some records or batches; return the results so far."""
+
+    async def finish(self) -> Results:
+        """Wait until all deliveries have an outcome; return the remaining results."""
+
+    def drain(self) -> Results:
+        """Return the results so far."""
+
+    def abandon(self) -> None:
+        """Send nothing more: the task no longer reads the results."""
 
 
 class LaneDriver:
-    """Drive one lane through one task. Its methods are called in the task's thread.
+    """Drive one lane through one Spark task. `results` is called in the task's thread.
 
-    `gate` is in front of the lane's sender. `require_jvm` raises if the JVM is gone. `complete` completes the last results.
+    `gate` is in front of the lane's sender. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state of the
+    worker to the last results of the task.
     """
 
     def __init__(
@@ -83,7 +95,7 @@ class LaneDriver:
         self._complete = complete
 
     def results(self, chunks: Iterable[Iterable[Any]]) -> Iterator[Results]:
-        """Yield the results of all `chunks`. After a failure, yield those of attempts in flight that end soon, then raise."""
+        """Yield the results of all `chunks`. After a failure, yield results of attempts that end within DRAIN_S, then raise."""
         try:
             for chunk in chunks:
                 self._require_jvm()
@@ -96,7 +108,7 @@ class LaneDriver:
             self._thread.call_soon(self._lane.abandon)
 
     def _results_of(self, work: Coroutine[Any, Any, Results]) -> Iterator[Results]:
-        """Yield the result of `work`; until then, yield the results so far each RESULTS_EVERY_S."""
+        """Yield the results so far each RESULTS_EVERY_S while `work` runs, then the result of `work`."""
         ready: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
         running = self._thread.begin(self._run(work, ready.put))
         running.add_done_callback(lambda _: ready.put(None))
@@ -107,9 +119,9 @@ class LaneDriver:
             running.cancel()
 
     async def _run(self, work: Coroutine[Any, Any, Results], report: Callable[[Results], None]) -> Results:
-        """Return the result of `work`; until then, report the results so far each RESULTS_EVERY_S.
+        """Return the result of `work`. While it runs, call `report` with the results so far each RESULTS_EVERY_S.
 
-        Runs in the loop. The loop is busy, and each request from the task's thread would wait for it.
+        Runs in the loop, because the loop is busy: requests for results from the task's thread would wait.
         """
         running = asyncio.ensure_future(work)
         try:
@@ -123,7 +135,7 @@ class LaneDriver:
             running.cancel()
 
     def _last_results(self) -> Iterator[Results]:
-        """Begin no further attempts; yield the results of those in flight, for at most DRAIN_S."""
+        """Begin no further attempts. Yield the results of attempts in flight for at most DRAIN_S."""
         closing = self._thread.begin(self._gate.close(DRAIN_S))
         while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
             yield self._thread.run(self._drain())

@@ -1,8 +1,8 @@
 """Deliver records as they arrive during a long task: the direct lane in slices, without Spark.
 
-A task of the real-time lane lasts for minutes, but `DirectLane` returns its receipts and observations only at its end. So each
-second's records go to a `DirectLane` of their own, a slice. A slice finishes while the next one begins, and no record waits for
-that (docs/adr/0040).
+A Spark task of the real-time lane lasts for minutes, but `DirectLane` returns its offset receipts only at its end. So the
+records of each second go to a `DirectLane` of their own, a slice. A slice finishes while the next one begins, and no record
+waits for the end of a slice (docs/adr/0040).
 
     task's thread ── feed ─► waiting ─► slice ─► finishing slice ─► results ── next_results ─► writer's thread
 """
@@ -27,27 +27,28 @@ from delivery.webhooks.routing.intake import Receipt
 log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
-"""Seconds until a slice ends. Its receipts report a second later which records were handled."""
+"""Seconds from the beginning of a slice to its end. Its receipts follow when all its records have an outcome."""
 CHECK_EVERY_S = 0.05
-"""Seconds between two checks for results. Results that leave are in Kafka some 10 ms later, and are not repeated after a
-crash."""
+"""Seconds between two checks for results. Queued results are in Kafka some 10 ms later. Their deliveries are not repeated after
+a crash."""
 MAX_WAITING = 500
-"""Records that wait for the event loop. Beyond this bound the task's thread stops reading, and so does Spark's source."""
+"""Most records that wait for the event loop. Beyond this bound the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""Results that wait for Kafka: some 10 s of them. Beyond this bound nothing more is read, because a crash would repeat it."""
+"""Most sets of results that wait for Kafka: those of some 10 s. Beyond this bound no record is read, as a crash would repeat
+its deliveries."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
 
 class Slice(NamedTuple):
-    """One second of the lane."""
+    """The direct lane for the records of one second, and the gate in front of its sender."""
 
     lane: direct_lane.DirectLane
     gate: drain_gate.DrainGate
 
 
 class SliceResults(NamedTuple):
-    """Results of some records. With receipts, they are the last of their slice."""
+    """Results of some records of one slice. The last results of a slice have its offset receipts."""
 
     results: Results
     receipts: Sequence[Receipt] = ()
@@ -59,15 +60,17 @@ class _OpenSlice:
 
     slice: Slice
     since: float
+    """When the slice began, by the event loop's clock."""
     first_offsets: dict[Place, int] = field(default_factory=dict)
+    """Where the receipt of each partition begins."""
 
 
 class RealtimeLane:
     """Deliver records from the task's thread in the event loop `loop`, and queue the results.
 
-    `begin` creates a slice, in the loop. `next_offsets` has, where known, the offset of the next record of a partition. With it
-    a slice's receipt also covers offsets without a record, such as the end of a transaction. `with_worker_state` completes the
-    last results of a slice.
+    `begin` creates a slice, in the loop. `next_offsets` has, for partitions where it is known, the offset at which the task
+    begins to read. With this offset a slice's receipt also covers offsets without a record, such as the end of a transaction.
+    `with_worker_state` adds the worker's own state to the last results of a slice.
     """
 
     def __init__(
@@ -101,7 +104,10 @@ class RealtimeLane:
     # Called in the task's thread.
 
     def feed(self, records: Sequence[Record]) -> bool:
-        """Queue records for the event loop, waiting while too many are queued. Return False once the lane is stopped."""
+        """Queue records for the event loop. Wait while too many records or results are queued, or the lane is paused.
+
+        Return False once the lane is stopped. Raise the failure of a lane that has failed.
+        """
         with self._may_read:
             self._may_read.wait_for(self._is_open)
         if self._failure is not None:
@@ -126,7 +132,7 @@ class RealtimeLane:
 
     @property
     def failure(self) -> BaseException | None:
-        """Return our own fault that has ended the delivery, or None."""
+        """Return the fault of ours that has ended the delivery. None: there is none."""
         return self._failure
 
     def idle_s(self) -> float:
@@ -134,30 +140,30 @@ class RealtimeLane:
         return self._loop.time() - self._checked_at
 
     def pause(self, *, is_paused: bool) -> None:
-        """Begin no further attempts until called with False."""
+        """Read no further records while `is_paused`. Called with False, read on."""
         if is_paused is not self._is_paused:
             self._is_paused = is_paused
             self._wake()
 
     def stop(self) -> None:
-        """Begin nothing more for good. Records that wait for the loop stay in the queue: no receipt covers them.
+        """Begin no further deliveries. Records that wait for the loop stay in the queue, and no receipt covers them.
 
-        The queue is not cleared: `feed` may append later records, whose receipt would then cover the dropped ones.
+        The queue is not cleared. `feed` may append later records, whose receipt would then cover the dropped records.
         """
         self._is_over = True
         self._wake()
 
     def fail(self, failure: BaseException) -> None:
-        """Begin nothing more, and let the task fail."""
+        """Stop reading, and let the task fail with `failure`, or with an earlier one."""
         self._failure = self._failure or failure
         self._wake()
 
     def end_slice(self) -> None:
-        """End the current slice at once, so that a new registry takes effect."""
+        """End the current slice at the next check, so that the next slice takes a new registry."""
         self._must_end_slice = True
 
     def next_results(self) -> SliceResults | None:
-        """Return the next results, or None after the last. Blocks; for one thread."""
+        """Wait for the next results and return them; None after the last. Called by one thread, the writer's."""
         ended = self._ended.get()
         if ended is not None:
             self._unwritten -= 1
@@ -165,14 +171,17 @@ class RealtimeLane:
         return ended
 
     def finish(self) -> None:
-        """Wait until each record has its outcome and all results are queued. Nothing may be fed afterwards."""
+        """Wait until each record has its outcome and all results are queued. `feed` must not be called afterwards."""
         try:
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         finally:
             self._ended.put(None)
 
     def close(self, timeout_s: float) -> None:
-        """Begin no further attempts, wait for those in flight, and queue their results. For a task that failed."""
+        """End the lane of a task that failed: begin no further attempts, and queue the results of those in flight.
+
+        Wait at most `timeout_s` for attempts in flight.
+        """
         try:
             asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop).result(timeout_s + 1)
         except concurrent.futures.TimeoutError:
@@ -221,14 +230,14 @@ class RealtimeLane:
             self.fail(fault)
 
     def _drain(self) -> None:
-        for one in self._slices():
-            self._report(one.lane.drain())
+        for slice_ in self._slices():
+            self._report(slice_.lane.drain())
 
     def _slices(self) -> list[Slice]:
-        return [one.slice for one in (*self._finishing.values(), self._current) if one is not None]
+        return [opened.slice for opened in (*self._finishing.values(), self._current) if opened is not None]
 
     def _end_slice_if_due(self) -> None:
-        """End the current slice if it is due. Slices end one at a time, because each one has its own limits."""
+        """End the current slice if it is due. Only one slice finishes at a time, because each has limits of its own."""
         current = self._current
         if current is None:
             return
@@ -237,9 +246,9 @@ class RealtimeLane:
             self._current, self._must_end_slice = None, False
             self._begin_to_finish(current)
 
-    def _begin_to_finish(self, one: _OpenSlice) -> asyncio.Task[None]:
-        finishing = asyncio.ensure_future(self._finish_slice(one, list(self._finishing)))
-        self._finishing[finishing] = one
+    def _begin_to_finish(self, ending: _OpenSlice) -> asyncio.Task[None]:
+        finishing = asyncio.ensure_future(self._finish_slice(ending, list(self._finishing)))
+        self._finishing[finishing] = ending
         finishing.add_done_callback(self._has_finished)
         return finishing
 
@@ -248,16 +257,16 @@ class RealtimeLane:
         if not finishing.cancelled() and (fault := finishing.exception()) is not None:
             self.fail(fault)
 
-    async def _finish_slice(self, one: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
-        """Queue the remaining results of a slice, then its receipts after those of the slices `before` it.
+    async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
+        """Queue the remaining results of a slice, then its receipts when the tasks `before`, of earlier slices, have ended.
 
         A restarted query continues at the first gap between receipts. Records behind the gap would be read again and have two
         receipts.
         """
-        results = self._with_worker_state(await one.slice.lane.finish())
+        results = self._with_worker_state(await ending.slice.lane.finish())
         receipts, results.receipts = results.receipts, []
         for receipt in receipts:  # each begins where the one before ended
-            receipt.first_offset = one.first_offsets[receipt.topic, receipt.partition]
+            receipt.first_offset = ending.first_offsets[receipt.topic, receipt.partition]
         if before:
             self._report(results)
             results = Results()
@@ -284,13 +293,13 @@ class RealtimeLane:
     async def _close(self, timeout_s: float) -> None:
         self._is_over = True
         slices = self._slices()
-        await asyncio.gather(*(one.gate.close(timeout_s) for one in slices))
+        await asyncio.gather(*(slice_.gate.close(timeout_s) for slice_ in slices))
         self._drain()
         self._end()
         for finishing in list(self._finishing):
             finishing.cancel()
-        for one in slices:
-            one.lane.abandon()
+        for slice_ in slices:
+            slice_.lane.abandon()
 
     def _end(self) -> None:
         self._running.cancel()

@@ -1,7 +1,7 @@
 """Keep the state of one Python worker process from micro-batch to micro-batch: event loop, connections, routing index.
 
-Created lazily in the process that uses it: nothing here can be pickled or survives a fork. Spark starts one worker per core,
-forks it once and reuses it (`spark.python.worker.reuse`).
+A Worker is created lazily in the process that uses it, because its state can neither be pickled nor survive a fork. Spark
+starts one worker process per core, forks it once and reuses it (`spark.python.worker.reuse`).
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ from delivery.webhooks.state import chunking
 log = logging.getLogger(__name__)
 
 MAX_PACES = 20_000
-"""Endpoints whose rate is remembered; more than have a rate limit."""
+"""Most endpoints whose pace is remembered. Fewer endpoints have a limit per second."""
 MAX_RESPONSE_TIMES = 20_000
-"""Endpoints whose response time is remembered, the most recently used ones."""
+"""Most endpoints whose response time is remembered. The least recently used are forgotten."""
 MAX_BREAKERS = 20_000
-"""Endpoints whose circuit breaker is kept, those that failed last."""
+"""Most endpoints whose circuit breaker is kept. The least recently used are forgotten."""
 BATCH_BYTES_AT_ONCE = 1024 * 1024
-"""Bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
-batches instead, small ones had their results written each 7 ms, which was a quarter of the work on them (docs/benchmarks/)."""
+"""Most bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
+batches instead, the results of small batches were written each 7 ms, which was a quarter of the work on them
+(docs/benchmarks/)."""
 LEASES_AT_ONCE = 16
-"""Leases that are read before the results so far are written."""
+"""Most leases that are read before the results so far are written."""
 IDLE_CHECK_S = 0.02
 """Seconds between two checks of an ending worker for attempts in flight."""
 
 
 class Worker:
-    """One event loop on a thread of its own, and all that runs in it."""
+    """Run the tasks of all lanes in one worker process: an event loop on its own thread, and its state between tasks."""
 
     def __init__(self, plan: worker_plan.Plan) -> None:
         self._collector = gc_tuning.GarbageCollector(time.monotonic)
@@ -112,7 +113,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Close the connections and end the loop. For callers that outlive their worker; Spark's processes do not."""
+        """Close the connections and end the event loop. For tests: a process of Spark ends with its worker."""
         if self._retry is not None:
             self._thread.run(self._retry.close())
         self._thread.run(self._network.close())
@@ -121,13 +122,17 @@ class Worker:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision of the registry that was used in this process."""
+        """Return the newest revision of the registry that a task used in this process."""
         if self._registry is not None:  # a task that Spark runs again may bring an older one
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
 
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
-        """Prepare for a task that the driver created at `driver_s` for this many `workers`. Called before any other method."""
+        """Prepare for a task. Called before any other method of the task.
+
+        `driver_s` is the driver's time in the stamp of the task. `workers` is the number of workers that share the limits of
+        hosts and endpoints. None: unchanged.
+        """
         self._collector.freeze()
         if driver_s is not None:
             self.now_s.record_stamp(driver_s)
@@ -147,10 +152,11 @@ class Worker:
         suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
-        """Deliver the records of a task by the registry in `source`; yield results until each record has its outcome.
+        """Deliver the records of a task of the direct lane by the registry in `source`; yield their results.
 
-        Deliveries to `suppressed` endpoints are deferred to the retry lane. Called from the task's thread, by one task at a
-        time. Attempts go on while the task reads the next batch.
+        Deliveries to `suppressed` endpoints are deferred to the retry lane. Deliveries in `ended` were completed by an earlier
+        run of the micro-batch, and are left out. Called in the task's thread, by one task at a time. Attempts continue while
+        the task reads the next records.
         """
         lane = self._thread.run(self._begin_direct_lane(source, suppressed, ended))
         yield from self._driver(lane).results(batches)
@@ -162,7 +168,11 @@ class Worker:
         ended: completed_work.CompletedKeys,
         next_offsets: Mapping[realtime_lane.Place, int],
     ) -> realtime_lane.RealtimeLane:
-        """Return a lane for a long task. `registry` and `suppressed` are read in the loop, where they may change meanwhile."""
+        """Return a real-time lane for a long task.
+
+        `registry` and `suppressed` are read in the event loop each time a slice begins, as both may change during the task.
+        `ended` and `next_offsets`: see `deliver` and `RealtimeLane`.
+        """
 
         def begin() -> realtime_lane.Slice:
             self._registry = registry()
@@ -174,13 +184,16 @@ class Worker:
         return realtime_lane.RealtimeLane(self._thread.loop, begin, next_offsets, self._with_worker_state)
 
     def call_in_loop(self, change: Callable[[], None]) -> None:
-        """Schedule `change` in the event loop."""
+        """Schedule a call of `change` in the event loop. Called in any thread."""
         self._thread.call_soon(change)
 
     def collect(
         self, batches: Iterable[Iterable[Record]], source: registries.Source, *, shards: int, immediate_flush_s: float
     ) -> Iterator[batch_collect.Collected]:
-        """Collect a task's records for endpoints in batch mode, by the registry in `source`. Called as `deliver` is."""
+        """Collect the records of a task of the batch lane into segments, by the registry in `source`; yield these.
+
+        Called in the task's thread, by one task at a time. The other arguments: see `batch_collect.Collector`.
+        """
         collector = self._thread.run(self._begin_collecting(source, shards, immediate_flush_s))
         for records in batches:
             yield self._thread.run(collector.add(records))
@@ -193,18 +206,24 @@ class Worker:
         suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
-        """Deliver batches that have left their shards, by the registry in `source`. Called as `deliver` is."""
+        """Deliver batches that shards of the batch lane have sent, by the registry in `source`; yield the results.
+
+        The arguments, and the thread of the caller, are those of `deliver`.
+        """
         chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
         lane = self._thread.run(self._begin_batch_lane(source, suppressed, ended))
         yield from self._driver(lane).results(chunks)
 
     @property
     def is_orphan(self) -> bool:
-        """Return True if the JVM is gone."""
+        """Return True if the JVM of this worker is gone."""
         return self._is_orphan
 
     def mark_orphaned(self) -> None:
-        """Record that the JVM is gone. The task fails when its attempts in flight have ended. Called in the task's thread."""
+        """Record that the JVM of this worker is gone. Called in the task's thread, by the handler of a signal.
+
+        The current task begins no further attempt, and fails when its attempts in flight have ended.
+        """
         self._is_orphan = True
 
     def retry(
@@ -214,10 +233,11 @@ class Worker:
         settle_s: float,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[retry_lane.LeaseResults]:
-        """Deliver leases that have left their shards, by the registry in `source`; yield results.
+        """Attempt the entries of leases that shards of the retry lane have given out; yield the results.
 
-        Called as `deliver` is, but attempts that take longer than `settle_s` go on, and a later call yields their results. If
-        the task fails, the results that it was given are lost: the leases expire, and the shards lease their entries again.
+        Called in the task's thread, by one task at a time. Attempts that take longer than `settle_s` continue after the task,
+        and a later call yields their results. If the task fails, its results are lost. Then the leases expire, and the shards
+        lease the entries again.
         """
         retries, registry = self._thread.run(self._retry_lane(source))
         written = iter(leases)
@@ -232,11 +252,11 @@ class Worker:
         yield last
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
-        """Return the results of leases of earlier `retry` calls, or None. Does not wait.
+        """Return the results so far of leases of earlier `retry` calls, without waiting. None: there is no retry lane yet.
 
-        For tasks of the other lanes. This process may get no task of the retry lane for long, and a lease that is not reported
-        within `lease_timeout_s` expires and repeats. Called as `deliver` is. Each result is returned once, and the task must
-        write its rows and reports. It must not defer these deliveries: the reports say which entries are requeued.
+        Called in the thread of a task of another lane. This process may get no task of the retry lane for long, and a lease
+        that is not reported within `lease_timeout_s` expires and repeats. Each result is returned once, and the calling task
+        must write its rows and reports. The task must not defer these deliveries: the reports say which entries are requeued.
         """
         return None if self._retry is None else self._thread.run(self._drain_retry_lane(self._retry))
 
@@ -244,9 +264,10 @@ class Worker:
         return retries.drain()
 
     def wait_until_idle(self, within_s: float) -> None:
-        """Wait at most `within_s` until no attempt runs beside the task, and all results but those of leases are written.
+        """Wait at most `within_s` until no background attempt and no lease is in flight. Called when the job stops.
 
-        No further attempt of a lease begins: its report requeues the remaining entries.
+        By then the results of background attempts are written. No further attempt of a lease begins: the report of the lease
+        requeues the remaining entries.
         """
         if self._retry is not None:
             self._thread.call_soon(self._retry.stop)
@@ -258,11 +279,11 @@ class Worker:
         return not self._background.is_idle or (self._retry is not None and self._retry.is_busy)
 
     def write_background_results_by(self, write: background_results.Write) -> None:
-        """Set the function that writes results of background attempts. It is called on a thread of its own."""
+        """Set the function that writes results of background attempts. The function is called on a thread of its own."""
         self._background_results.write = write
 
     def written_background_results(self) -> list[Results]:
-        """Return the results of background attempts that were written, for a task to observe."""
+        """Return the results of background attempts that were written since the last call, for a task to count."""
         return self._background_results.written()
 
     def _driver(self, lane: lane_driver.Lane) -> lane_driver.LaneDriver:
@@ -273,7 +294,11 @@ class Worker:
             raise errors.Orphaned
 
     def _with_worker_state(self, results: Results) -> Results:
-        """Add the worker's own state to a task's last results. Forget all circuit breakers if our own network failed."""
+        """Add the worker's own state to a task's last results, and return these.
+
+        The state: accepting endpoints to report, own delay, waits for hosts, difference of the clocks. If our own network
+        failed, forget all circuit breakers.
+        """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()
         results.waited_for_hosts = self._memory.hosts.drain_delayed()

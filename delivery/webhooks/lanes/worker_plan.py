@@ -1,4 +1,4 @@
-"""Settings that the driver gives to each worker process. Made on the driver, read in the executors."""
+"""The settings that the driver gives to each worker process. Made on the driver, read in the executors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delivery.webhooks.scheduling import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of a worker, as plain values."""
+    """All settings of a worker process, as plain values without secrets."""
 
     topics: topic_rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)
@@ -22,11 +22,11 @@ class Plan:
     quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0
     max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S
-    """Seconds that our own delay may add to `attempt_timeout_s`."""
+    """Most seconds that the worker's own delay adds to `attempt_timeout_s`."""
     max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S
     max_connections: int = 0
-    """Connections of one worker. 0: half of the files that the process may open."""
+    """Most open connections of one worker. 0: half of the files that the process may open."""
     report_accepting_every_s: float = 0.0
-    """Seconds between two reports to the retry lane that an endpoint accepts. 0: each task reports it."""
+    """Seconds between two reports to the retry lane that an endpoint accepts requests. 0: each task reports its endpoints."""
     registry_max_age_s: float = 3600.0
-    """Seconds. No delivery uses a registry that is older."""
+    """Seconds. No delivery uses a registry that Postgres confirmed longer ago."""

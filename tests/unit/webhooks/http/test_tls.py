@@ -35,7 +35,7 @@ def test_equal_settings_share_a_context_and_others_never_do():
 
 
 def test_own_authorities_replace_the_systems():
-    subjects = [dict(pair[0] for pair in one["subject"]) for one in
+    subjects = [dict(pair[0] for pair in authority["subject"]) for authority in
                 tls.context(Tls(authorities=certificates.authority().pem)).get_ca_certs()]  # fmt: skip
     assert subjects == [{"commonName": "authority"}]
 

@@ -1,4 +1,4 @@
-"""Events due in batches are in one segment, in their endpoint's shard; a full batch goes to a shard of its own."""
+"""The collector puts events due in batches into the segment of their endpoint's shard, and spreads full batches."""
 
 import asyncio
 import collections
@@ -29,14 +29,14 @@ def records(count, **fields):
     ]
 
 
-def collected(snapshot, some, **options):
+def collected(snapshot, arrived, **options):
     registry = registries.WholeRegistry("base", snapshot)
     collector = batch_collect.Collector(
         registry, parsing.Layout(), **{"shards": SHARDS, "now_ms": NOW_MS, "immediate_flush_s": 0.5} | options
     )
-    first, rest = asyncio.run(collector.add(some)), collector.finish()
+    first, rest = asyncio.run(collector.add(arrived)), collector.finish()
     return Results(outcomes=first.results.outcomes, rejections=first.results.rejections, receipts=rest.results.receipts), [
-        (row.shard, one) for row in [*first.rows, *rest.rows] for one in segment.decoded(row.segment)
+        (row.shard, batch) for row in [*first.rows, *rest.rows] for batch in segment.decoded(row.segment)
     ]
 
 
@@ -45,19 +45,19 @@ def snapshot(*rows):
     return builders.snapshot(*rows, *subscriptions)
 
 
-def event_ids(one):
-    return [segment.unpacked(item.packed).event_id for item in one.items]
+def event_ids(batch):
+    return [segment.unpacked(item.packed).event_id for item in batch.items]
 
 
 def test_events_are_in_order_in_their_endpoints_shard():
     to = endpoint(batching=Batching(max_events=50, max_wait_s=2.5, max_bytes=9000))
-    results, [(shard, one)] = collected(snapshot(to), records(5))
+    results, [(shard, batch)] = collected(snapshot(to), records(5))
     assert shard == segment.shard_of("ep1", SHARDS)
     bounds = segment.bounds_of("ep1", to.batching)
-    assert (event_ids(one), one.bounds, one.mark) == ([f"e{n}" for n in range(5)], bounds, 0)
+    assert (event_ids(batch), batch.bounds, batch.mark) == ([f"e{n}" for n in range(5)], bounds, 0)
     assert (bounds.max_events, bounds.max_bytes) == (50, 9000)
     assert 2250 <= bounds.max_wait_ms <= 2500
-    assert (one.endpoint_id, one.customer_id, set(one.subscription_ids)) == ("ep1", "c1", {"s-ep1"})
+    assert (batch.endpoint_id, batch.customer_id, set(batch.subscription_ids)) == ("ep1", "c1", {"s-ep1"})
     [receipt] = results.receipts
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
 
@@ -75,26 +75,27 @@ def test_an_event_for_many_endpoints_is_written_once_per_shard():
 
 def test_each_lane_serves_the_endpoints_of_its_mode():
     results, batches = collected(snapshot(builders.endpoint("direct"), endpoint("batch")), records(3))
-    assert [one.endpoint_id for _, one in batches] == ["batch"]
+    assert [batch.endpoint_id for _, batch in batches] == ["batch"]
     assert results.receipts[0].due == 3
 
 
 def test_full_batches_of_a_hot_endpoint_are_spread():
     results, batches = collected(snapshot(endpoint(batching=Batching(max_events=10))), records(95))
-    full = [(shard, one) for shard, one in batches if one.mark == segment.Mark.FULL]
-    [(home, rest)] = [(shard, one) for shard, one in batches if one.mark != segment.Mark.FULL]
-    assert [len(one.items) for _, one in full] == [10] * 9
+    full = [(shard, batch) for shard, batch in batches if batch.mark == segment.Mark.FULL]
+    [(home, rest)] = [(shard, batch) for shard, batch in batches if batch.mark != segment.Mark.FULL]
+    assert [len(batch.items) for _, batch in full] == [10] * 9
     assert (home, len(rest.items)) == (segment.shard_of("ep1", SHARDS), 5)
     assert len({shard for shard, _ in full}) > 4
     in_order = sorted(full, key=lambda each: int(event_ids(each[1])[0][1:]))
-    assert [name for _, one in [*in_order, (home, rest)] for name in event_ids(one)] == [f"e{n}" for n in range(95)]
+    assert [name for _, batch in [*in_order, (home, rest)] for name in event_ids(batch)] == [f"e{n}" for n in range(95)]
     assert results.receipts[0].due == 95
 
 
 def test_a_batch_never_exceeds_its_bytes():
     _, batches = collected(snapshot(endpoint(batching=Batching(max_bytes=5000))), records(10, padding="x" * 1500))
-    assert [(len(one.items), one.mark) for _, one in sorted(batches, key=lambda each: event_ids(each[1]))][:1] == [(2, 2)]
-    assert all(one.size <= 5000 for _, one in batches)
+    in_order = sorted((batch for _, batch in batches), key=event_ids)
+    assert (len(in_order[0].items), in_order[0].mark) == (2, 2)
+    assert all(batch.size <= 5000 for batch in in_order)
 
 
 def test_a_short_max_wait_is_flushed_immediately():
@@ -102,7 +103,7 @@ def test_a_short_max_wait_is_flushed_immediately():
         endpoint("hasty", batching=Batching(max_wait_s=0.5)),
         endpoint("patient", batching=Batching(max_wait_s=0.6)),
     )
-    marks = {one.endpoint_id: one.mark for _, one in collected(snapshot(hasty, patient), records(1))[1]}
+    marks = {batch.endpoint_id: batch.mark for _, batch in collected(snapshot(hasty, patient), records(1))[1]}
     assert marks == {"hasty": segment.Mark.IMMEDIATE, "patient": segment.Mark.WAITS}
 
 
@@ -135,9 +136,9 @@ def test_skips_and_rejections_end_as_in_the_direct_lane():
     [{"status": EndpointStatus.PAUSED}, {"status": EndpointStatus.DISABLED}, {"fault": "a secret that does not open"}],
 )
 def test_events_of_a_stopped_endpoint_are_collected(fields):
-    """Its batches are deferred when they leave: they wait in the retry lane until it is active again."""
-    _, [(_, one)] = collected(snapshot(endpoint(**fields)), records(2))
-    assert event_ids(one) == ["e0", "e1"]
+    """The batches of a stopped endpoint are deferred when they leave, and wait in the retry lane until it is active."""
+    _, [(_, batch)] = collected(snapshot(endpoint(**fields)), records(2))
+    assert event_ids(batch) == ["e0", "e1"]
 
 
 def test_an_unforeseen_error_rejects_one_record_only(monkeypatch, caplog):
@@ -149,8 +150,8 @@ def test_an_unforeseen_error_rejects_one_record_only(monkeypatch, caplog):
         return pack(event, now_ms)
 
     monkeypatch.setattr(segment, "item", with_a_bug)
-    results, [(_, one)] = collected(snapshot(endpoint()), records(3))
-    assert event_ids(one) == ["e0", "e2"]
+    results, [(_, batch)] = collected(snapshot(endpoint()), records(3))
+    assert event_ids(batch) == ["e0", "e2"]
     assert [(rejection.record.offset, rejection.reason) for rejection in results.rejections] == [(1, intake.UNFORESEEN)]
     assert "unforeseen" in caplog.text
 
@@ -163,7 +164,7 @@ def test_full_batches_leave_memory_early(monkeypatch):
     )  # fmt: skip
     assert asyncio.run(collector.add(records(5))).rows == []
     rows = asyncio.run(collector.add(records(200))).rows
-    assert sum(len(one.items) for row in rows for one in segment.decoded(row.segment)) == 200
+    assert sum(len(batch.items) for row in rows for batch in segment.decoded(row.segment)) == 200
 
 
 def test_a_shard_is_the_same_in_every_process():

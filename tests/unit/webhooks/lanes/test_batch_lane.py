@@ -1,4 +1,4 @@
-"""A batch that has left is sent by the current registry; each event ends as delivered, dead-lettered or skipped."""
+"""The batch lane sends a batch by the current registry. Each event ends as delivered, dead-lettered or skipped."""
 
 import asyncio
 import base64
@@ -40,14 +40,14 @@ TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="r
 
 
 def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
-    """Deliver a batch of each pending batch; return the results and the requests."""
+    """Deliver each pending batch as a batch; return the results and the requests that were sent."""
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
         lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals)
-        first = await lane.submit([sent(one) for one in batches])
+        first = await lane.submit([sent(batch) for batch in batches])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
 
@@ -98,13 +98,13 @@ def test_the_public_library_reads_a_batch_of_cloudevents():
     of = [builders.event(content={"n": n}, source="/s") for n in range(3)]
     [sent] = deliver(registry(content_mode=ContentMode.CLOUDEVENTS_STRUCTURED), pending_batch(*of))[1]
     assert headers_of(sent)["content-type"] == "application/cloudevents-batch+json"
-    read = [from_json(orjson.dumps(one)) for one in orjson.loads(sent[2])]
-    assert [(one["id"], one["tenantid"], one.data) for one in read] == [(e.event_id, "t1", e.content) for e in of]
+    read = [from_json(orjson.dumps(event)) for event in orjson.loads(sent[2])]
+    assert [(event["id"], event["tenantid"], event.data) for event in read] == [(e.event_id, "t1", e.content) for e in of]
 
 
 def test_a_batch_id_depends_on_its_events_only():
     of = events(3)
-    [first], [again], [other] = (deliver(registry(), pending_batch(*some))[1] for some in (of, of, of[:2]))
+    [first], [again], [other] = (deliver(registry(), pending_batch(*due))[1] for due in (of, of, of[:2]))
     assert headers_of(first)["webhook-id"] == headers_of(again)["webhook-id"] != headers_of(other)["webhook-id"]
     assert "." not in headers_of(first)["webhook-id"]
 
@@ -168,7 +168,7 @@ def test_a_failed_batch_is_a_dead_letter_for_each_event():
     results, posted = deliver(
         registry(), pending_batch(*of), answers=(500,), quick_retry=backoff.QuickRetry(max_attempts=2, first_wait_s=0)
     )
-    assert len({headers_of(one)["webhook-id"] for one in posted}) == 1
+    assert len({headers_of(request)["webhook-id"] for request in posted}) == 1
     log, *letters = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
     assert [entry["attempt"] for entry in log[1]["entries"]] == [1, 2]
     assert log[1]["entries"][0]["offsets"] == {"s1": {"events.order.created": {"0": [7, 7, 7]}}}

@@ -38,10 +38,10 @@ def test_frozen_objects_are_not_traversed(collector):
 
 
 def test_an_unreferenced_frozen_object_is_freed(collector):
-    one = type("One", (), {})()
-    gone = weakref.ref(one)
+    unreferenced = type("Unreferenced", (), {})()
+    gone = weakref.ref(unreferenced)
     collector[0].freeze()
-    del one
+    del unreferenced
     assert gone() is None
 
 
@@ -54,10 +54,10 @@ def test_a_cycle_of_one_task_is_collected_after_it(collector):
 
 def test_a_frozen_cycle_stays_until_a_full_collection(collector):
     collected, clock = collector
-    one = Cycle()
-    gone = weakref.ref(one)
+    cycle = Cycle()
+    gone = weakref.ref(cycle)
     collected.freeze()
-    del one
+    del cycle
     gc.collect()
     clock.now = gc_tuning.FULL_COLLECTION_EVERY_S - 1
     collected.freeze()

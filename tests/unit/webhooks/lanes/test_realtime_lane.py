@@ -1,4 +1,4 @@
-"""The real-time lane in a worker: records are delivered as they arrive, and receipts follow when all of theirs have ended."""
+"""The real-time lane in a worker delivers records as they arrive; a receipt follows when all its records have an outcome."""
 
 import asyncio
 import collections
@@ -71,7 +71,7 @@ class Lane:
         while len(found) < receipts:
             ended = self.itself.next_results()
             outcomes += ended.results.outcomes
-            found += [(one.first_offset, one.last_offset, one.records, one.due) for one in ended.receipts]
+            found += [(receipt.first_offset, receipt.last_offset, receipt.records, receipt.due) for receipt in ended.receipts]
         return outcomes, found
 
 
@@ -79,7 +79,7 @@ def test_records_are_delivered_during_the_task(loop):
     lane = Lane(loop)
     lane.feed(7)
     outcomes, receipts = lane.taken(1)
-    assert ([one.kind.value for one in outcomes], receipts) == (["delivered"], [(7, 7, 1, 1)])
+    assert ([outcome.kind.value for outcome in outcomes], receipts) == (["delivered"], [(7, 7, 1, 1)])
     lane.feed(8, 9)
     assert lane.taken(1)[1] == [(8, 9, 2, 2)]
     assert lane.begun == 2
@@ -130,14 +130,14 @@ def test_no_receipt_covers_a_dropped_record(loop):
     lane, may_go_on = Lane(loop, next_offsets={("events.a", 0): 7}), threading.Event()
 
     class Stopping(collections.deque):
-        def extend(self, some):
+        def extend(self, arrived):
             """Stop the lane between the check of `is_over` and the append."""
-            if some[0].offset == 8:
+            if arrived[0].offset == 8:
                 lane.itself.stop()
                 may_go_on.set()
                 for _ in range(3):
                     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
-            super().extend(some)
+            super().extend(arrived)
 
     lane.itself._waiting = Stopping()
     loop.call_soon_threadsafe(may_go_on.wait)
@@ -156,7 +156,8 @@ def test_receipts_are_in_the_order_of_their_slices(loop):
         pass
     lane.feed(8)
     lane.itself.end_slice()
-    assert [one.delivery.event.record.offset for one in lane.itself.next_results().results.outcomes] == [8]
+    outcomes = lane.itself.next_results().results.outcomes
+    assert [outcome.delivery.event.record.offset for outcome in outcomes] == [8]
     while len(lane.itself._finishing) < 2:
         pass
     lane.sender.may_answer.set()
@@ -180,7 +181,7 @@ def test_a_failed_task_reports_results_without_a_receipt(loop):
     lane.feed(7)
     first = lane.itself.next_results()
     lane.itself.close(0.1)
-    assert [one.kind.value for one in first.results.outcomes] == ["delivered"]
+    assert [outcome.kind.value for outcome in first.results.outcomes] == ["delivered"]
     assert lane.itself.next_results() is None
 
 
