@@ -172,7 +172,7 @@ class Batching:
     max_bytes: int = 1024 * 1024
     """Bytes of the body, before it is compressed. A larger event is sent alone."""
     is_gzipped: bool = False
-    """Whether the body is sent with `content-encoding: gzip`."""
+    """True if the body is sent with `content-encoding: gzip`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ class Scope:
     """
 
     everything: bool = False
-    """Whether the scope includes all tenants, also future ones, except the platform itself. If true, `tenants` and
+    """True if the scope includes all tenants, also future ones, except the platform itself. If true, `tenants` and
     `sub_tenants` are empty."""
     tenants: tuple[TenantId, ...] = ()
     sub_tenants: tuple[tuple[TenantId, SubTenantId], ...] = ()

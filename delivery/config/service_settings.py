@@ -15,8 +15,8 @@ class Archive(Area):
     retention_days: Annotated[int, Field(gt=0, le=3650)] = 30
     """Fewest days for which a dead letter is kept after it was archived. Polls do not change this time."""
     attempts: bool = True
-    """Whether attempts are archived as well: a row for each request to an endpoint, and for each delivery without a request. If
-    false, the API finds no deliveries either."""
+    """If true, attempts are archived as well: a row for each request to an endpoint, and for each delivery without a request.
+    If false, the API finds no deliveries either."""
     attempts_retention_days: Annotated[int, Field(gt=0, le=3650)] = 7
     """Fewest days for which an attempt is kept after it started."""
     replay_max_pending: Annotated[int, Field(gt=0)] = 10_000
@@ -39,7 +39,7 @@ class Operations(Area):
 
 
 class Api(Area):
-    """The HTTP API (`fanout serve`). It serves plain HTTP: terminate TLS in a proxy in front of it."""
+    """The HTTP API (`fanout serve`), served as plain HTTP: terminate TLS in a proxy in front of it."""
 
     host: str = "127.0.0.1"
     """Address to serve on; `0.0.0.0` in a container."""

@@ -34,7 +34,7 @@ class Keys(Area):
     """Key id → 32 bytes in base64. Every key opens secrets; only the key `active` seals secrets. In the environment:
     `id1=base64,id2=base64`."""
     active: str = ""
-    """The id of the key that seals new secrets. It may be empty if the ring has exactly one key."""
+    """The id of the key that seals new secrets. Empty: the only key of the ring."""
 
     _from_text = pydantic.field_validator("ring", mode="before")(pairs)
 
@@ -112,7 +112,8 @@ class Snapshot(Area):
     max_age_s: Seconds = 3600
     """Broadcast: when Postgres has not answered for longer than this, delivery pauses until it answers again."""
     lookup_ttl_s: Seconds = 30
-    """Look-ups: time for which a worker keeps an answer. It is the longest time until a change of the registry takes effect."""
+    """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
+    effect."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
     """Look-ups: most answers in the cache of one worker process. The least recently used answers are dropped first."""
 
@@ -160,7 +161,7 @@ class Delivery(Area):
     allow_networks: tuple[str, ...] = ()
     """For development: networks (CIDR) that the guard allows although they are not public, such as 127.0.0.0/8."""
     allow_http: bool = False
-    """For development: whether endpoints may use plain http."""
+    """For development: if true, endpoints may use plain http."""
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Ports that an endpoint's URL may name. Empty, for development: any port."""
     webhook_origin: Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?$")] = ""
@@ -203,7 +204,7 @@ class Batch(Area):
     450 bytes take 0.4 GB a worker with two tasks, 400,000 take 0.9 GB (docs/adr/0030-more-at-a-time.md)."""
     ticks_topic: str = "fanout.ticks"
     """Topic with one partition in which the job wakes this lane: when a batch is due and no event comes, and after each 45 s
-    without a micro-batch. It must not match `source.topic_pattern`."""
+    without a micro-batch. The topic must not match `source.topic_pattern`."""
 
 
 class Retry(Area):
@@ -268,7 +269,7 @@ class Spark(Area):
     driver_memory: str = "2g"
     """Heap of the driver's JVM."""
     ui: bool = False
-    """Whether to serve Spark's own web UI."""
+    """If true, Spark serves its own web UI."""
     conf: dict[str, SecretStr] = {}
     """Any other Spark configuration. The platform never shows these values, but Spark writes them on the JVM's command line. So
     pass secrets to Spark in another way."""

@@ -1,7 +1,7 @@
 """Build, from the settings, the plain values that the executors get.
 
-Runs on the driver. A plan has all settings of a worker (`worker_plan.Plan`). It contains no secret, because it is pickled into
-every task.
+Runs on the driver. A plan has all settings of a worker (`worker_plan.Plan`). A plan contains no secret, because plans are
+pickled into every task.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Facts:
     stalled_s: float
     """Seconds since the last progress. Time in which the lane has no reason to make progress does not count."""
     is_source_up: bool = True
-    """Whether Kafka answered the last request for the lag."""
+    """True if Kafka answered the last request for the lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

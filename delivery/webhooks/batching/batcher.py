@@ -86,7 +86,7 @@ class Decision:
 
     index: Index
     changed: bool = False
-    """Whether the state of the shard changed and has to be written."""
+    """True if the state of the shard changed and has to be written."""
     batches: list[bytes] = field(default_factory=list)
     """The batches to send, in the encoding that segment.decoded_batch reads."""
     append: dict[int, bytes] = field(default_factory=dict)

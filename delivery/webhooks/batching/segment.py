@@ -242,7 +242,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Return an event as an item. Its arrival is at `now_ms` at the latest, because a producer's clock may be ahead."""
+    """Return an event as an item that arrived at `now_ms` at the latest, because a producer's clock may be ahead."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)

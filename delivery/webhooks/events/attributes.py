@@ -19,7 +19,7 @@ from delivery.model import Attribute, Attributes
 MAX_ATTRIBUTES = 32
 """Most further attributes of one event; as many as an endpoint may have headers."""
 MAX_BYTES = 8 * 1024
-"""Most bytes of the names and values of one event's further attributes, in UTF-8. These travel through state and topics."""
+"""Most bytes of the names and values of one event's further attributes, in UTF-8. The bytes travel through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
 """Attributes that are no further attributes: each has a field in `Event`, or the platform sets it (`datacontenttype`: JSON)."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}

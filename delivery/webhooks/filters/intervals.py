@@ -23,9 +23,9 @@ class Range(NamedTuple):
     lower: float | None
     upper: float | None
     has_lower: bool = False
-    """Whether the range includes its lower bound."""
+    """True if the range includes its lower bound."""
     has_upper: bool = False
-    """Whether the range includes its upper bound."""
+    """True if the range includes its upper bound."""
 
 
 class Ranges(Generic[Item]):

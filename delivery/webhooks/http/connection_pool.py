@@ -78,11 +78,11 @@ class Connection(http_connection.Connection):
 
     origin: Origin
     lease: connector.Connection
-    """aiohttp's handle of the connection. It is closed with the connection."""
+    """aiohttp's handle of the connection, which is closed with the connection."""
     idle_since: float
     """When the connection was last released, by the event loop's clock."""
     is_reused = False
-    """Whether the connection had a request before the current one."""
+    """True if the connection had a request before the current one."""
     on_closed: Callable[[Connection], None] | None = None
     """Function that is called once, when the file descriptor is released."""
 

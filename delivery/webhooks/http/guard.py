@@ -92,7 +92,7 @@ class Guard:
     allow_networks: tuple[str, ...] = ()
     """CIDR networks that may be reached although they are not public."""
     allow_http: bool = False
-    """Whether endpoints may use plain http."""
+    """True if endpoints may use plain http."""
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Allowed ports. Empty: any."""
 

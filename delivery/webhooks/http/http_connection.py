@@ -48,9 +48,9 @@ class Connection(asyncio.Protocol):
         self._received = 0
         self._has_status = False
         self.has_received = False
-        """Whether a byte has arrived since the last request was written."""
+        """True if a byte has arrived since the last request was written."""
         self.should_close = False
-        """Whether the connection can take no further request."""
+        """True if the connection can take no further request."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()

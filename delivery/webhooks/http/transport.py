@@ -20,7 +20,8 @@ from delivery.webhooks.http.origin import Target
 from delivery.webhooks.scheduling import endpoint_clock
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors by which the system says that this process has no more of a resource. They prove nothing about the endpoint."""
+"""Errors by which the system says that this process has no more of a resource. Such an error proves nothing about the
+endpoint."""
 
 _NO_ADDRESS = "the host name leads to no address that is allowed"
 

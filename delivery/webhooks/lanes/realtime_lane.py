@@ -27,10 +27,10 @@ from delivery.webhooks.routing.intake import Receipt
 log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
-"""Seconds from the beginning of a slice to its end. Its receipts follow when all its records have an outcome."""
+"""Seconds from the beginning of a slice to its end. The slice's receipts follow when all its records have an outcome."""
 CHECK_EVERY_S = 0.05
-"""Seconds between two checks for results. Queued results are in Kafka some 10 ms later. Their deliveries are not repeated after
-a crash."""
+"""Seconds between two checks for results. Queued results are in Kafka some 10 ms later. Deliveries with these results are not
+repeated after a crash."""
 MAX_WAITING = 500
 """Most records that wait for the event loop. Beyond this bound the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
