@@ -1,9 +1,9 @@
-"""Track attempts that outlive their Spark task, and report each result. The reasons are in docs/adr/0027.
+"""Track background attempts, which outlive their Spark task, and report each result. The reasons are in docs/adr/0027.
 
     dispatcher ─┬─ deferred, as `under_way` with a name ─────────────► retries topic ─► shard: waits for `wait_s`
                 └─ attempt ─► BackgroundResult ─► its rows, then the name ─► retries topic ─► shard: forgets the entry
 
-The entry in the shard covers the death of this process: no result is reported then, and the shard retries the entry.
+A shard is one key of the retry lane's state. If this process dies, no result is reported, and the shard retries the entry.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from delivery.model import EndpointId, Outcome, Sendable
 log = logging.getLogger(__name__)
 
 REPORTED_WITHIN_S = 30.0
-"""Seconds. A result is reported within a second, and the shard reads the report in its next micro-batch. The shard adds these
-seconds to the attempt's timeout before it retries."""
+"""Seconds beyond the attempt's timeout that a shard waits for a result before it retries. A result is reported within a second,
+and the shard reads the report in its next micro-batch."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of the bodies of all background attempts in one worker."""
+"""Maximum of bytes of the request bodies of all background attempts in one worker."""
 
 
 class BackgroundResult(NamedTuple):
@@ -41,7 +41,8 @@ class BackgroundAttempts:
 
     def __init__(self, timeout_s: float, max_attempts: int, report: Callable[[BackgroundResult], None]) -> None:
         self.wait_s = timeout_s + REPORTED_WITHIN_S
-        """Seconds that a shard waits for the result of a background attempt, from the moment when the task stops waiting."""
+        """Seconds that a shard waits for the result of a background attempt, from the time at which the attempt moved to the
+        background."""
         self._max_attempts = max_attempts
         self._report = report
         self._runners: set[asyncio.Task[None]] = set()
@@ -52,15 +53,15 @@ class BackgroundAttempts:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if no background attempt runs and each result is reported. Thread-safe, as is `settle`."""
+        """Return True if no background attempt runs and all results are reported. Thread-safe."""
         return not self._unreported
 
     def settle(self, results: Iterable[BackgroundResult]) -> None:
-        """Mark results as reported, or as impossible to report."""
+        """Mark results as reported, or as impossible to report. Thread-safe."""
         self._unreported.difference_update(result.name for result in results)
 
     def has_room(self, delivery: Sendable) -> bool:
-        """Return True if one more attempt may run in the background."""
+        """Return True if the attempt of `delivery` may move to the background: neither maximum is reached."""
         return len(self._runners) < self._max_attempts and self._bytes + len(delivery.signed) <= MAX_BYTES
 
     def begin(self, delivery: Sendable, runner: asyncio.Task[None], *, is_unresponsive: bool) -> bytes:
@@ -93,7 +94,7 @@ class BackgroundAttempts:
         return name
 
     def complete(self, name: bytes, outcome: Outcome[Any]) -> None:
-        """Report the result of an attempt. Its earlier attempts were reported when it moved to the background."""
+        """Report the result of a background attempt. Earlier attempts of the delivery were reported when it was deferred."""
         self._report(BackgroundResult(name, outcome._replace(attempts=outcome.attempts[-1:], earlier=outcome.attempts[:-1])))
 
     def in_flight_to(self, endpoint_id: EndpointId) -> int:

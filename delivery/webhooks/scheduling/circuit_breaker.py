@@ -5,8 +5,8 @@ Pure: `now` is passed in, in seconds of a monotonic clock.
     closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER responses in a row ─► closed
                                                 ▲─────────── one failure ───────┘
 
-After a failure, an endpoint gets one request at a time until it responds. Otherwise each of many requests to a hanging endpoint
-would be followed by another as it times out, and the micro-batch would wait for that one as well.
+After a failure, an endpoint gets one request at a time until it responds. Otherwise each request to a hanging endpoint that
+times out would be followed by another request, and the micro-batch would wait for that one as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from delivery.model import EndpointId
 from delivery.webhooks.policy import error_classes, retry_reasons
 
 OPENS_AFTER = 5
+"""Failures in a row after which a breaker opens."""
 TIMEOUT_WEIGHT = 3
-"""A timeout counts as this many failures: each one holds up the micro-batch for the whole time of an attempt."""
+"""Number of failures for which a timeout counts: a timeout holds up the micro-batch for the whole time of an attempt."""
 CLOSES_AFTER = 3
+"""Responses in a row after which a half-open breaker closes."""
 OPEN_S = 30.0
-"""Seconds. Long enough for the retry lane to detect the failure and suppress the endpoint in all workers."""
+"""Seconds for which a breaker is open. Long enough for the retry lane to detect the failure and suppress the endpoint in all
+workers."""
 
 UNHEALTHY = frozenset(
     {
@@ -42,7 +45,7 @@ UNHEALTHY = frozenset(
 )
 """Error classes that show an unhealthy endpoint."""
 REFUSED = frozenset({error_classes.REFUSED, error_classes.REDIRECT})
-"""Error classes about one event or one setting: a 3xx, or a 4xx that is in no other set."""
+"""Error classes of responses that refuse one event or show a wrong setting: a 3xx, or a 4xx that is not in UNHEALTHY."""
 _NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATION})
 """Error classes in which the endpoint had no part. All others (2xx, 3xx, 4xx) are responses of a healthy endpoint."""
 
@@ -59,16 +62,16 @@ class CircuitBreaker:
         self._open_until = float("-inf")
 
     def is_open(self, now: float) -> bool:
-        """Return True if nothing may be sent to the endpoint."""
+        """Return True if the lane may send nothing to the endpoint."""
         return now < self._open_until
 
     @property
     def is_suspect(self) -> bool:
-        """Return True if the endpoint gets one request at a time."""
+        """Return True if the endpoint gets one request at a time: after a failure, and while the breaker is half-open."""
         return self._failures > 0 or self._is_half_open
 
     def record(self, error_class: str | None, began_at: float, now: float) -> None:
-        """Record the result of a request that began at `began_at`.
+        """Record the result of a request that began at `began_at`. `error_class` is None if the endpoint accepted the request.
 
         1. The request began before the breaker opened, or never reached the endpoint: no change.
         2. The endpoint responded: the failures in a row are reset. After CLOSES_AFTER responses in a row the breaker closes.
@@ -89,7 +92,7 @@ class CircuitBreaker:
 
 
 CircuitBreakers = MutableMapping[EndpointId, CircuitBreaker]
-"""The circuit breakers of endpoints that failed recently. Kept across micro-batches."""
+"""The circuit breakers of a worker, for endpoints that failed recently. Kept across micro-batches."""
 
 
 def is_open(breakers: CircuitBreakers, endpoint_id: EndpointId, now: float) -> bool:

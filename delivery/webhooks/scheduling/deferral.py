@@ -1,4 +1,4 @@
-"""Decide which deliveries a fast lane (direct or batch) defers to the retry lane.
+"""Decide which deliveries a fast lane (direct, batch or real-time) defers to the retry lane.
 
 Pure except for the clocks that are passed in.
 """
@@ -23,9 +23,9 @@ class _Rng(Protocol):
 
 
 class Deferrals:
-    """The deferrals of one micro-batch. `now_s` returns seconds since the epoch, `clock` is monotonic.
+    """Decide the deferrals of one task, and make their outcomes. `now_s` returns seconds since the epoch, `clock` is monotonic.
 
-    `suppressed` combines the reports of all lanes and workers.
+    `suppressed` combines the reports of all lanes and workers. `breakers` and `background` are of this worker.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Deferrals:
         self._rng = rng
 
     def reason_for(self, endpoint: Endpoint) -> str | None:
-        """Return the reason for which this lane sends nothing to `endpoint`, or None. Called before a body is built.
+        """Return the reason for which this lane sends nothing to `endpoint`, or None. Called before a request body is built.
 
-        1. The endpoint is quarantined, paused or disabled: its deliveries wait until that ends.
+        1. The endpoint is quarantined, paused or disabled: its deliveries wait until it is active again.
         2. The endpoint takes events in order, which only the retry lane's state can keep.
         3. The endpoint fails in this worker: its circuit breaker is open.
         4. The driver suppresses the endpoint: it fails, or was unresponsive, in another lane or worker.
@@ -69,13 +69,13 @@ class Deferrals:
         return retry_reasons.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
     def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
-        """Return the outcome of a delivery that is deferred without a further attempt. It uses up no wait of the schedule."""
+        """Return the outcome of a delivery that is deferred without a further attempt. No wait of the schedule is used up."""
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 
     def in_background(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
         """Return the outcome of a delivery whose attempt moves to the background.
 
-        The retry lane attempts it again if no result is reported by then.
+        The retry lane attempts the delivery again if no result is reported within `BackgroundAttempts.wait_s`.
         """
         again = NextAttempt(self._now_ms() + round(self._background.wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_reasons.UNDER_WAY, again, background_attempt=name)
@@ -86,7 +86,7 @@ class Deferrals:
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
-        """Return the outcome of a failed delivery: deferred by its endpoint's schedule, or dead-lettered."""
+        """Return the outcome of a failed delivery: deferred by its endpoint's retry schedule, or dead-lettered without one."""
         last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
         assert last.error_class is not None, "it has failed"  # noqa: S101
         expires_ms = now_ms + round(retrying.max_age_s * 1000)

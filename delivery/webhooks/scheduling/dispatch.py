@@ -1,12 +1,13 @@
-"""Decide which delivery is attempted next, so that no endpoint delays the others.
+"""Decide which delivery of a Spark task is attempted next, so that no endpoint delays other endpoints.
 
 Each endpoint has its own queue, its own limit of requests in flight and, if it asked for one, its own rate. Endpoints share the
-worker's slots round robin. A delivery that waits for its quick retry, or for its endpoint's rate, holds no slot.
+worker's slots round robin; a slot is one request in flight. A delivery that waits for its quick retry, or for its endpoint's
+rate, holds no slot.
 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
-1. All that wait for an endpoint whose circuit breaker opens.
-2. Those that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
-3. Those whose response is overdue at the end. Their attempts go on in the background (scheduling.background_attempts).
+1. Deliveries that wait for an endpoint whose circuit breaker opens.
+2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
+3. Deliveries whose response is overdue at the end. Their attempts go on in the background (scheduling.background_attempts).
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight
 from delivery.webhooks.scheduling.timeouts import Phase
 
 ENOUGH_READY, FEW_READY = 16, 8
-"""Queues that are ready. Above ENOUGH_READY the lane reads no further events; it goes on at FEW_READY. An event that
-is not read yet takes no memory, and is in the processor's cache when it is sent."""
+"""Numbers of endpoint queues that are ready. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it reads again.
+An event that is not read yet takes no memory, and is in the processor's cache when it is sent."""
 
 
 class Sender(Protocol):
-    """Send one attempt. Implemented by delivery.webhooks.sending.sender.Sender."""
+    """Make one attempt at a delivery. Implemented by delivery.webhooks.sending.sender.Sender."""
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt: ...
 
@@ -45,7 +46,8 @@ class Dispatcher(Generic[Sent]):
     """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
 
     `clock` and `endpoint_time` are monotonic, in seconds. Endpoints are judged by `endpoint_time` (scheduling.endpoint_clock).
-    `memory` outlives the dispatcher. Guarantee: each submitted delivery ends in exactly one outcome, unless all are abandoned.
+    `memory` keeps the state of endpoints between tasks. Guarantee: each submitted delivery ends in exactly one outcome, unless
+    the task fails.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Dispatcher(Generic[Sent]):
         self._ready: collections.deque[Queue[Sent]] = collections.deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
-        """The futures of idle runners."""
+        """A future for each idle runner. Its result wakes the runner."""
         self._attempts: dict[Pending[Sent], InFlight[Sent]] = {}
         self._in_flight = 0
         self._unsettled = 0
@@ -100,7 +102,7 @@ class Dispatcher(Generic[Sent]):
         return ended
 
     def report(self) -> DispatchReport:
-        """Return the task's observations of its endpoints. Called once, at its end."""
+        """Return the task's observations of its endpoints. Called once, at the end of the task."""
         return endpoint_queue.report(self._queues.values(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
@@ -118,9 +120,9 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. Nothing may be submitted meanwhile.
 
-        When no queue is ready, each waiting delivery waits for its own endpoint. After `queue_timeout_s` it is deferred. In
-        `finish`, attempts in flight have until their endpoint's response deadline, at most `response_deadline_s`. Later ones go
-        on in the background.
+        When no queue is ready, each waiting delivery waits for its own endpoint. After `queue_timeout_s` the delivery is
+        deferred. In `finish`, an attempt in flight has until its endpoint's response deadline, at most `response_deadline_s`.
+        Then the attempt goes on in the background.
         """
         self._enter(Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
@@ -162,7 +164,10 @@ class Dispatcher(Generic[Sent]):
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
 
     def _on_queue_timeout(self) -> None:
-        """Defer deliveries that have waited too long. At the end of the micro-batch, defer all that wait, now and later."""
+        """Defer deliveries that have waited for `queue_timeout_s`.
+
+        At the end of the task, defer all that wait, now and later.
+        """
         if not self._phase.is_waiting:
             return
         until = self._endpoint_time()
@@ -198,14 +203,14 @@ class Dispatcher(Generic[Sent]):
         self._timeouts.start_response_deadline(overdue.check_in_s)
 
     def _continue_in_background(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
-        """Leave an attempt to its runner, which ends with the attempt."""
+        """Move an attempt to the background, and defer its delivery. The attempt's runner ends with the attempt."""
         self._runners.discard(runner)
         self._in_flight -= 1  # this task awaits one attempt less; its endpoint keeps the slot until the attempt has ended
         pending.name = self._background.begin(pending.delivery, runner, is_unresponsive=queue.responded_at <= pending.since)
         self._end(self._deferrals.in_background(pending.delivery, pending.attempts, pending.name))
 
     def _defer_waiting(self, queue: Queue[Sent], reason: str, until: float = math.inf) -> None:
-        """Defer all deliveries that began to wait by `until`."""
+        """Defer all deliveries of a queue that began to wait at `until` or before."""
         while queue.waiting and queue.waiting[0].since <= until:
             self._defer(queue.waiting.popleft(), reason)
 
@@ -238,7 +243,7 @@ class Dispatcher(Generic[Sent]):
             self._ready.append(queue)
 
     def _resume(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
-        """Make a queue ready again that waited for its rate or its host; return True if it has waiting deliveries."""
+        """Make a queue ready again that waited for its rate or host. Return True if the queue has waiting deliveries."""
         if self._phase is Phase.ABANDONED or not queue.waiting:
             queue.is_ready = False
             return False
@@ -262,7 +267,7 @@ class Dispatcher(Generic[Sent]):
             runner.add_done_callback(self._runner_ended)
 
     async def _run(self) -> None:
-        """Attempt delivery after delivery, until cancelled or left with a background attempt."""
+        """Attempt delivery after delivery, until cancelled, or until an attempt that moved to the background has ended."""
         runner = asyncio.current_task()
         assert runner is not None, "it runs in one"  # noqa: S101
         while True:
@@ -308,8 +313,8 @@ class Dispatcher(Generic[Sent]):
         """Return True if the first delivery of the queue may be attempted now.
 
         1. False if the queue is empty, or if its endpoint has failed meanwhile and gets one request at a time.
-        2. False if the rate allows no request yet. The queue becomes ready again when it does.
-        3. False if the host has no capacity. The queue becomes ready again when it has.
+        2. False if the rate allows no request yet. The queue becomes ready again when the rate allows one.
+        3. False if the host has no capacity. The queue becomes ready again when the host has capacity.
         4. Otherwise True.
         """
         host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
@@ -333,7 +338,7 @@ class Dispatcher(Generic[Sent]):
 
         1. Accepted: delivered.
         2. Failed in a way that often passes, and attempts are left: retry after a wait that holds no slot.
-        3. Failed otherwise: defer by the endpoint's schedule, or dead-letter if there is none.
+        3. Failed otherwise: defer by the endpoint's retry schedule, or dead-letter without a schedule.
         4. The endpoint's circuit breaker opened: defer its waiting deliveries.
         """
         is_open = queue.observe(

@@ -1,4 +1,4 @@
-"""Keep the time by which endpoints are judged. It stands still while the delay is our own.
+"""Keep the time by which a worker judges endpoints. The clock slows down while the worker waits for its own machine.
 
 docs/adr/0031 has the measurements. An endpoint that responds in 10 ms seems to take 3 s to a process that had no CPU for 3 s.
 Each judgement of an endpoint (response time, response deadline, queue timeout, attempt timeout) therefore reads this clock.
@@ -16,9 +16,10 @@ from delivery.webhooks.scheduling import limits
 BEAT_S = 0.05
 """Seconds between two readings of our own delay. A reading takes 18 µs, so 0.04 % of a core."""
 STALL_S = 0.05
-"""Seconds that a beat may be late. A longer lateness counts as this much."""
+"""Seconds that a beat of the clock may be late. Lateness beyond this is left out of the clock's time."""
 LEAST_SPEED = 1 / 8
-"""The clock's slowest speed. A hanging endpoint is detected even on a machine that is overloaded for long."""
+"""Slowest speed of the clock, as a share of real time. So a hanging endpoint is detected even on a machine that is overloaded
+for long."""
 
 
 def loop_time() -> float:
@@ -35,8 +36,10 @@ class OwnDelay(Protocol):
 class EndpointClock:
     """A monotonic clock in seconds, at most as fast as the event loop's. Created inside that loop, which drives its beat.
 
-    1. A beat is more than STALL_S late: the loop was blocked. The rest of the lateness is left out.
-    2. The process waited for CPU or memory during a part of the last beat: the next beat is slower by that part.
+    A beat is a timer of the loop, each BEAT_S.
+    1. A beat is more than STALL_S late: the loop was blocked. The lateness beyond STALL_S is left out.
+    2. The process waited for CPU or memory during a part of the last beat: until the next beat, the clock is slower by
+       that part.
     """
 
     def __init__(self, own_delay: OwnDelay) -> None:
@@ -57,7 +60,7 @@ class EndpointClock:
         return self._time + (BEAT_S + STALL_S) * self._speed
 
     def own_delay_s(self) -> float:
-        """Return the seconds that the clock has left out since the last call."""
+        """Return the seconds of own delay that the clock has left out since the last call."""
         now, time = self._loop.time(), self.time()
         left_out_s = (now - self._reported_at) - (time - self._reported_time)
         self._reported_at, self._reported_time = now, time
@@ -76,7 +79,10 @@ class EndpointClock:
 
 
 class Countdown:
-    """Call `ended` once, when `clock` has advanced by `wait_s`. The loop's own timer would not stop with the clock."""
+    """Call `ended` once, when `clock` has advanced by `wait_s`.
+
+    A timer of the event loop would not slow down with the clock.
+    """
 
     def __init__(self, clock: Callable[[], float], wait_s: float, ended: Callable[[], None]) -> None:
         self._clock = clock
@@ -85,7 +91,7 @@ class Countdown:
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def cancel(self) -> None:
-        """Cancel the call."""
+        """Cancel the countdown: `ended` is not called."""
         self._timer.cancel()
 
     def _look(self) -> None:

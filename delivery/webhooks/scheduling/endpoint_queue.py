@@ -1,6 +1,6 @@
-"""Keep, for one task, each endpoint's waiting deliveries and attempts in flight; decide which responses are overdue.
+"""Keep, for one Spark task, each endpoint's waiting deliveries and attempts in flight; decide which responses are overdue.
 
-Pure: the clock's reading is passed in. delivery.webhooks.scheduling.dispatch consumes the queues.
+Pure: the clock's reading is passed in. The dispatcher of the task (delivery.webhooks.scheduling.dispatch) consumes the queues.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
-"""Destinations. If a task sends to so few, all may be slow by themselves. With more unresponsive ones, the task waits for the
-end of their attempts. The driver then judges from all tasks whether the fault is ours (delivery.webhooks.scheduling.outage)."""
+"""Number of destinations to which a task sends that may all be slow by themselves. If more destinations are unresponsive, the
+task waits for the end of their attempts. The driver then judges from all tasks whether our own network is broken
+(delivery.webhooks.scheduling.outage)."""
 
 
 @dataclass(slots=True, eq=False)
 class Pending(Generic[Sent]):
-    """A delivery without an outcome."""
+    """A delivery of the task that has no outcome yet."""
 
     delivery: Sent
     since: float = 0.0
-    """When it began to wait, or when its current attempt began. Reset after each attempt."""
+    """When the delivery began to wait, or when its current attempt began, by the endpoint clock."""
     attempts: tuple[Attempt, ...] = ()
     name: bytes | None = None
-    """Name of its background attempt. Set: its outcome is already reported, and its attempt runs in the background."""
+    """Name of the background attempt. Set: the delivery is reported as postponed, and its attempt runs in the background."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue(Generic[Sent]):
-    """The waiting deliveries of one endpoint."""
+    """The waiting deliveries of one endpoint in one task, its limits, and the observations of its attempts."""
 
     endpoint: Endpoint
     max_in_flight: int
@@ -43,7 +44,7 @@ class Queue(Generic[Sent]):
     breaker: circuit_breaker.CircuitBreaker | None
     response_time: response_times.ResponseTime
     host: host_limits.Host | None
-    """Its host. None: the host has no limits."""
+    """Host of the endpoint's URL. None: the host has no limits."""
     limit: int
     """Maximum of requests in flight now: one while the circuit breaker is suspect."""
     waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
@@ -51,7 +52,7 @@ class Queue(Generic[Sent]):
     is_ready: bool = False
     """Whether the queue is in line for a slot, or will be as soon as its rate or host allows."""
     has_reservation: bool = False
-    """Whether its host has reserved capacity for it."""
+    """Whether the host has reserved capacity for one request of this queue."""
     is_unresponsive: bool = False
     """Whether all further deliveries are deferred. Either the endpoint held up a micro-batch without a response, or background
     attempts use its whole limit."""
@@ -89,7 +90,7 @@ class Queue(Generic[Sent]):
             self.host.leave()
 
     def release_reservation(self) -> None:
-        """Release the capacity that its host may have reserved."""
+        """Release the capacity that the host may have reserved for this queue."""
         if self.has_reservation and self.host is not None:
             self.has_reservation = False
             self.host.use_reservation()
@@ -105,7 +106,7 @@ class Queue(Generic[Sent]):
         clock: Callable[[], float],
         endpoint_time: Callable[[], float],
     ) -> bool:
-        """Record the observations of an attempt; return True if its circuit breaker is open.
+        """Record the result of an attempt to the endpoint; return True if the endpoint's circuit breaker is open.
 
         The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`.
         """
@@ -130,7 +131,7 @@ class Queue(Generic[Sent]):
 
 
 class DispatchReport(NamedTuple):
-    """A task's observations of its endpoints."""
+    """A task's observations of the endpoints to which it sent."""
 
     most_in_flight: int
     """Maximum of requests in flight at once."""
@@ -145,7 +146,7 @@ class DispatchReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointMemory:
-    """The state of endpoints that a worker keeps from task to task: a rate limit does not end with a micro-batch."""
+    """The state of endpoints that a worker keeps from task to task, because a rate limit does not end with a micro-batch."""
 
     paces: limits.Paces
     hosts: host_limits.Hosts
@@ -155,7 +156,7 @@ class EndpointMemory:
     def queue_of(
         self, endpoint: Endpoint, bounds: limits.Limits, background: background_attempts.BackgroundAttempts
     ) -> Queue[Any]:
-        """Return a new queue for an endpoint. Background attempts of earlier tasks count against its limit."""
+        """Return a new queue for an endpoint. Background attempts of earlier tasks count against the endpoint's limit."""
         name = endpoint.endpoint_id
         bound = bounds.in_flight_to(endpoint) - background.in_flight_to(name)
         known, response_time = self.breakers.get(name), self.response_times.get(name)
@@ -174,18 +175,18 @@ class EndpointMemory:
 
 
 class InFlight(NamedTuple, Generic[Sent]):
-    """An attempt that this task awaits, and its runner."""
+    """An attempt that the task awaits: its queue, and the asyncio task that runs it."""
 
     queue: Queue[Sent]
     runner: asyncio.Task[None]
 
 
 class Overdue(NamedTuple, Generic[Sent]):
-    """Attempts whose response is overdue."""
+    """Attempts whose response is overdue, and their endpoints."""
 
     attempts: list[Pending[Sent]]
     unresponsive: list[Queue[Sent]]
-    """Their endpoints that have sent no response since."""
+    """Queues of the endpoints that have sent no response since their overdue attempt began."""
     check_in_s: float
     """Seconds until the next check."""
 
@@ -209,10 +210,10 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
 
 
 def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
-    """Return the attempts whose response is overdue: later than usual for the endpoint, or than `max_s`.
+    """Return the attempts whose response is overdue: later than usual for the endpoint, or later than `max_s`.
 
-    An endpoint is left out if it has responded in this task and has waiting deliveries. It may be busy for a moment, and the
-    task waits for the rest anyway: until its circuit breaker opens or `queue_timeout_s` has passed.
+    An endpoint is left out if it has responded in this task and has waiting deliveries. The endpoint may be busy for a moment.
+    The task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
     """
     attempts: list[Pending[Sent]] = []
     unresponsive: dict[EndpointId, Queue[Sent]] = {}
@@ -233,7 +234,10 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
 
 
 def may_be_local_outage(queues: Collection[Queue[Sent]], unresponsive: Collection[Queue[Sent]]) -> bool:
-    """Return True if our own network may be broken. Unresponsive endpoints that never responded count as unreachable."""
+    """Return True if our own network may be broken: hardly any endpoint of the task has responded.
+
+    Unresponsive endpoints that never responded count as unreachable.
+    """
     unknown = (queue for queue in queues if not queue.has_responded and (queue.is_unresponsive or queue in unresponsive))
     seen = reachability(queues) + outage.reachability((queue.endpoint, False) for queue in unknown)
     return seen.is_broken(least=FEW_DESTINATIONS + 1)

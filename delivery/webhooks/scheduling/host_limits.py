@@ -1,4 +1,4 @@
-"""Limit the requests to one host, whichever customers' endpoints are there. The reasons are in docs/adr/0034.
+"""Limit the requests to one host over the endpoints of all customers. The reasons are in docs/adr/0034.
 
 Endpoints of many customers may name one host, and the host may belong to none of them. An endpoint's own limits do not protect
 that host: one event would go to all of these endpoints at once.
@@ -21,9 +21,9 @@ from delivery.webhooks.scheduling import limits
 log = logging.getLogger(__name__)
 
 MAX_HOSTS = 20_000
-"""Hosts whose rate is remembered, the most recently used ones."""
+"""Maximum of hosts whose state is kept, the most recently used ones."""
 RECHECK_S = 0.2
-"""Seconds after which the retry lane checks a host's capacity again. In the fast lanes the host wakes a waiting queue."""
+"""Seconds after which the retry lane checks a host's capacity again. In the fast lanes the Host wakes a waiting queue."""
 WARN_EVERY_S = 600.0
 """Seconds between two warnings about one host."""
 
@@ -31,7 +31,8 @@ WARN_EVERY_S = 600.0
 class Host:
     """The requests in flight from this worker to one host, and the queues that wait for it. Not safe between threads.
 
-    `clock` is monotonic, in seconds. One timer serves all waiting queues: per free connection it wakes one of a thousand.
+    A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. One timer serves
+    all waiting queues: for each free connection it wakes one queue, even of a thousand.
     """
 
     def __init__(self, name: str, max_in_flight: int, per_second: float, clock: Callable[[], float]) -> None:
@@ -44,7 +45,7 @@ class Host:
         self._timer: asyncio.TimerHandle | None = None
         self._warn_at = float("-inf")
         self.delayed = 0
-        """Number of requests that had to wait for this host's limits."""
+        """Number of requests that had to wait for the limits of this host."""
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
         """Replace the limits. Requests in flight beyond the new limits go on."""
@@ -54,11 +55,11 @@ class Host:
 
     @property
     def has_room(self) -> bool:
-        """Return True if a request may begin now: there is capacity, and no queue waits for it."""
+        """Return True if a request may begin now: the host has capacity, and no queue waits for capacity."""
         return not self._waiting and self._has_capacity(reserved=self._reserved)
 
     def use_reservation(self) -> bool:
-        """Consume a reservation; return True if the capacity is still there. Each woken queue calls this once."""
+        """End a reservation; return True if the host still has capacity. Each woken queue calls this once."""
         self._reserved -= 1
         return self._has_capacity()
 
@@ -77,13 +78,16 @@ class Host:
         self.wake()
 
     def call_when_free(self, resume: Callable[[], bool]) -> None:
-        """Call `resume` once there is capacity. `resume` returns True if it will call `use_reservation`."""
+        """Call `resume` once the host has capacity. `resume` returns True if its queue will call `use_reservation`."""
         self.count_delay()
         self._waiting.append(resume)
         self.wake()
 
     def wake(self) -> None:
-        """Schedule the next waiting queue for when there is capacity. Also called when a reservation was not used."""
+        """Start the timer that wakes the next waiting queue when the host has capacity.
+
+        Also called after an unused reservation.
+        """
         if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
             wait_s = self._pace.wait_s(self._clock())
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._call_waiting)
@@ -108,7 +112,7 @@ class Host:
 
 
 class Hosts:
-    """The hosts to which this worker process sends. Shared by its lanes."""
+    """The hosts to which a worker process sends. All lanes of the worker share them."""
 
     def __init__(self, bounds: limits.Limits, clock: Callable[[], float]) -> None:
         self._bounds = bounds

@@ -5,7 +5,7 @@ Pure: the clock's reading is passed in.
 An endpoint's own limits hold for all workers together. Each worker keeps to its share: the limit divided by the number of
 workers, which comes with each task. Two consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
-2. The limit is exceeded while lanes run at once in more processes than that: each process keeps its own share.
+2. The limit is exceeded while lanes run at once in more processes than that number: each process keeps its own share.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from dataclasses import dataclass
 from delivery.model import Endpoint, EndpointId
 
 BURST_SHARE = 0.05
-"""The part of a second's requests that may go at once. The rest is refilled over the second. So no second has more requests
-than the rate allows, and a sender that wakes up a little late loses nothing."""
-
+"""Share of a second's requests that may go at once. The other requests become possible evenly over the second. So no second has
+more requests than the rate allows, and a sender that wakes up a little late loses nothing."""
 
 ROUNDING_S = 1e-6
+"""Seconds. A shorter wait is a rounding error of the clock, and counts as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one worker process."""
+    """The limits of one worker process, from the settings of the area `delivery`."""
 
     max_in_flight: int = 256
+    """Requests in flight of one dispatcher, to all endpoints."""
     max_in_flight_per_endpoint: int = 16
-    """Requests. Applies to an endpoint without a limit of its own."""
+    """Requests in flight to an endpoint without a limit of its own."""
     queue_timeout_s: float = 3.0
     """Seconds that a delivery waits for its own endpoint after all other endpoints were served. Setting `lane_deadline_s`."""
     response_deadline_s: float = 0.5
@@ -38,8 +39,8 @@ class Limits:
     workers: int = 1
     """Number of worker processes that share the limits of an endpoint and of a host."""
     slices: int = 1
-    """Number of dispatchers of one worker that run at once. Each counts its own requests in flight to an endpoint. Rates and
-    host limits are shared by all of them."""
+    """Number of dispatchers of one worker that run at once. Each counts its own requests in flight to an endpoint. All of
+    them share rates and host limits."""
     max_per_host: int = 0
     """Connections to one host, over all workers and all customers. 0: hosts have no limits at all."""
     max_per_second_per_host: float = 2000.0
@@ -70,7 +71,7 @@ class Limits:
         return None if endpoint.max_per_second is None else endpoint.max_per_second / self.workers
 
     def pace_to(self, endpoint: Endpoint, paces: Paces) -> Pace | None:
-        """Return the pace of `endpoint`, or None if it has no limit. The known pace is kept while its rate is unchanged."""
+        """Return the pace of `endpoint`, from `paces` if its rate is unchanged. None: the endpoint has no limit per second."""
         per_second = self.rate_to(endpoint)
         if per_second is None:
             return None
@@ -81,9 +82,9 @@ class Limits:
 
 
 class Pace:
-    """A token bucket for one endpoint, stored as one number by the generic cell rate algorithm (ITU-T I.371).
+    """A token bucket for one endpoint or host, stored as one number by the generic cell rate algorithm (ITU-T I.371).
 
-    In any second at most `per_second` requests go, rounded up to one: a burst of `burst_share` of them, and the rest evenly.
+    In any second at most `per_second` requests go, rounded up to one: a burst of `burst_share` of them, and the others evenly.
     """
 
     __slots__ = ("_burst_s", "_interval_s", "_next_at", "per_second")
@@ -108,4 +109,4 @@ class Pace:
 
 
 Paces = MutableMapping[EndpointId, Pace]
-"""The paces of a worker's endpoints, shared by all of its lanes."""
+"""The paces of a worker's endpoints, by endpoint. All lanes of the worker share them."""

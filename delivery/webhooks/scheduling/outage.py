@@ -1,7 +1,7 @@
 """Detect an outage of our own network: hardly any destination is reachable.
 
-Pure: `now` is passed in. During an outage the lanes pause. Events stay in Kafka and use up no schedule, and no endpoint is
-disabled. The reasons are in docs/adr/0032.
+Pure: `now` is passed in. During an outage the lanes pause. Events stay in Kafka and use up no retry schedule, and no
+endpoint is disabled. The reasons are in docs/adr/0032.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from delivery import errors
 from delivery.model import Endpoint
 
 MIN_DESTINATIONS = 10
-"""Destinations. Fewer than these may all be down by themselves."""
+"""Minimum of destinations for a judgement. Fewer may all be down by themselves."""
 MIN_CUSTOMERS = 2
-"""Customers. All destinations of one customer may be in one data centre that is down."""
+"""Minimum of customers for a judgement. All destinations of one customer may be in one data centre that is down."""
 UNREACHABLE_SHARE = 0.8
-"""Share of the destinations, and of the customers, that are unreachable. Half of them may be in one data centre that is
-down."""
+"""Share of the destinations, and of the customers, from which on the fault is ours if they are unreachable. Half of them may be
+in one data centre that is down."""
 MAX_SAMPLE = 256
 """Maximum of destinations, and of customers, in a sample: 5 kB of a task's report to the driver."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 60.0
+"""Seconds between two tests of a broken network: the first pause, which doubles, and the longest."""
 UNREACHABLE_CLASSES = frozenset(
     {
         errors.LocalFailure.error_class,
@@ -36,21 +37,21 @@ UNREACHABLE_CLASSES = frozenset(
         errors.ConnectionLost.error_class,
     }
 )
-"""Error classes of attempts to which the endpoint sent nothing. If most destinations end so, the fault is ours."""
+"""Error classes of attempts to which the endpoint sent no response. If most destinations fail with these, the fault is ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachability:
-    """Which destinations were asked, and which of them responded. `a + b` merges two observations.
+    """The destinations to which requests were sent, and which of them responded. `a + b` merges two observations.
 
     A destination is a host and port: a hundred endpoints behind one gateway count as one. Destinations and customers are stored
     as digests. Beyond MAX_SAMPLE the smallest digests are kept, so the sample does not depend on the order of merging.
     """
 
     destinations: Mapping[int, bool] = field(default_factory=dict)
-    """By digest: whether the destination responded."""
+    """For each destination, by digest: whether it responded."""
     customers: Mapping[int, bool] = field(default_factory=dict)
-    """By digest: whether any destination of the customer responded."""
+    """For each customer, by digest: whether any of the customer's destinations responded."""
 
     def __add__(self, other: Reachability) -> Reachability:
         return Reachability(
@@ -59,7 +60,7 @@ class Reachability:
 
     @property
     def asked(self) -> int:
-        """Return the number of destinations that were asked."""
+        """Return the number of destinations to which requests were sent."""
         return len(self.destinations)
 
     @property
@@ -70,7 +71,7 @@ class Reachability:
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
         """Return True if our own network seems broken.
 
-        At least `least` destinations of several customers were asked, and hardly any responded.
+        Requests went to at least `least` destinations of several customers, and hardly any responded.
         """
         return (
             self.asked >= least
@@ -81,7 +82,7 @@ class Reachability:
 
     @property
     def is_healthy(self) -> bool:
-        """Return True if more than half of the destinations responded, however few were asked."""
+        """Return True if more than half of the destinations responded, however few they are."""
         return self.unreachable * 2 < self.asked
 
 
@@ -100,7 +101,7 @@ def reachability(seen: Iterable[tuple[Endpoint, bool]]) -> Reachability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkHealth:
-    """The judgement of our own network."""
+    """The driver's judgement of our own network, after each micro-batch."""
 
     is_broken: bool = False
     pause_s: float = 0.0
@@ -112,7 +113,7 @@ class NetworkHealth:
         """Return the judgement after a micro-batch.
 
         1. Hardly any destination responded: the network is broken, and the pause doubles.
-        2. Most destinations responded: the network works, however few were asked.
+        2. Most destinations responded: the network works, however few they are.
         3. Otherwise: no change.
         """
         if seen.is_broken():
@@ -125,10 +126,10 @@ def _unreachable(known: Mapping[int, bool]) -> int:
     return sum(not responded for responded in known.values())
 
 
-def _merged(one: Mapping[int, bool], other: Mapping[int, bool]) -> Mapping[int, bool]:
-    if not one or not other:
-        return one or other
-    return _sample({digest: one.get(digest, False) or other.get(digest, False) for digest in one.keys() | other.keys()})
+def _merged(first: Mapping[int, bool], second: Mapping[int, bool]) -> Mapping[int, bool]:
+    if not first or not second:
+        return first or second
+    return _sample({digest: first.get(digest, False) or second.get(digest, False) for digest in first.keys() | second.keys()})
 
 
 def _sample(known: Mapping[int, bool]) -> Mapping[int, bool]:

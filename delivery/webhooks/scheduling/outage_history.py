@@ -11,15 +11,15 @@ MARGIN_MS = 10_000
 """Milliseconds after an outage that still count as outage. An attempt may begin during the outage and end later, and workers'
 clocks may differ from the driver's by seconds."""
 MAX_PAST = 100
-"""Number of outages that are remembered, the latest ones."""
+"""Maximum of outages that are remembered, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outages:
-    """The outages of our own network since this process began.
+    """The outages of our own network since the driver began.
 
-    An outage begins when the network was last known to work: failures between then and its detection do not count
-    against an endpoint either.
+    An outage begins at the time when the network was last known to work. So failures before its detection do not count against
+    an endpoint either.
     """
 
     ended: tuple[tuple[int, int], ...] = ()
@@ -29,7 +29,7 @@ class Outages:
     is_ongoing: bool = False
 
     def after(self, *, is_broken: bool, is_healthy: bool, now_ms: int) -> Outages:
-        """Return the history after a micro-batch, by whether the network was broken or proven to work."""
+        """Return the history after a micro-batch in which the network was broken, or proven to work, or neither."""
         if is_broken:
             return replace(self, is_ongoing=True)
         if self.is_ongoing:
@@ -40,8 +40,8 @@ class Outages:
     def failing_s(self, since_ms: int, failed_ms: int) -> float:
         """Return the seconds in which an endpoint failed by itself, first at `since_ms` and last at `failed_ms`.
 
-        1. The last failure was during an outage: 0. It proves nothing, and a healthy endpoint accepts the next probe.
-        2. Otherwise: the time between both, less the time of all outages.
+        1. The last failure was during an outage: 0. The failure proves nothing, and a healthy endpoint accepts the next probe.
+        2. Otherwise: the time between the two failures, less the time of all outages.
         """
         if self.is_ongoing or any(first <= failed_ms <= last for first, last in self.ended):
             return 0.0

@@ -1,4 +1,4 @@
-"""Estimate how long an endpoint takes to respond, so that no task waits much longer.
+"""Estimate how long an endpoint takes to respond, so that a task can stop waiting soon after.
 
 Pure. Source: RFC 6298, section 2, which estimates the retransmission timeout of TCP in the same way.
 """
@@ -10,11 +10,11 @@ from collections.abc import MutableMapping
 from delivery.model import EndpointId
 
 MIN_RESPONSE_DEADLINE_S = 0.2
-"""Seconds that any endpoint may take: a busy machine, a lost packet, a garbage collection."""
+"""Shortest response deadline in seconds. A busy machine, a lost packet or a garbage collection delays any endpoint."""
 
 
 class ResponseTime:
-    """The mean of an endpoint's response times, weighted towards the latest, and their spread around it."""
+    """The mean of an endpoint's response times, weighted towards the latest, and their mean deviation from it."""
 
     __slots__ = ("_mean_s", "_spread_s")
 
@@ -22,7 +22,7 @@ class ResponseTime:
         self._mean_s = self._spread_s = 0.0
 
     def record(self, seconds: float) -> None:
-        """Record a response time."""
+        """Add a response time to the estimate."""
         if not self._mean_s:
             self._mean_s, self._spread_s = seconds, seconds / 2
             return
@@ -34,10 +34,10 @@ class ResponseTime:
         return self._mean_s > max_s
 
     def deadline_s(self, max_s: float) -> float:
-        """Return how long to wait for a response.
+        """Return the response deadline: seconds to wait for a response, from MIN_RESPONSE_DEADLINE_S to `max_s`.
 
         1. The endpoint has never responded: `max_s`.
-        2. Its mean exceeds `max_s`: the minimum, because waiting would be in vain.
+        2. The mean exceeds `max_s`: the minimum, because a longer wait would be in vain.
         3. Otherwise: the mean plus four times the spread.
         """
         if not self._mean_s:

@@ -1,4 +1,4 @@
-"""A failing endpoint gets no request for a while, then one at a time, and all again once it responds."""
+"""The circuit breaker lets no request to a failing endpoint for a while, then one at a time, then all again."""
 
 import pytest
 
@@ -10,7 +10,7 @@ OK, DOWN, HANGS = None, error_classes.SERVER_ERROR, "timeout"
 
 
 def recorded(*answers, each_s=1.0):
-    """Return (the breaker, now) after requests that each began when the previous one had ended."""
+    """Return the breaker and the time after requests, each of which began when the previous one had ended."""
     made, now = circuit_breaker.CircuitBreaker(), 0.0
     for answer in answers:
         made.record(answer, now, now + each_s)

@@ -1,4 +1,4 @@
-"""A fast lane defers deliveries that it must not attempt now, with all that the retry lane needs."""
+"""A fast lane defers deliveries that it must not attempt now. The retry entries have all that the retry lane needs."""
 
 import asyncio
 
@@ -62,7 +62,7 @@ def postponed(results):
 
 
 def health(results):
-    """Return the health hints of the results, as written there."""
+    """Return the health hints of the results, as written to the retries topic."""
     return [(row.key, retry_messages.message(row.value)) for row in topic_rows.health_hint_rows(results, TOPICS, now_ms=NOW_MS)]
 
 
@@ -116,7 +116,7 @@ def test_ordered_events_carry_their_key_in_arrival_order():
     results, _ = deliver(builders.endpoint(order_by="data.order"), *values)
     [(key, deferred)] = postponed(results)
     assert (key, deferred.endpoint_id, deferred.customer_id) == (b"ep1", "ep1", "c1")
-    assert [(segment.unpacked(one.packed[0]).event_id, one.order_key) for one in deferred.entries] == [
+    assert [(segment.unpacked(entry.packed[0]).event_id, entry.order_key) for entry in deferred.entries] == [
         ("e0", "7"),
         ("e1", '"7"'),
         ("e2", "7"),
@@ -155,19 +155,19 @@ def test_an_endpoint_that_accepts_some_events_is_accepting():
 def test_an_entry_holds_all_fields_of_a_dead_letter():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=error_classes.SERVER_ERROR)
     [outcome], [(_, deferred)] = results.outcomes, postponed(results)
-    [one] = deferred.entries
-    assert segment.unpacked(one.packed[0]).event() == outcome.delivery.event._replace(
+    [entry] = deferred.entries
+    assert segment.unpacked(entry.packed[0]).event() == outcome.delivery.event._replace(
         content=None, record=outcome.delivery.event.record._replace(value=None)
     )
-    assert (one.subscriptions, one.subscription_places, one.left_by, one.order_key) == (["s1"], [], None, None)
-    assert (one.reason, one.retries, one.again_at_ms) == ("server_error", 1, round(NOW_S * 1000) + 5000)
-    assert (one.attempts, one.history) == (3, outcome.attempts)
+    assert (entry.subscriptions, entry.subscription_places, entry.left_by, entry.order_key) == (["s1"], [], None, None)
+    assert (entry.reason, entry.retries, entry.again_at_ms) == ("server_error", 1, round(NOW_S * 1000) + 5000)
+    assert (entry.attempts, entry.history) == (3, outcome.attempts)
 
 
 def test_an_entry_names_the_newest_registry_of_its_match():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS, revision=7)
-    assert [one.revision for one in retry_messages.message(row.value).entries] == [7]
+    assert [entry.revision for entry in retry_messages.message(row.value).entries] == [7]
 
 
 def test_attempts_of_a_deferred_delivery_are_logged():
@@ -182,8 +182,8 @@ def test_entries_of_an_endpoint_share_bounded_rows():
     deferred = [row for row in topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS) if row.value is not None]
     assert len(deferred) == 20  # three of them fit
     assert max(len(row.value) for row in deferred) < topic_rows.MAX_POSTPONED_BYTES == 64 * 1024
-    entries = [one for row in deferred for one in retry_messages.message(row.value).entries]
-    assert [segment.unpacked(one.packed[0]).event_id for one in entries] == [f"e{n}" for n in range(60)]
+    entries = [entry for row in deferred for entry in retry_messages.message(row.value).entries]
+    assert [segment.unpacked(entry.packed[0]).event_id for entry in entries] == [f"e{n}" for n in range(60)]
 
 
 def test_retries_records_have_at_most_4_kib_on_average():
@@ -205,8 +205,8 @@ def test_the_estimated_size_of_an_entry_is_close():
     """Rows are cut by the estimate; Kafka's bound is far above it."""
     results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": "x" * 500}, error_class=error_classes.SERVER_ERROR)
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS)
-    [one] = retry_messages.message(row.value).entries
-    assert len(row.value) - 200 < one.written_bytes < len(row.value) + 1000
+    [entry] = retry_messages.message(row.value).entries
+    assert len(row.value) - 200 < entry.written_bytes < len(row.value) + 1000
 
 
 @pytest.mark.parametrize(
@@ -219,20 +219,20 @@ def test_the_estimated_size_of_an_entry_is_close():
 )
 def test_a_batch_is_deferred_whole(fields, suppressed, reason):
     snapshot = builders.snapshot(batches.endpoint(**fields), builders.subscription("s1"), builders.subscription("s2"))
-    of = batches.events(3)
-    batch = batches.pending_batch(*of[:2], subscription="s1")
-    batch.extend(batches.pending_batch(of[2], subscription="s2"))
+    events = batches.events(3)
+    batch = batches.pending_batch(*events[:2], subscription="s1")
+    batch.extend(batches.pending_batch(events[2], subscription="s2"))
     results, posted = deliver_batches(snapshot, batch, suppressed=suppressed)
     assert posted == []
     [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
     [(_, deferred)] = postponed(results)
-    [one] = deferred.entries
-    assert ([segment.unpacked(packed).event_id for packed in one.packed], one.subscription_places) == (
-        [e.event_id for e in of],
+    [entry] = deferred.entries
+    assert ([segment.unpacked(packed).event_id for packed in entry.packed], entry.subscription_places) == (
+        [event.event_id for event in events],
         [0, 0, 1],
     )
-    assert (one.subscriptions, one.left_by, one.reason, one.retries) == (["s1", "s2"], "count", reason, 0)
+    assert (entry.subscriptions, entry.left_by, entry.reason, entry.retries) == (["s1", "s2"], "count", reason, 0)
 
 
 def test_a_deferred_batch_skips_events_without_a_subscription():
@@ -247,11 +247,11 @@ def test_a_deferred_batch_skips_events_without_a_subscription():
 
 
 def test_a_failed_batch_keeps_its_id_and_attempt_history():
-    of = batches.events(3)
+    events = batches.events(3)
     snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
-    results, _ = deliver_batches(snapshot, batches.pending_batch(*of), answers=(500,))
+    results, _ = deliver_batches(snapshot, batches.pending_batch(*events), answers=(500,))
     assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
     [(_, deferred)] = postponed(results)
-    [one] = deferred.entries
-    assert (one.reason, one.retries, [attempt.status for attempt in one.history]) == ("server_error", 1, [500])
-    assert one.packed == segment.decoded_batch(batches.sent(batches.pending_batch(*of))).packed
+    [entry] = deferred.entries
+    assert (entry.reason, entry.retries, [attempt.status for attempt in entry.history]) == ("server_error", 1, [500])
+    assert entry.packed == segment.decoded_batch(batches.sent(batches.pending_batch(*events))).packed

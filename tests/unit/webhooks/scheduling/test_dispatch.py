@@ -1,4 +1,4 @@
-"""No endpoint delays the others, and no limit of requests in flight or rate is exceeded."""
+"""The dispatcher lets no endpoint delay other endpoints, and exceeds no rate and no limit of requests in flight."""
 
 import asyncio
 import collections
@@ -51,7 +51,7 @@ def test_an_endpoints_own_bound_holds_over_all_workers():
 
 
 def paced(per_second, count, *, others=0, workers=1, queue_timeout_s=1e9):
-    """Return (start of each attempt, in seconds, by endpoint; outcomes)."""
+    """Return the starts of the attempts by endpoint, in seconds, and the outcomes."""
     clock = fakes.PassingClock(now=0.0)
     starts = collections.defaultdict(list)
 
@@ -154,7 +154,7 @@ def test_an_abandoned_dispatcher_sends_nothing():
 
 
 @pytest.mark.parametrize("wait", [lambda dispatcher: dispatcher.finish(), lambda dispatcher: dispatcher.wait_for_unsettled(0)])
-def test_a_cancelled_wait_does_not_revive_an_abandoned_dispatcher(wait):
+def test_a_cancelled_wait_does_not_revive_a_dispatcher(wait):
     """A worker cancels the wait and abandons the dispatcher; the wait notices its end only afterwards."""
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: None, clock)
@@ -177,7 +177,7 @@ def test_a_cancelled_wait_does_not_revive_an_abandoned_dispatcher(wait):
 
 
 def test_a_quick_retry_of_a_failed_task_has_no_outcome():
-    """The task runs again and sends it. Deferred as well, it could be sent twice."""
+    """The task runs again and sends the delivery. A delivery that is deferred as well could be sent twice."""
     clock = fakes.Clock()
     sender = fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock)
 

@@ -1,4 +1,4 @@
-"""Overdue attempts go on in the background when nothing else is left to do; their results are reported later."""
+"""The dispatcher moves overdue attempts to the background when nothing else is left to do. Their results are reported later."""
 
 import asyncio
 import collections
@@ -33,7 +33,7 @@ class Endpoints(fakes.FakeSender):
 
 
 class Worker:
-    """The state that outlives a micro-batch."""
+    """The state of a worker that outlives a micro-batch."""
 
     def __init__(self, sender, clock, *, most=256, **bounds):
         self.sender, self.clock, self.bounds = sender, clock, bounds
@@ -43,7 +43,7 @@ class Worker:
         self.breakers, self.response_times = {}, {}
 
     async def micro_batch(self, *submitted):
-        """Return (seconds it took, count of outcomes by endpoint, kind and reason)."""
+        """Return the seconds that a micro-batch took, and the number of outcomes by endpoint, kind and reason."""
         began = self.clock.now
         dispatcher = dispatcher_of(
             self.sender,
@@ -90,8 +90,9 @@ FINE = {(f"fine{number}", "delivered", None): 1 for number in range(20)}
 
 
 def apart(*names):
-    """A delivery to each of these endpoints, each at its own host and customer."""
-    return [one for name in names for one in deliveries(1, name, url=f"https://{name}.example/", customer_id=f"c-{name}")]
+    """Return a delivery to each of these endpoints. Each endpoint has its own host and customer."""
+    urls = {name: f"https://{name}.example/" for name in names}
+    return [delivery for name in names for delivery in deliveries(1, name, url=urls[name], customer_id=f"c-{name}")]
 
 
 def test_a_hanging_endpoint_delays_one_micro_batch_only():
@@ -311,7 +312,7 @@ def test_an_ended_background_attempt_frees_its_slot():
 
 
 def test_an_endpoint_that_responds_meanwhile_is_not_slow():
-    """It counted as slow while one of its responses took long: a count of zero was taken for one."""
+    """The endpoint counted as slow while one of its responses took long: a count of zero was taken for one."""
     background = fakes.unreported_background()
 
     async def main():

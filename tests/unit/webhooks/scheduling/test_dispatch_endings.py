@@ -1,4 +1,4 @@
-"""Every delivery ends in one outcome: delivered, deferred to the retry lane, or dead-lettered."""
+"""Every delivery of a dispatcher ends in one outcome: delivered, deferred to the retry lane, or dead-lettered."""
 
 import asyncio
 import collections

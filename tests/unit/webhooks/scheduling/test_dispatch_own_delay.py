@@ -29,7 +29,7 @@ class Answering:
 
 
 def delivered(wait_s, stalls=(), delay=None, count=200):
-    """Return the outcomes and unresponsive endpoints of a micro-batch on a machine with these stalls: (after, for) seconds."""
+    """Return the outcomes and the unresponsive endpoints of a micro-batch. `stalls`: (begin, length) in seconds."""
 
     async def main():
         loop = asyncio.get_running_loop()

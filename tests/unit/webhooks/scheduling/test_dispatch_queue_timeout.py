@@ -14,7 +14,7 @@ from tests.support.dispatching import deliveries, dispatcher_of, run
 
 
 class SlowSender(fakes.FakeSender):
-    """Takes the time in `seconds` of an endpoint, by the event loop's clock. Endpoints in `hangs` never respond."""
+    """A sender that takes the endpoint's time in `seconds`, by the event loop's clock. Endpoints in `hangs` never respond."""
 
     def __init__(self, clock, seconds, hangs=()):
         super().__init__(lambda delivery, _: "timeout" if delivery.endpoint.endpoint_id in hangs else None, clock)
@@ -118,7 +118,7 @@ def test_the_queue_timeout_defers_what_waits_for_its_endpoint():
 
 
 def test_the_queue_timeout_also_bounds_a_wait_for_memory():
-    """As the batch lane waits for memory: for one delivery after the other to end."""
+    """The batch lane waits for memory in this way: until one delivery after the other has ended."""
     clock = fakes.PassingClock()
 
     async def main():

@@ -1,4 +1,4 @@
-"""The clock by which endpoints are judged: it leaves our own delay out, and never goes back."""
+"""The endpoint clock leaves the worker's own delay out, and never goes back."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.simulation import virtual
 
 
 class Delay:
-    """Our own delay: this share of each beat."""
+    """An own delay of this share of each beat."""
 
     def __init__(self, share=0.0):
         self.share = share
@@ -35,7 +35,7 @@ def run(main, delay=None):
     return virtual.run(started())
 
 
-def test_without_own_delay_it_equals_the_loops_clock():
+def test_without_own_delay_the_clock_equals_the_loops():
     async def main(clock, loop):
         await asyncio.sleep(7.0)
         return clock.time() - loop.time(), clock.own_delay_s()
@@ -65,7 +65,7 @@ def test_half_the_time_without_a_cpu_means_half_speed():
     assert run(main, Delay(0.5)) == pytest.approx(5.0, abs=2 * BEAT_S)
 
 
-def test_it_advances_whatever_the_delay():
+def test_the_clock_advances_whatever_the_delay():
     async def main(clock, _):
         await asyncio.sleep(10.0)
         return clock.time()
@@ -74,7 +74,7 @@ def test_it_advances_whatever_the_delay():
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0, 1.5), st.floats(0, 2)), max_size=60))
-def test_it_is_monotonic_and_never_faster_than_the_loop(steps):
+def test_the_clock_is_monotonic_and_never_faster_than_the_loop(steps):
     async def main(clock, loop):
         last = clock.time(), loop.time()
         for wait_s, share, stall_s in steps:

@@ -1,4 +1,4 @@
-"""The requests to one host are limited, over all customers, and no other endpoint waits for it."""
+"""The requests to one host are limited over all customers, and endpoints at other hosts do not wait."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ LONG_S = 3600.0
 
 
 class Receivers:
-    """Endpoints that respond after `wait_s`. Remembers, by host, the requests at once and the start of each."""
+    """A sender to endpoints that respond after `wait_s`. By host, it has the most requests at once and the start of each."""
 
     def __init__(self, wait_s):
         self._wait_s = wait_s
@@ -62,7 +62,7 @@ def test_a_thousand_endpoints_at_one_host_keep_its_limits():
     assert {outcome.kind for outcome in outcomes} == {OutcomeKind.DELIVERED}
     assert receivers.most == {"victim.example": 8}
     began = receivers.began["victim.example"]
-    assert max(sum(at <= one < at + 0.999 for one in began) for at in began) <= 100
+    assert max(sum(at <= other < at + 0.999 for other in began) for at in began) <= 100
     assert took_s == pytest.approx(10, rel=0.1)  # and not much slower than the limit
     assert waited >= 900
 

@@ -1,4 +1,4 @@
-"""The requests to an endpoint: its own limits are shared by the workers, and no second exceeds its rate."""
+"""The workers share the limits of an endpoint, and no second has more requests than its rate."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""If hardly any destination of several customers is reachable, the fault is ours: the lanes pause until some are."""
+"""The lanes pause while hardly any destination of several customers is reachable, because the fault is ours."""
 
 import random
 import threading
@@ -14,7 +14,7 @@ from tests.support import builders, fakes
 
 
 def seen(reached=0, unreachable=0, customers=5):
-    """These numbers of destinations, of customers that have some of each kind."""
+    """Return a Reachability with these numbers of destinations. Each customer has some of each kind."""
     numbers = range(reached + unreachable)
     return outage.reachability(
         (
@@ -40,14 +40,16 @@ def test_most_destinations_unreachable_means_an_outage(reached, unreachable, is_
 def test_endpoints_behind_one_gateway_are_one_destination():
     """Sixty endpoints of one customer at one closed port paused the lanes of all customers."""
     dead = [builders.endpoint(f"d{n}", url=f"https://one.example:8443/{n}", customer_id=f"c{n}") for n in range(60)]
-    assert not outage.reachability((one, False) for one in dead).is_broken()
+    assert not outage.reachability((endpoint, False) for endpoint in dead).is_broken()
 
 
 def test_dead_hosts_of_one_customer_pause_no_lane():
     dead = [builders.endpoint(f"d{n}", url=f"https://d{n}.example/", customer_id="acme") for n in range(60)]
     well = [builders.endpoint(f"w{n}", url=f"https://w{n}.example/", customer_id="beta") for n in range(5)]
-    assert not outage.reachability((one, False) for one in dead).is_broken()
-    assert not outage.reachability([*((one, False) for one in dead), *((one, True) for one in well)]).is_broken()
+    assert not outage.reachability((endpoint, False) for endpoint in dead).is_broken()
+    assert not outage.reachability(
+        [*((endpoint, False) for endpoint in dead), *((endpoint, True) for endpoint in well)]
+    ).is_broken()
 
 
 def test_user_and_capitals_do_not_change_the_destination():
@@ -61,12 +63,12 @@ def test_samples_merge_in_any_order_and_stay_small(known, rng: random.Random):
         outage.reachability([(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)])
         for host, customer, was_reached in known
     ]
-    one = sum(parts, start=outage.NOTHING_ASKED)
+    merged = sum(parts, start=outage.NOTHING_ASKED)
     rng.shuffle(parts)
     half = len(parts) // 2
     other = sum(parts[:half], start=outage.NOTHING_ASKED) + sum(parts[half:], start=outage.NOTHING_ASKED)
-    assert one == other
-    assert one.asked <= outage.MAX_SAMPLE
+    assert merged == other
+    assert merged.asked <= outage.MAX_SAMPLE
 
 
 def test_the_pause_doubles_during_an_outage():
