@@ -1,1 +1,1 @@
-"""The delivery core: everything that runs inside an executor's Python worker, free of pyspark and psycopg."""
+"""The delivery core: the code that runs in an executor's Python worker. It imports neither pyspark nor psycopg."""

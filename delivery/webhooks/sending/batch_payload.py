@@ -1,4 +1,4 @@
-"""Build the request body of a batch, and read which of its events the response rejects.
+"""Build the request body of a batch, and read from the response which events of the batch it rejects.
 
 Source: Standard Webhooks 1.0 for each message of the array; CloudEvents 1.0.2, "JSON Batch Format" (section 4 of the JSON event
 format) and "HTTP Protocol Binding" (section 3.3).
@@ -20,12 +20,13 @@ from delivery.webhooks.sending import payload
 REJECTED = "rejected_by_endpoint"
 """Reason of the dead letter of an event that the endpoint rejected in its response to a batch."""
 MAX_REASON_CHARS = 200
+"""Maximum of characters that are kept of the reason for which an endpoint rejects an event."""
 GZIP_LEVEL = 1
-"""Level 6 compresses batches of JSON by a further fifth, for three times the CPU."""
+"""Compression level of gzip. Level 6 makes batches of JSON smaller by a further fifth, for three times the CPU."""
 
 
 class BatchDelivery(NamedTuple):
-    """Events due to one endpoint, in one request."""
+    """A batch: events due to one endpoint that go to it in one request."""
 
     endpoint: Endpoint
     webhook_id: str
@@ -39,7 +40,7 @@ class BatchDelivery(NamedTuple):
 
     @property
     def kept_response_bytes(self) -> int:
-        """Bytes kept of the response: the transport's maximum, enough to reject each of some hundred events."""
+        """Return the bytes of the response to keep: the transport's maximum, enough to reject each of some hundred events."""
         return 16 * 1024
 
 
@@ -48,16 +49,16 @@ class BatchOutcome(NamedTuple):
 
     outcome: Outcome[BatchDelivery]
     rejected: Mapping[int, str] = {}  # never changed
-    """In an accepted batch, the rejected events by their places, each with the endpoint's reason."""
+    """In an accepted batch: the places of the rejected events, from 0, each with the endpoint's reason."""
 
 
 def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
-    """Return the body of a batch, with every payload byte for byte."""
+    """Return the content of a request for a batch in a content mode, with every payload byte for byte."""
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
-        headers, one = b"content-type: application/cloudevents-batch+json\r\n", payload.structured
+        headers, as_json = b"content-type: application/cloudevents-batch+json\r\n", payload.structured
     else:
-        headers, one = b"content-type: application/json\r\n", payload.standard
-    return payload.Content(headers, b"[%s]" % b",".join(map(one, events)))
+        headers, as_json = b"content-type: application/json\r\n", payload.standard
+    return payload.Content(headers, b"[%s]" % b",".join(map(as_json, events)))
 
 
 def compressed(content: payload.Content) -> payload.Content:
@@ -69,7 +70,7 @@ def compressed(content: payload.Content) -> payload.Content:
 
 
 def with_content(delivery: BatchDelivery) -> BatchDelivery:
-    """Return the batch with its body, as its endpoint wants it."""
+    """Return the batch with its body, in the content mode of its endpoint, compressed if the endpoint asks for gzip."""
     made = content(delivery.events, delivery.endpoint.content_mode)
     batching = delivery.endpoint.batching
     sent = compressed(made) if batching is not None and batching.is_gzipped else made
@@ -77,7 +78,7 @@ def with_content(delivery: BatchDelivery) -> BatchDelivery:
 
 
 def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
-    """Return the outcome of a batch for each event, without the body. The body is not needed to record the outcome."""
+    """Return the outcome of a batch with the events that the response rejected. The body is dropped: no record needs it."""
     named: Mapping[int, str] = {}
     if outcome.kind is OutcomeKind.DELIVERED:
         named = rejected_events(outcome.attempts[-1].response, len(outcome.delivery.events))
@@ -85,25 +86,25 @@ def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
 
 
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_ids: Sequence[SubscriptionId]) -> str:
-    """Return the id that all attempts of this batch carry: a digest of its events.
+    """Return the `webhook-id` that all attempts of a batch carry: a digest of its events and their subscriptions.
 
-    After a crash its events may leave in other batches, which then have other ids (docs/adr/0014-journal.md).
+    After a crash the events may leave in other batches, which then have other ids (docs/adr/0014-journal.md).
     """
     parts = [f"{event.source}\0{event.event_id}\0{name}" for event, name in zip(events, subscription_ids, strict=True)]
     return "batch_" + hashlib.blake2b("\0".join([endpoint_id, *parts]).encode(), digest_size=16).hexdigest()
 
 
 def rejected_events(response: bytes, count: int) -> dict[int, str]:
-    """Return which of `count` events a 2xx response rejects, each with its reason.
+    """Return the places of the events that a 2xx response to a batch of `count` events rejects, each with the reason.
 
-    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response, or an error anywhere
-    in it, rejects nothing: a customer that responds with `ok`, a page, or other JSON has accepted the batch.
+    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response, and a response
+    with any error, rejects nothing: a customer that responds with `ok`, a page, or other JSON has accepted the batch.
     """
     if b'"rejected"' not in response:  # the usual case
         return {}
     try:
         named = orjson.loads(response)["rejected"]
-        found = {one["index"]: one.get("reason", "") for one in named}
+        found = {entry["index"]: entry.get("reason", "") for entry in named}
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
     if not all(type(place) is int and 0 <= place < count and isinstance(why, str) for place, why in found.items()):

@@ -1,7 +1,7 @@
-"""Ask a receiver for permission to send, and read its response.
+"""Build the request that asks a receiver for permission to send (the handshake), and read the receiver's response.
 
-Source: HTTP 1.1 Web Hooks for Event Delivery, section 4 (CNCF). Pure. Also runs in the API, in the command, and where the
-registry is read.
+Source: HTTP 1.1 Web Hooks for Event Delivery, section 4 (CNCF). Pure. Runs in the API, in the command, and where the registry
+is read.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from delivery import errors
 REQUEST_ORIGIN, REQUEST_CALLBACK, REQUEST_RATE = "WebHook-Request-Origin", "WebHook-Request-Callback", "WebHook-Request-Rate"
 ALLOWED_ORIGIN, ALLOWED_RATE = "WebHook-Allowed-Origin", "WebHook-Allowed-Rate"
 ANY = "*"
+"""Value of the reply headers that permits any origin, or any rate."""
 MAX_PER_MINUTE = 6_000_000
-"""The maximum of `max_per_second` as a rate a minute. A higher permitted rate counts as this."""
+"""Maximum of a permitted rate in requests a minute: as high as an endpoint's `max_per_second` may be. A higher rate counts as
+this."""
 _RATE = re.compile("[1-9][0-9]*")
 _MINUTE_S = 60
 
 
 class State(enum.StrEnum):
-    """The result of the question. A closed set."""
+    """The result of a handshake. A closed set."""
 
     PERMITTED = "permitted"
     ASKED = "asked"
-    """The receiver may still permit it, by the callback."""
+    """The receiver has not answered. It may still permit deliveries by the callback."""
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The question to a receiver."""
+    """The request for permission to a receiver."""
 
     origin: str
     """The DNS name by which the platform identifies itself."""
@@ -53,24 +55,24 @@ class Question:
 
 
 class Reply(NamedTuple):
-    """The receiver's response."""
+    """The receiver's response to the request for permission."""
 
     state: State
     per_minute: int | None = None
     """Permitted rate in requests a minute. None: any rate."""
     reason: str = ""
-    """Reason for a person, if it is not permitted. Quotes nothing of the response."""
+    """Reason for a person, if deliveries are not permitted. Quotes nothing of the response."""
 
 
 def wished_per_minute(max_per_second: float | None) -> int | None:
-    """Return the rate to request, from the endpoint's own limit. At least 1: the header allows no other numbers."""
+    """Return the rate to request, in requests a minute, from the endpoint's own limit. At least 1, as the header demands."""
     return None if max_per_second is None else max(1, int(max_per_second * _MINUTE_S))
 
 
 def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
-    """Return the reply in a response, whatever its status: the specification relies on none.
+    """Return the reply in the headers of a response. Its status does not count, as in the specification.
 
-    1. No origin is allowed: asked if there is a callback, otherwise refused.
+    1. No origin is allowed: asked if the question has a callback, otherwise refused.
     2. Another origin is allowed: refused.
     3. The rate is invalid, or missing although one was requested (section 4.2.2 requires it then): refused.
     4. Otherwise: permitted.
@@ -93,7 +95,7 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
 
 
 def per_minute(rate: str) -> int | None:
-    """Return the rate in `WebHook-Allowed-Rate`, or None for any rate; raise RegistrationError if it is neither."""
+    """Return the rate in `WebHook-Allowed-Rate`, or None for any rate; raise RegistrationError for any other text."""
     if rate == ANY:
         return None
     if not _RATE.fullmatch(rate):

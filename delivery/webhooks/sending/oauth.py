@@ -22,19 +22,21 @@ from delivery.webhooks.http import origin, transport
 from delivery.webhooks.scheduling import endpoint_clock, limits
 
 MAX_TOKENS = 20_000
+"""Maximum of tokens in a process, the most recently used ones."""
 RETRY_PAUSE_S = 5.0
-"""Seconds. A failed token request is the answer to all attempts during this time, and renewals after a 401 are this far apart.
-So a broken token server, or an endpoint that accepts no token, is not asked once per delivery."""
+"""Seconds after a failed token request in which all attempts fail without a further request. Renewals after a 401 are this far
+apart too. So a broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
 DEFAULT_LIFETIME_S = 300.0
-"""Seconds. Used if the token server returns no lifetime; if the token ends earlier, a 401 shows it."""
+"""Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
-"""The last part of a token's life, in which a new one is fetched while the old one is still used. At most a minute."""
+"""Last share of a token's lifetime in which a new token is fetched while the old one is still used. At most a minute."""
 
 _TOKEN = re.compile(r"[!-~]+")
 _ERRORS = frozenset(
     {"invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type", "invalid_scope"}
 )
-"""RFC 6749, section 5.2. Any other text of the server could contain our secret."""
+"""Error codes of RFC 6749, section 5.2, which may be shown. Any other text of the server could contain the customer's
+secret."""
 
 
 class Transport(Protocol):
@@ -45,13 +47,13 @@ class Transport(Protocol):
 
 @dataclass(slots=True, repr=False)
 class _Token:
-    """The state of one token; `header` is its header line."""
+    """The access token of one Auth, and the state of its renewal. `header` is the token's header line. Times are by `clock`."""
 
     header: bytes = b""
     renew_at: float = 0.0
     expires_at: float = 0.0
     failure: errors.AttemptFailed | None = None
-    """Failure of the last request."""
+    """Failure of the last token request. None: the request succeeded, or there was none."""
     retry_at: float = 0.0
     renew_on_401_at: float = 0.0
     fetching: asyncio.Task[None] | None = None
@@ -78,12 +80,12 @@ class Tokens:
         self._tokens: cachetools.LRUCache[Auth, _Token] = cachetools.LRUCache(maxsize=MAX_TOKENS)
 
     async def header(self, grant: origin.Grant, timeout_s: float) -> bytes:
-        """Return the header line with the token; raise TokenRefused or LocalFailure.
+        """Return the header line with a token for an attempt; raise TokenRefused or LocalFailure if there is none.
 
-        1. The token is valid for long: return it.
-        2. The token ends soon: return it, and fetch a new one meanwhile.
+        1. The token is valid for long: return the token.
+        2. The token ends soon: return the token, and fetch a new one meanwhile.
         3. There is no token: all attempts that need it wait for one request.
-        4. A request failed just now: raise its failure.
+        4. A token request failed less than RETRY_PAUSE_S ago: raise its failure.
         """
         token = self._token(grant)
         now = self._clock()
@@ -98,7 +100,7 @@ class Tokens:
         return token.header
 
     async def _wait_for_token(self, fetching: asyncio.Task[None], timeout_s: float) -> None:
-        """Wait for a token request. If this attempt stops waiting, the request goes on for the others, with its own timeout."""
+        """Wait at most `timeout_s` for a token request. The request itself goes on for other attempts, with its own timeout."""
         ends_at = self._endpoint_time() + timeout_s
         while not fetching.done():
             left_s = ends_at - self._endpoint_time()
@@ -108,7 +110,7 @@ class Tokens:
         fetching.result()  # raises an unforeseen error
 
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
-        """Return the header line to use after a 401 for `refused`, or None if a new token would not help."""
+        """Return the header line to use after a 401 for the header line `refused`. None: a new token would not help."""
         token = self._token(grant)
         if token.header == refused and token.fetching is None:
             now = self._clock()
@@ -143,12 +145,15 @@ class Tokens:
 
 
 def _parsed(answer: transport.Response) -> tuple[bytes, float]:
-    """Return the header line and the token's lifetime (RFC 6749, section 5.1); raise TokenRefused."""
+    """Return the header line with the token in a response, and the token's lifetime in seconds (RFC 6749, section 5.1).
+
+    Raise TokenRefused if the response has no usable token.
+    """
     try:
-        said = orjson.loads(answer.body)
+        document = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
-        said = None
-    fields: dict[str, Any] = said if isinstance(said, dict) else {}
+        document = None
+    fields: dict[str, Any] = document if isinstance(document, dict) else {}
     if answer.status != HTTPStatus.OK:
         error = fields.get("error")
         reason = f" {error}" if isinstance(error, str) and error in _ERRORS else ""
@@ -161,10 +166,10 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
     return b"authorization: Bearer %s\r\n" % token.encode(), _lifetime_s(lifetime)
 
 
-def _lifetime_s(said: object) -> float:
-    """Return `expires_in`. Some servers send it as text, and it is optional."""
+def _lifetime_s(expires_in: object) -> float:
+    """Return the lifetime of a token in seconds. `expires_in` is optional, and some servers send it as text."""
     try:
-        lifetime_s = float(said) if isinstance(said, int | float | str) else DEFAULT_LIFETIME_S
+        lifetime_s = float(expires_in) if isinstance(expires_in, int | float | str) else DEFAULT_LIFETIME_S
     except ValueError:
         lifetime_s = DEFAULT_LIFETIME_S
     return lifetime_s if lifetime_s > 0 else DEFAULT_LIFETIME_S

@@ -1,4 +1,4 @@
-"""Build the `webhook-id`, the body, and the headers that describe the body.
+"""Build the `webhook-id`, the body of a request for one event, and the headers that describe the body.
 
 Source: Standard Webhooks 1.0, "Payload structure" and "Unique identifier"; CloudEvents 1.0.2, "HTTP Protocol Binding" (sections
 3.1 and 3.2) and "JSON Event Format".
@@ -17,11 +17,12 @@ from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.events import attributes as further
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
-"""Characters that a CloudEvents attribute shows unchanged in a header. Others are percent-encoded (HTTP binding, 3.1.3.2)."""
+"""Characters that stand unchanged in a header of a CloudEvents attribute. Others are percent-encoded (HTTP binding,
+3.1.3.2)."""
 
 
 class Content(NamedTuple):
-    """The content of a request for one event. Equal for all endpoints with the same content mode."""
+    """The body of a request and its headers. For one event, all endpoints with the same content mode share it."""
 
     headers: bytes
     """Header lines that describe the body, each ended by CRLF."""
@@ -29,17 +30,18 @@ class Content(NamedTuple):
 
 
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
-    """Return the id that all attempts of this delivery carry, also after a crash and on a later redrive.
+    """Return the `webhook-id` that all attempts of a delivery carry, also after a crash and on a later redrive.
 
-    A digest of the delivery's identity: source and id of the event (as in CloudEvents), and the subscription. Event ids are
-    producers' text and may contain anything. This id is in a header and in the signed content, where no `.` is allowed.
+    It is a digest of the delivery's identity: source and id of the event (as in CloudEvents), and the subscription. Event ids
+    are producers' text and may contain anything. A `webhook-id` is in a header and in the signed content, where no `.` is
+    allowed.
     """
     identity = f"{event.source}\0{event.event_id}\0{subscription_id}"
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
 def content(event: Event, mode: ContentMode) -> Content:
-    """Return the content of one event in this mode, with the payload byte for byte."""
+    """Return the content of a request for one event in a content mode, with the payload byte for byte."""
     if mode is ContentMode.CLOUDEVENTS_BINARY:
         lines = "".join(
             f"ce-{name}: {urllib.parse.quote(value, safe=_PRINTABLE)}\r\n" for name, value in _attributes(event).items()
@@ -53,7 +55,7 @@ def content(event: Event, mode: ContentMode) -> Content:
 
 
 def structured(event: Event | Packed) -> bytes:
-    """Return the event as a CloudEvent in JSON."""
+    """Return the event as a CloudEvent in JSON (structured mode)."""
     attributes: dict[str, Any] = _attributes(event) | {"datacontenttype": "application/json"}
     # Our attributes come last, so that no other replaces them.
     return _with_data(dict(event.attributes) | attributes if event.attributes else attributes, event)
@@ -82,7 +84,7 @@ def _standard(event: Event | Packed) -> dict[str, str]:
 
 
 def _attributes(event: Event | Packed) -> dict[str, str]:
-    """Return the event's CloudEvents attributes that have their own field. Those outside the core are ours."""
+    """Return the event's CloudEvents attributes that are fields of Event. `tenantid` and `subtenantid` are our extensions."""
     attributes = {
         "specversion": "1.0",
         "id": event.event_id,
@@ -97,10 +99,10 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
 
 
 def _further_lines(event: Event) -> str:
-    """Return the header lines of the event's further attributes.
+    """Return the header lines of the event's further attributes (`Event.attributes`).
 
-    A name was checked when the event was parsed. It is checked again before it becomes part of a header, because the event may
-    have been stored in state or in a topic since.
+    A name was checked when the event was parsed. The name is checked again before it becomes part of a header, because the
+    event may have been stored in state or in a topic since.
     """
     lines = ""
     for name, value in event.attributes:

@@ -1,6 +1,6 @@
-"""Prepare, once per endpoint, all parts of a request that do not change from event to event.
+"""Prepare, once for each endpoint, all parts of a request that do not change from event to event.
 
-Special settings of an endpoint are handled here, so that attempts to a plain endpoint cost nothing extra.
+This module handles the special settings of an endpoint, so that attempts to a plain endpoint cost nothing extra.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ USER_AGENT = "fanout-webhooks/1"
 
 
 def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
-    """Return the endpoint's target; raise TargetRefused if its settings allow no valid request.
+    """Return the target of requests to an endpoint; raise TargetRefused if the endpoint's settings allow no valid request.
 
-    Registration has refused such settings already. But rows may also be written by plain SQL, and rules may have changed since.
+    Registration refuses such settings. But rows may also be written by plain SQL, and rules may have changed since.
     """
     address_guard.check_url(endpoint.url)
     auth = dict(_auth_headers(endpoint.auth))
@@ -66,7 +66,10 @@ def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes
 
 
 def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) -> None:
-    """Refuse a header that is not allowed, is duplicated, or belongs to `auth`: credentials are encrypted, headers are not."""
+    """Raise TargetRefused for a header that is not allowed, is duplicated, or is set by `auth`.
+
+    The registry encrypts credentials of `auth`, but not headers.
+    """
     guard.check_headers(dict(headers))
     seen = {"authorization", *(name.lower() for name in auth)}
     for name, _ in headers:
@@ -76,7 +79,7 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
 
 
 def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
-    """Yield the header of the endpoint's kind of authentication. The signature is always sent as well."""
+    """Yield the header of the endpoint's kind of authentication: name and value. The signature is always sent as well."""
     if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
         return
     if auth.secret is None:
@@ -98,7 +101,7 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
 
 
 def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
-    """Return the token request of an endpoint with `oauth2`.
+    """Return the parts of the token request of an endpoint with `oauth2`.
 
     The endpoint's `tls` (certificate and authorities) is not used: the token server may belong to another party.
     """
@@ -127,7 +130,10 @@ def _basic(credentials: bytes) -> str:
 
 
 def _checked(name: str, value: str) -> str:
-    """Return the value. A line break in it would end our header and begin another."""
+    """Return the value of a header; raise TargetRefused if it is not printable ASCII.
+
+    A line break in the value would end the header and begin another one.
+    """
     if not (value.isascii() and value.isprintable()):
         raise errors.TargetRefused(f"headers.{name}", "a header value is printable ASCII")
     return value

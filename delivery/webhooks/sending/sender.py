@@ -1,4 +1,4 @@
-"""Make one attempt at a delivery: sign it, post it, and return the result. A failed attempt is data, not an exception."""
+"""Make one attempt at a delivery or batch: sign it, post it, and return the result as data. A failure is no exception."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from delivery.webhooks.sending import oauth, request, signing
 log = logging.getLogger(__name__)
 
 MAX_TARGETS = 20_000
+"""Maximum of endpoints whose target is kept in a process."""
 
 
 class Transport(Protocol):
@@ -26,7 +27,7 @@ class Transport(Protocol):
 
 
 class Sender:
-    """Send deliveries over one transport.
+    """Make attempts at deliveries over one transport.
 
     `clock` returns seconds since the epoch. `endpoint_time` is the clock by which endpoints are judged.
     """
@@ -51,7 +52,7 @@ class Sender:
         self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, endpoint_time=endpoint_time)
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
-        """Make attempt `number` (1-based) within `timeout_s`, by default the fast lanes' timeout.
+        """Make attempt `number` (from 1) within `timeout_s`, by default the timeout of the sender; return the result.
 
         Each attempt has its own timestamp, and therefore its own signature.
         """
@@ -99,7 +100,7 @@ class Sender:
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
     ) -> transport.Response:
-        """Post with an access token; after a 401, once more with a new one. The attempt's timeout covers both."""
+        """Post with an access token; after a 401, once more with a new token. `timeout_s` covers both requests."""
         deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)
         answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())

@@ -1,4 +1,4 @@
-"""Sign requests by Standard Webhooks 1.0 ("Signature scheme"), and convert its keys to text and back.
+"""Sign requests by Standard Webhooks 1.0 ("Signature scheme"), and convert signing keys to text and back.
 
 Also runs in the command, for customers' keys.
 """
@@ -22,18 +22,18 @@ SCHEME_OF_PREFIX = {"whsec_": SignatureScheme.HMAC, "whsk_": SignatureScheme.ED2
 PREFIX_OF_SCHEME = {scheme: prefix for prefix, scheme in SCHEME_OF_PREFIX.items()}
 PUBLIC_PREFIX = "whpk_"
 MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
-"""Bytes of a symmetric key. The bounds of Standard Webhooks 1.0."""
+"""Minimum and maximum of bytes of a symmetric (HMAC) key, by Standard Webhooks 1.0."""
 SEED_BYTES = 32
-"""Bytes of an ed25519 key."""
+"""Bytes of the seed of an ed25519 key, which is the secret key."""
 MAX_PREPARED = 16_384
-"""Keys of each scheme that are kept prepared in a process, the most recently used ones: 0.8 kB each. With fewer keys than
-active endpoints, the cache would have no effect."""
+"""Maximum of keys of each scheme that are kept prepared in a process, the most recently used ones: 0.8 kB each. A cache smaller
+than the number of active endpoints would have no effect."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
     """Return the value of `webhook-signature`: one signature for each key that is valid at `timestamp_s`, in order.
 
-    Raise RegistrationError if none is valid: nothing is ever sent unsigned.
+    Raise RegistrationError if no key is valid: no request is sent unsigned.
     """
     content = b"%s.%d.%s" % (webhook_id.encode(), timestamp_s, body)
     signatures = [_signature(key, content) for key in keys if key.expires_at_s is None or timestamp_s < key.expires_at_s]
@@ -56,7 +56,7 @@ def _base64(signature: bytes) -> str:
 
 @functools.lru_cache(maxsize=MAX_PREPARED)
 def _hmac(key: Secret) -> hmac.HMAC:
-    """Return the code with the key and no content. Copying it takes a third of the time of creating it."""
+    """Return an HMAC with the key and no content. To copy an HMAC takes a third of the time to create one."""
     return hmac.HMAC(key.reveal(), hashes.SHA256())
 
 
@@ -66,7 +66,7 @@ def _ed25519(seed: Secret) -> ed25519.Ed25519PrivateKey:
 
 
 def generate(scheme: SignatureScheme = SignatureScheme.HMAC) -> SigningKey:
-    """Return a new random key. 32 bytes suit either scheme."""
+    """Return a new random signing key of 32 bytes, which suit either scheme."""
     return SigningKey(secret=Secret(secrets.token_bytes(SEED_BYTES)), scheme=scheme)
 
 
@@ -94,9 +94,9 @@ def public_text(key: SigningKey) -> str:
 
 
 def from_text(text: str) -> SigningKey:
-    """Return the key in a `whsec_…` or `whsk_…` text; raise RegistrationError (never quoting it) if the text is none.
+    """Return the key in a `whsec_…` or `whsk_…` text; raise RegistrationError for any other text, unquoted.
 
-    After `whsk_` comes the seed, with or without the public key: the standard defines no form, and both are in use.
+    After `whsk_` comes the seed, with or without the public key: the standard defines no form, and both forms are in use.
     """
     prefix, underscore, encoded = text.partition("_")
     scheme = SCHEME_OF_PREFIX.get(prefix + underscore)

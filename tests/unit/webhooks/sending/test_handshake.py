@@ -16,7 +16,7 @@ WITH_CALLBACK = Question(origin=ORIGIN, callback="https://api.example.com/v1/end
 
 
 def answer(**headers):
-    """The headers of a reply. A list stands for several headers of that name."""
+    """Return the headers of a reply. A list stands for several headers of the same name."""
     named = {"origin": b"WebHook-Allowed-Origin", "rate": b"webhook-allowed-RATE"}
     several = {name: value if isinstance(value, list) else [value] for name, value in headers.items()}
     return [(named[name], value) for name, values in several.items() for value in values]

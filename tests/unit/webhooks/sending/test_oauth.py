@@ -1,4 +1,4 @@
-"""Access tokens: one request for many attempts, renewed in time, never shown; a broken token server gets a pause."""
+"""Tokens makes one token request for many attempts, renews tokens in time, shows none, and spares a broken token server."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ def granted(value="t1", **fields):
 
 
 class Servers:
-    """A token server and an endpoint behind one transport. Each responds by its script; the last step repeats."""
+    """A token server and an endpoint behind one transport. Each responds by a script, whose last step repeats."""
 
     def __init__(self, *grants, answers=(200,)):
         self._grants, self._answers = list(grants), list(answers)
@@ -76,8 +76,8 @@ def test_many_deliveries_wait_for_one_token_request():
     async def main():
         servers = Servers(granted(expires_in=60))
         servers.is_open.clear()
-        of = tokens(servers)
-        waiting = [asyncio.create_task(of.header(GRANT, TIMEOUT_S)) for _ in range(50)]
+        cache = tokens(servers)
+        waiting = [asyncio.create_task(cache.header(GRANT, TIMEOUT_S)) for _ in range(50)]
         await asyncio.sleep(0)
         servers.is_open.set()
         return set(await asyncio.gather(*waiting)), len(servers.token_requests)
@@ -89,10 +89,10 @@ def test_a_cancelled_wait_leaves_the_request_to_others():
     async def main():
         servers = Servers(granted(expires_in=60))
         servers.is_open.clear()
-        of = tokens(servers)
-        patient = asyncio.create_task(of.header(GRANT, TIMEOUT_S))
+        cache = tokens(servers)
+        patient = asyncio.create_task(cache.header(GRANT, TIMEOUT_S))
         with pytest.raises(errors.TokenRefused, match="within the attempt's time"):
-            await of.header(GRANT, 0.001)
+            await cache.header(GRANT, 0.001)
         servers.is_open.set()
         return await patient, len(servers.token_requests)
 
@@ -112,10 +112,10 @@ def test_a_token_is_renewed_before_it_ends(age_s, sent, requests):
     async def main():
         clock = fakes.Clock()
         servers = Servers(granted("t1", expires_in=100), granted("t2", expires_in=100))
-        of = tokens(servers, clock)
-        await of.header(GRANT, TIMEOUT_S)
+        cache = tokens(servers, clock)
+        await cache.header(GRANT, TIMEOUT_S)
         clock.now += age_s
-        line = await of.header(GRANT, TIMEOUT_S)
+        line = await cache.header(GRANT, TIMEOUT_S)
         await asyncio.sleep(0)
         return line, len(servers.token_requests)
 
@@ -126,11 +126,11 @@ def test_a_renewal_that_fails_does_not_take_the_old_token_away():
     async def main():
         clock = fakes.Clock()
         servers = Servers(granted(expires_in=100), 500)
-        of = tokens(servers, clock)
-        await of.header(GRANT, TIMEOUT_S)
+        cache = tokens(servers, clock)
+        await cache.header(GRANT, TIMEOUT_S)
         clock.now += 90
         for _ in range(10):
-            assert await of.header(GRANT, TIMEOUT_S) == b"authorization: Bearer t1\r\n"
+            assert await cache.header(GRANT, TIMEOUT_S) == b"authorization: Bearer t1\r\n"
             await asyncio.sleep(0)
         return len(servers.token_requests)
 
@@ -162,16 +162,16 @@ def test_a_failed_token_request_holds_for_all_for_a_while(answer, detail):
     async def main():
         clock = fakes.Clock()
         servers = Servers(answer)
-        of = tokens(servers, clock)
+        cache = tokens(servers, clock)
         for _ in range(10):
             with pytest.raises(errors.TokenRefused, match=detail) as refused:
-                await of.header(GRANT, TIMEOUT_S)
+                await cache.header(GRANT, TIMEOUT_S)
             assert "s3cret" not in str(refused.value)
             clock.now += oauth.RETRY_PAUSE_S / 20
         asked = len(servers.token_requests)
         clock.now += oauth.RETRY_PAUSE_S
         with pytest.raises(errors.TokenRefused):
-            await of.header(GRANT, TIMEOUT_S)
+            await cache.header(GRANT, TIMEOUT_S)
         return asked, len(servers.token_requests)
 
     assert asyncio.run(main()) == (1, 2)
@@ -179,24 +179,26 @@ def test_a_failed_token_request_holds_for_all_for_a_while(answer, detail):
 
 def test_our_own_exhaustion_is_not_remembered():
     async def main():
-        of = tokens(servers := Servers(errors.LocalFailure("Too many open files"), granted()))
+        cache = tokens(servers := Servers(errors.LocalFailure("Too many open files"), granted()))
         with pytest.raises(errors.LocalFailure):
-            await of.header(GRANT, TIMEOUT_S)
-        return await of.header(GRANT, TIMEOUT_S), len(servers.token_requests)
+            await cache.header(GRANT, TIMEOUT_S)
+        return await cache.header(GRANT, TIMEOUT_S), len(servers.token_requests)
 
     assert asyncio.run(main()) == (b"authorization: Bearer t1\r\n", 2)
 
 
-@pytest.mark.parametrize(("said", "lifetime_s"), [(60, 60), ("60", 60), (None, 300), (-5, 300), ("soon", 300), ("nan", 300)])
-def test_the_lifetime_may_be_text_or_missing(said, lifetime_s):
+@pytest.mark.parametrize(
+    ("expires_in", "lifetime_s"), [(60, 60), ("60", 60), (None, 300), (-5, 300), ("soon", 300), ("nan", 300)]
+)
+def test_the_lifetime_may_be_text_or_missing(expires_in, lifetime_s):
     async def main():
         clock = fakes.Clock()
-        of = tokens(Servers(granted("t1", expires_in=said), granted("t2")), clock)
-        await of.header(GRANT, TIMEOUT_S)
+        cache = tokens(Servers(granted("t1", expires_in=expires_in), granted("t2")), clock)
+        await cache.header(GRANT, TIMEOUT_S)
         clock.now += lifetime_s - 0.5
-        before = await of.header(GRANT, TIMEOUT_S)
+        before = await cache.header(GRANT, TIMEOUT_S)
         clock.now += 1
-        return before, await of.header(GRANT, TIMEOUT_S)
+        return before, await cache.header(GRANT, TIMEOUT_S)
 
     assert asyncio.run(main()) == (b"authorization: Bearer t1\r\n", b"authorization: Bearer t2\r\n")
 
@@ -223,7 +225,7 @@ def test_a_401_renews_the_token_and_repeats_once():
 
 def test_a_second_401_is_a_refusal_without_a_renewal():
     made = attempts(servers := Servers(granted(), answers=(401,)), count=20)
-    assert {(one.status, one.error_class) for one in made} == {(401, "refused")}
+    assert {(attempt.status, attempt.error_class) for attempt in made} == {(401, "refused")}
     assert len(servers.token_requests) == 2  # the first token, and one renewal in RETRY_PAUSE_S
     assert len(servers.posted) == 21
 
@@ -234,7 +236,7 @@ def test_the_401s_of_many_at_once_lead_to_one_renewal():
         using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=fakes.Clock())
         delivery = builders.delivery(endpoint=builders.endpoint(auth=AUTH))
         made = await asyncio.gather(*(using.attempt(delivery, 1) for _ in range(8)))
-        return {one.error_class for one in made}, len(servers.token_requests)
+        return {attempt.error_class for attempt in made}, len(servers.token_requests)
 
     assert asyncio.run(main()) == ({None}, 2)
 

@@ -1,4 +1,4 @@
-"""The body and headers that a customer receives."""
+"""A request for one event has the body and the headers of its content mode."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""The unchanging part of a request: line, host, authentication. No text of a customer can end a header."""
+"""A target has the unchanging part of a request: line, host, authentication. No text of a customer can end a header."""
 
 import base64
 

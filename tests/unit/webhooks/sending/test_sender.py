@@ -1,4 +1,4 @@
-"""One attempt: it has its own signature, and its result is data."""
+"""The sender signs each attempt anew, and returns its result as data."""
 
 import asyncio
 

@@ -80,7 +80,7 @@ def test_ed25519_verifies_with_the_public_key_alone():
 def test_an_hmac_receiver_ignores_the_other_signature(library, _refusal):
     at = int(time.time())
     signature = signing.sign([ASYMMETRIC, builders.KEY], "msg_1", at, b"{}")
-    assert [one[:4] for one in signature.split(" ")] == ["v1a,", "v1," + signature.split(" ")[1][3]]
+    assert [part[:4] for part in signature.split(" ")] == ["v1a,", "v1," + signature.split(" ")[1][3]]
     library(signing.to_text(builders.KEY)).verify(
         b"{}", {"webhook-id": "msg_1", "webhook-timestamp": str(at), "webhook-signature": signature}
     )
@@ -117,7 +117,7 @@ def test_an_ed25519_key_may_omit_its_public_key(encoded):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("plain", "begins with whsec_ or whsk_"),
         ("whpk_" + PUBLIC, "begins with whsec_ or whsk_"),
@@ -129,8 +129,8 @@ def test_an_ed25519_key_may_omit_its_public_key(encoded):
         ("whsk_" + base64.b64encode(base64.b64decode(SEED) + b"x" * 32).decode(), "the public key in it"),
     ],
 )
-def test_an_invalid_secret_is_refused_unquoted(text, said):
-    with pytest.raises(errors.RegistrationError, match=said) as refused:
+def test_an_invalid_secret_is_refused_unquoted(text, message):
+    with pytest.raises(errors.RegistrationError, match=message) as refused:
         signing.from_text(text)
     assert text not in str(refused.value)
     assert refused.value.__cause__ is None
