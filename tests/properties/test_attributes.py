@@ -1,4 +1,4 @@
-"""Whatever CloudEvents attributes an event has, they reach the receiver as they are, by every path and in every mode."""
+"""The CloudEvents attributes of an event reach the receiver unchanged, by every path and in every mode."""
 
 import urllib.parse
 
@@ -27,7 +27,7 @@ names = st.from_regex("[a-z0-9]{1,12}", fullmatch=True) | st.sampled_from(
     ["subject", "dataschema", "traceparent", "partitionkey", "timestamp", "attributes", "length", "type0"]
 )
 texts = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20).filter(
-    lambda text: not any(ord(one) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(one) <= 0xFDEF for one in text)
+    lambda text: not any(ord(sign) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(sign) <= 0xFDEF for sign in text)
 )
 values = texts | st.booleans() | st.integers(-(2**31), 2**31 - 1)
 typed = st.dictionaries(names.filter(attributes.is_name), values, max_size=8).map(
@@ -47,7 +47,7 @@ def structured(found):
 
 
 def seen_by_receivers(event, found):
-    """Hold what receivers of each mode get against what the producer said."""
+    """Check that receivers of each mode get the attributes that the producer wrote."""
     standard = orjson.loads(payload.content(event, ContentMode.STANDARD).body)
     assert standard.pop("attributes", {}) == found
     assert standard == orjson.loads(payload.standard(event._replace(attributes=())))
@@ -59,7 +59,7 @@ def seen_by_receivers(event, found):
 
 
 def headers_of(lines):
-    """Read header lines as a receiver does; none stands twice, and none but ours and `ce-` is there."""
+    """Return the headers as a receiver reads them. Check that each is there once, and is ours or begins with `ce-`."""
     content_type, *pairs = [line.split(": ", 1) for line in lines.decode("ascii").removesuffix("\r\n").split("\r\n")]
     assert content_type == ["content-type", "application/json"]
     read = {name: urllib.parse.unquote(value, errors="strict") for name, value in pairs}
@@ -68,12 +68,12 @@ def headers_of(lines):
 
 
 @given(as_texts)
-def test_from_binary_mode_every_attribute_reaches_the_receiver_in_every_mode(found):
+def test_attributes_of_a_binary_event_reach_every_receiver(found):
     seen_by_receivers(binary(found), found)
 
 
 @given(typed)
-def test_from_structured_mode_every_attribute_keeps_its_type(found):
+def test_attributes_of_a_structured_event_keep_their_types(found):
     event = structured(found)
     assert [(name, type(value), value) for name, value in event.attributes] == [
         (name, type(value), value) for name, value in found.items()
@@ -82,7 +82,7 @@ def test_from_structured_mode_every_attribute_keeps_its_type(found):
 
 
 @given(typed)
-def test_filters_see_attributes_under_their_names_and_they_hide_none_of_ours(found):
+def test_filters_see_attributes_by_name_beside_the_platforms(found):
     event = structured(found)
     document = matching.filter_document(event)
     assert {name: document[name] for name in found} == found
@@ -90,33 +90,33 @@ def test_filters_see_attributes_under_their_names_and_they_hide_none_of_ours(fou
 
 
 @given(typed, typed)
-def test_through_a_segment_a_batch_and_the_reckoned_size(first, second):
+def test_attributes_pass_through_a_segment_and_a_batch(first, second):
     events = [structured(first), structured(second)]
     [lot] = segment.decoded(next(segment.encoded([batches.pending_batch(*events)]))[0])
     left = segment.decoded_batch(segment.encoded_batch(lot, LeaveReason.COUNT))
-    packed = [segment.unpacked(one) for one in left.packed]
-    assert [one.attributes for one in packed] == [one.attributes for one in events]
+    packed = [segment.unpacked(written) for written in left.packed]
+    assert [event.attributes for event in packed] == [event.attributes for event in events]
     for mode in (ContentMode.STANDARD, ContentMode.CLOUDEVENTS_STRUCTURED):
         body = batch_payload.content(packed, mode).body
         assert body == b"[%s]" % b",".join(payload.content(event, mode).body for event in events)
-        assert len(body) <= sum(one.size for one in lot.items)
+        assert len(body) <= sum(item.size for item in lot.items)
 
 
 @given(typed)
-def test_through_the_retry_lane_and_a_lease(found):
+def test_attributes_pass_through_the_retry_lane_and_a_lease(found):
     event = structured(found)
     postponed = Outcome(builders.delivery(event=event), OutcomeKind.POSTPONED, (), "slow", NextAttempt(NOW_MS, 0))
     [row, *_] = topic_rows.deferral_rows(Results(outcomes=[postponed]), TOPICS, now_ms=NOW_MS)
-    told = retry_messages.message(row.value)
-    turn = retry_messages.Lease(told.endpoint_id, told.customer_id, None, 1, None, told.entries)
-    [waits] = retry_messages.lease(retry_messages.encoded(turn)).entries
-    read = segment.unpacked(waits.packed[0])
+    message = retry_messages.message(row.value)
+    lease = retry_messages.Lease(message.endpoint_id, message.customer_id, None, 1, None, message.entries)
+    [entry] = retry_messages.lease(retry_messages.encoded(lease)).entries
+    read = segment.unpacked(entry.packed[0])
     seen_by_receivers(read.event(), found)
     assert segment.unpacked(segment.packed(read)) == read  # as a batch that is postponed packs it again
 
 
 @given(typed)
-def test_through_a_dead_letter_and_its_redrive(found):
+def test_attributes_pass_through_a_dead_letter_and_a_redrive(found):
     given_up = Outcome(builders.delivery(event=structured(found)), OutcomeKind.DEAD_LETTERED, (), "expired")
     [letter] = [row.value for row in topic_rows.rows(Results(outcomes=[given_up]), TOPICS) if row.topic == "dead"]
     assert orjson.loads(letter).get("attributes", {}) == found
@@ -133,8 +133,8 @@ anything = st.none() | st.booleans() | numbers | st.text(max_size=12) | st.lists
 
 @given(st.dictionaries(hostile, anything, max_size=4))
 def test_a_hostile_attribute_is_refused_or_harmless(found):
-    """It never becomes a header of ours, another line, or another value of an attribute that is ours."""
-    for read in (structured, lambda some: binary({name: str(value) for name, value in some.items()})):
+    """An attribute becomes no header of ours, no further line, and no other value of an attribute that is ours."""
+    for read in (structured, lambda given: binary({name: str(value) for name, value in given.items()})):
         try:
             event = read({name: value for name, value in found.items() if name.lower() not in CORE})
         except errors.EventRejected as exc:

@@ -1,4 +1,4 @@
-"""In any history, no event is lost, repeated, reordered, mixed, late or out of bounds, and a restart changes nothing."""
+"""In any history of a shard of the batch lane, no event is lost, repeated, reordered, mixed, late or out of bounds."""
 
 import collections
 
@@ -33,7 +33,7 @@ steps = st.lists(st.tuples(st.integers(0, LOOK_AHEAD_MS), st.lists(arrivals, max
 
 
 class Run:
-    """Feed a shard, and compare each batch that it sends with the events that arrived."""
+    """Feed a shard, and compare each batch that leaves the shard with the events that arrived."""
 
     def __init__(self):
         self.shard = Shard(LOOK_AHEAD_MS)
@@ -46,12 +46,12 @@ class Run:
 
     def step(self, after_ms, given_batches):
         self.now_ms += after_ms
-        pending = [self.pending_batch(**one) for one in given_batches]
+        pending = [self.pending_batch(**fields) for fields in given_batches]
         taken = [self.take(batch) for batch in self.shard.step(pending, now_ms=self.now_ms)]
         waiting = self.shard.index.endpoints
-        for key, one in waiting.items():
-            assert (one.events, one.bounds) == (len(self.arrived[key]) - len(self.left[key]), self.bounds[key])
-        late = [key for key, one in waiting.items() if self.is_late(key, one)]
+        for key, summary in waiting.items():
+            assert (summary.events, summary.bounds) == (len(self.arrived[key]) - len(self.left[key]), self.bounds[key])
+        late = [key for key, summary in waiting.items() if self.is_late(key, summary)]
         if late:
             first = min(late, key=lambda key: waiting[key].oldest_ms)
             # A sending endpoint counts with all its events, also with those that fill no batch and stay.
@@ -64,10 +64,10 @@ class Run:
             assert sum(size for _, size in taken) <= batcher.MAX_SENT_BYTES
         assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}
 
-    def is_late(self, key, one):
+    def is_late(self, key, summary):
         times = [at_ms for _, at_ms, _ in self.arrived[key][len(self.left[key]) :]]
         is_due = min(times) + self.bounds[key].max_wait_ms <= self.now_ms + LOOK_AHEAD_MS
-        return is_due or one.events >= one.bounds.max_events or one.size >= one.bounds.max_bytes
+        return is_due or summary.events >= summary.bounds.max_events or summary.size >= summary.bounds.max_bytes
 
     def pending_batch(self, payloads, age_ms, **fields):
         events = []
@@ -104,7 +104,7 @@ class Run:
 
 
 def one_a_key(pending):
-    """Return one pending batch for each endpoint: two of them, from two tasks, would arrive in no order."""
+    """Return one pending batch for each endpoint: two pending batches, from two tasks, would arrive in no order."""
     return list({(each["customer"], each["endpoint"]): each for each in pending}.values())
 
 
@@ -133,7 +133,7 @@ def test_frequent_merges_lose_nothing(history, runs, size):
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
-def test_a_backlog_beyond_one_decision_leaves_by_the_next_ones(history, size):
+def test_a_backlog_beyond_one_decision_leaves_by_later_ones(history, size):
     before = batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
     batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
     try:
@@ -149,10 +149,10 @@ def test_a_backlog_beyond_one_decision_leaves_by_the_next_ones(history, size):
 @given(st.lists(arrivals, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_of_arriving_segments_changes_no_batch(pending, rng):
     run = Run()
-    written = [one for each in pending for one, _ in segment.encoded([run.pending_batch(**each)])]
+    written = [value for each in pending for value, _ in segment.encoded([run.pending_batch(**each)])]
     shuffled = rng.sample(written, len(written))
     first, second = (
-        batcher.decide(batcher.Index(), some, {}.__getitem__, now_ms=NOW + 5000, look_ahead_ms=0).batches
-        for some in (written, shuffled)
+        batcher.decide(batcher.Index(), arrived, {}.__getitem__, now_ms=NOW + 5000, look_ahead_ms=0).batches
+        for arrived in (written, shuffled)
     )
     assert first == second

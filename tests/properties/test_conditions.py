@@ -1,4 +1,4 @@
-"""Whatever is seen of an endpoint, what is told of it makes sense, is bounded, and is the same after any restart."""
+"""The operational events about an endpoint are consistent, bounded, and the same after any restart."""
 
 import collections
 import datetime as dt
@@ -28,18 +28,18 @@ def histories(draw):
 
 
 def fold(history, known=None, *, restarts=frozenset()):
-    known, told = known or EndpointHealth(), []
-    for number, one in enumerate(history):
+    known, events = known or EndpointHealth(), []
+    for number, signal in enumerate(history):
         if number in restarts:
             known = msgspec.json.decode(msgspec.json.encode(known), type=EndpointHealth)
-        known, event = endpoint_health.apply(known, one, POLICY)
-        told += [event] if event else []
-    return told
+        known, event = endpoint_health.apply(known, signal, POLICY)
+        events += [event] if event else []
+    return events
 
 
 @settings(max_examples=300, deadline=None)
 @given(histories())
-def test_an_endpoint_never_fails_twice_without_an_end_between_and_ends_only_what_was_told(history):
+def test_failing_and_recovered_alternate(history):
     is_failing = False
     for event in fold(history):
         if event.kind is EventKind.FAILING:
@@ -52,29 +52,29 @@ def test_an_endpoint_never_fails_twice_without_an_end_between_and_ends_only_what
 
 @settings(max_examples=300, deadline=None)
 @given(histories())
-def test_each_kind_comes_at_most_once_in_the_quiet_time_and_every_id_is_another(history):
+def test_each_kind_comes_once_in_the_quiet_time_with_its_own_id(history):
     by_kind = collections.defaultdict(list)
-    told = fold(history)
-    for event in told:
+    events = fold(history)
+    for event in events:
         by_kind[event.kind].append(event.at)
     for kind, moments in by_kind.items():
         if kind is not EventKind.RECOVERED:  # which follows a failing
             waits = [(after - before).total_seconds() for before, after in itertools.pairwise(moments)]
             assert all(wait_s >= POLICY.quiet_s for wait_s in waits), kind
     assert len(by_kind[EventKind.RECOVERED]) <= len(by_kind[EventKind.FAILING])
-    assert len({event.event_id for event in told}) == len(told)
+    assert len({event.event_id for event in events}) == len(events)
 
 
 @settings(max_examples=300, deadline=None)
 @given(histories(), st.frozensets(st.integers(0, 80)))
-def test_a_restart_anywhere_tells_the_same(history, restarts):
+def test_a_restart_anywhere_publishes_the_same_events(history, restarts):
     assert fold(history, restarts=restarts) == fold(history)
 
 
 @settings(max_examples=300, deadline=None)
 @given(histories())
-def test_every_dead_letter_is_told_in_the_end(history):
+def test_events_count_every_dead_letter_in_the_end(history):
     end = history[-1].at + dt.timedelta(seconds=POLICY.quiet_s) if history else archive.NOW
-    told = fold([*history, Signal("ep1", "c1", SignalKind.WOKEN, end)])
-    letters = sum(one.times for one in history if one.kind is SignalKind.DEAD_LETTER)
-    assert sum(event.data["letters"] for event in told if event.kind is EventKind.DEAD_LETTERS_WAITING) == letters
+    events = fold([*history, Signal("ep1", "c1", SignalKind.WOKEN, end)])
+    letters = sum(signal.times for signal in history if signal.kind is SignalKind.DEAD_LETTER)
+    assert sum(event.data["letters"] for event in events if event.kind is EventKind.DEAD_LETTERS_WAITING) == letters

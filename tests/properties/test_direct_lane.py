@@ -1,4 +1,4 @@
-"""Any record ends as a rejection or in outcomes, and as rows that Kafka accepts. Nothing is raised."""
+"""Any record in the direct lane ends as a rejection or in outcomes, and as rows that Kafka accepts. No error is raised."""
 
 import asyncio
 import base64
@@ -47,7 +47,7 @@ RAW = [
 
 
 def raw_object(pairs):
-    """JSON with duplicate keys, and spaces where they may stand."""
+    """Draw JSON with duplicate keys, and with spaces wherever JSON allows them."""
     members = " ,\n".join(f"{orjson.dumps(name).decode()} : {value}" for name, value in pairs)
     return f"{{ {members} }}"
 
@@ -103,7 +103,7 @@ def deliver(batch, layout):
 @example([builders.record(value=b"{", headers=(("\x01" * 60_000, b""),))])
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 690_000))])
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 340_000), headers=(("a", b"\xff" * 340_000),))])
-def test_each_record_is_rejected_or_has_outcomes_and_all_of_it_can_be_written(batch):
+def test_each_record_is_rejected_or_has_outcomes(batch):
     batch = [record._replace(offset=offset) for offset, record in enumerate(batch)]
     results = deliver(batch, parsing.Layout(max_bytes=700_000))  # the most that can be set
     rejected = collections.Counter(rejection.record.offset for rejection in results.rejections)
@@ -150,8 +150,8 @@ fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_erro
     held=st.frozensets(st.sampled_from(NAMES), max_size=2),
     events=st.lists(st.integers(0, 30), min_size=1, max_size=2),
 )
-def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(registered, answers, held, events):
-    """Micro-batches one after the other, with any endpoints and answers. Postponed deliveries become retry entries."""
+def test_every_due_delivery_ends_in_one_outcome(registered, answers, held, events):
+    """Micro-batches run one after the other, with any endpoints and answers. Postponed deliveries become retry entries."""
     clock, breakers, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
@@ -179,7 +179,7 @@ def test_every_due_delivery_ends_delivered_dead_lettered_skipped_or_postponed(re
         postponed = [o for o in results.outcomes if o.kind is OutcomeKind.POSTPONED]
         rows = topic_rows.deferral_rows(results, TOPICS, now_ms=1_700_000_000_000)
         read = list(retry_records.messages(*(row.value for row in rows)))
-        waits = [(told.endpoint_id, one.order_key, one.reason, one.attempts) for told in read for one in told.entries]
+        waits = [(row.endpoint_id, entry.order_key, entry.reason, entry.attempts) for row in read for entry in row.entries]
         assert collections.Counter(waits) == collections.Counter(
             (o.delivery.endpoint.endpoint_id, o.delivery.order_key, o.reason, len(o.attempts)) for o in postponed
         )

@@ -1,4 +1,4 @@
-"""An explanation equals the routing."""
+"""The explanation of a match agrees with the router."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -75,7 +75,7 @@ def test_a_filter_on_one_field_is_a_candidate_only_if_it_matches(alternatives_an
     with_a_document_near(st.lists(any_patterns, min_size=1, max_size=3)),
     st.lists(st.integers(0, 2), min_size=matching.MIN_INDEXED_RULES, max_size=12),
 )
-def test_many_subscriptions_to_a_few_filters_are_routed_as_by_asking_each(patterns_and_document, choices):
+def test_subscriptions_that_share_filters_are_routed_one_by_one(patterns_and_document, choices):
     patterns, content = patterns_and_document
     chosen = {f"s{number}": {"data": patterns[choice % len(patterns)]} for number, choice in enumerate(choices)}
     rows = (builders.subscription(key, filter_pattern=pattern) for key, pattern in chosen.items())
@@ -102,7 +102,7 @@ def holds(range_, number):
 
 @unhurried
 @given(st.lists(ranges, max_size=20), world.numbers | st.just(2.0**70) | st.just(-(2**70)))
-def test_the_ranges_that_hold_a_number_are_found_each_once(some, number):
-    found = [item for items in Ranges(zip(some, range(len(some)), strict=True)).containing(number) for item in items]
+def test_each_range_that_contains_a_number_is_found_once(drawn, number):
+    found = [item for items in Ranges(zip(drawn, range(len(drawn)), strict=True)).containing(number) for item in items]
 
-    assert sorted(found) == [index for index, range_ in enumerate(some) if holds(range_, number)]
+    assert sorted(found) == [index for index, range_ in enumerate(drawn) if holds(range_, number)]

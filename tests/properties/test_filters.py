@@ -1,4 +1,4 @@
-"""A compiled filter equals an interpreter that is written for clearness only, and never raises.
+"""A compiled filter matches the same documents as a naive interpreter, and never raises an error.
 
 The interpreter works the other way round from the code: it expands `$or` into plain patterns, flattens the document into
 values that know in which element of which array they stand, and then tries every choice of one value for each field.
@@ -67,7 +67,7 @@ ABSENT = {"exists": False}
 
 @st.composite
 def patterns(draw, alternatives, depth=3, available=("p", "q", "r", "s")):
-    """Draw a pattern whose `$or` names other fields than stand beside it: shared ones are where EventBridge differs."""
+    """Draw a pattern whose `$or` shares no field with the pattern around it: there, EventBridge differs."""
     chosen = draw(st.lists(st.sampled_from(available), min_size=1, max_size=2, unique=True))
     pattern = {}
     for name in chosen:
@@ -149,7 +149,7 @@ def flatten(value, path=(), place=(), elements=()):
 
 
 def holds(rule, leaves, chosen=None, absent=()):
-    """Try, for each field in turn, every value that it accepts, and that it is absent; all choices must agree on elements."""
+    """Return True if a choice of one accepted value, or absence, for each field agrees on the elements of arrays."""
     chosen = chosen or {}
     if not rule:
         return not any(path in absent and agrees(chosen, elements) for path, _, elements in leaves)
@@ -260,6 +260,6 @@ def test_no_json_document_makes_a_filter_raise(pattern, document):
 
 @unhurried
 @given(json_values)
-def test_whatever_comes_as_a_pattern_is_compiled_or_refused(pattern):
+def test_any_json_as_a_pattern_is_compiled_or_refused(pattern):
     with contextlib.suppress(errors.FilterError):
         event_pattern.compile_pattern(pattern)

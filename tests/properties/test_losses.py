@@ -1,4 +1,4 @@
-"""Behind a loss that is accepted a lane goes on with all that Kafka still holds."""
+"""After the operator accepts a loss, a lane reads all records that Kafka still has."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def positions(at):
 
 
 @given(at=st.dictionaries(PLACES, OFFSETS), held=st.dictionaries(PLACES, HELD), more=st.dictionaries(PLACES, OFFSETS))
-def test_nothing_that_is_held_is_passed_over_and_nothing_is_read_again_unless_the_log_ends_before(at, held, more):
+def test_no_kept_record_is_left_out_or_read_again(at, held, more):
     now, lost = losses.moved(positions(at), held)
     why = {(loss.topic, loss.partition): loss for loss in lost}
     ends = {place: at.get(place, 0) + count for place, count in more.items()}
@@ -39,15 +39,17 @@ def test_nothing_that_is_held_is_passed_over_and_nothing_is_read_again_unless_th
 
 
 @given(at=st.dictionaries(PLACES, OFFSETS, min_size=1), held=st.dictionaries(PLACES, HELD))
-def test_a_partition_that_is_new_to_the_lane_is_read_from_the_first_record_that_is_held(at, held):
+def test_a_new_partition_is_read_from_its_first_kept_record(at, held):
     now, lost = losses.moved(positions(at), held)
     for place in held.keys() - at.keys():
         low = held[place].low
         assert now.get(place[0], {}).get(str(place[1]), 0) == low
-        assert [(one.first, one.last) for one in lost if (one.topic, one.partition) == place] == ([(0, low - 1)] if low else [])
+        assert [(loss.first, loss.last) for loss in lost if (loss.topic, loss.partition) == place] == (
+            [(0, low - 1)] if low else []
+        )
 
 
 @given(at=st.dictionaries(PLACES, OFFSETS), held=st.dictionaries(PLACES, HELD))
-def test_what_was_accepted_once_is_no_loss_any_more(at, held):
+def test_an_accepted_loss_is_no_loss_any_more(at, held):
     now, _ = losses.moved(positions(at), held)
     assert losses.moved(now, held) == (now, [])

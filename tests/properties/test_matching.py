@@ -1,4 +1,4 @@
-"""Routing equals a naive join, from the start and after any changes."""
+"""The router finds the same subscriptions as a naive join, at first and after any changes."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,8 +22,8 @@ scopes = st.one_of(
         departments,
     ),
     st.builds(
-        lambda some, part, without, less: builders.Scope(
-            tenants=some, sub_tenants=part, without_tenants=without, without_sub_tenants=less
+        lambda included, part, without, less: builders.Scope(
+            tenants=included, sub_tenants=part, without_tenants=without, without_sub_tenants=less
         ),
         tenants,
         departments,
@@ -56,15 +56,15 @@ histories = st.lists(st.dictionaries(subscription_ids, st.one_of(st.none(), subs
 
 
 def naive_join(event, rows):
-    """Every subscription, one after the other, each condition as the contract words it."""
+    """Yield the subscriptions to which an event is due. Test each, by the conditions of the delivery contract."""
     for row in rows:
-        here, part = event.tenant_id, (event.tenant_id, event.sub_tenant_id)
+        tenant, part = event.tenant_id, (event.tenant_id, event.sub_tenant_id)
         type_fits = row.event_type == event.event_type or (
             row.event_type.endswith("*") and event.event_type.startswith(row.event_type[:-1])
         )
         at_a_tenant = event.tenant_id != PLATFORM
-        included = (row.scope.everything and at_a_tenant) or here in row.scope.tenants or part in row.scope.sub_tenants
-        excluded = here in row.scope.without_tenants or part in row.scope.without_sub_tenants
+        included = (row.scope.everything and at_a_tenant) or tenant in row.scope.tenants or part in row.scope.sub_tenants
+        excluded = tenant in row.scope.without_tenants or part in row.scope.without_sub_tenants
         content_fits = row.filter_pattern is None or event_pattern.compile_pattern(row.filter_pattern).matches(
             matching.filter_document(event)
         )

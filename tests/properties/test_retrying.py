@@ -1,4 +1,4 @@
-"""In any history, each entry ends once, in order and in time, and never has two leases at the same time."""
+"""In any history of a shard, each retry entry ends once, in order and in time, and has one lease at a time."""
 
 import collections
 
@@ -65,8 +65,8 @@ class Run:
 
     def step(self, after_ms, arrived=(), given=()):
         self.now_ms += after_ms
-        records = [self.arrives(**one) for one in arrived]
-        records += [answer for one in given for answer in self.answered(**one)]
+        records = [self.arrives(**fields) for fields in arrived]
+        records += [answer for fields in given for answer in self.answered(**fields)]
         for key, (_, left_ms) in list(self.leased.items()):
             if left_ms + self.shard.policy.lease_timeout_s * 1000 <= self.now_ms:
                 del self.leased[key]
@@ -86,14 +86,14 @@ class Run:
         self.check()
 
     def check(self):
-        told, index = self.shard.backlog, self.shard.index
-        assert told.events == sum(len(each.packed) for some in self.waiting.values() for each in some.values())
-        assert told.size == sum(each.size for some in self.waiting.values() for each in some.values())
-        assert (told.due_ms is None) == (told.events == 0), "nothing would wake it"
-        kept = sum(one.live for one in index.segments.segments.values())
-        assert kept or not told.events
+        backlog, index = self.shard.backlog, self.shard.index
+        assert backlog.events == sum(len(each.packed) for entries in self.waiting.values() for each in entries.values())
+        assert backlog.size == sum(each.size for entries in self.waiting.values() for each in entries.values())
+        assert (backlog.due_ms is None) == (backlog.events == 0), "nothing would wake it"
+        kept = sum(stored.live for stored in index.segments.segments.values())
+        assert kept or not backlog.events
         if self.leased:
-            assert told.due_ms - self.shard.look_ahead_ms <= self.now_ms + shard_scheduler.LEASED_POLL_MS
+            assert backlog.due_ms - self.shard.look_ahead_ms <= self.now_ms + shard_scheduler.LEASED_POLL_MS
 
     def arrives(self, endpoint, customer, count, **fields):
         made = [self.made(**fields) for _ in range(count)]
@@ -163,7 +163,7 @@ class Run:
     def given_up(self, lease):
         assert lease.number == 0
         for each in lease.entries:
-            [key] = [key for key, some in self.waiting.items() if name(each) in some]
+            [key] = [key for key, entries in self.waiting.items() if name(each) in entries]
             assert key[:2] == (lease.endpoint_id, lease.customer_id)
             if lease.given_up == retry_reasons.EXPIRED:
                 assert each.expires_ms <= self.now_ms
@@ -174,7 +174,7 @@ class Run:
             self.ended[name(each)] += 1
 
     def drain(self):
-        """Accept everything, at the times at which the shard wants to be woken, until nothing is left."""
+        """Accept every leased entry, at the times at which the shard is due, until the shard is empty."""
         for _ in range(3000):
             if self.shard.backlog.due_ms is None:
                 break
@@ -225,7 +225,7 @@ def test_frequent_merges_lose_nothing(history, runs, size):
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
-def test_a_backlog_beyond_one_decision_leaves_by_the_next_ones(history, size):
+def test_a_backlog_beyond_one_decision_leaves_by_later_ones(history, size):
     with pytest.MonkeyPatch.context() as patched:
         for module, bound in (
             (shard_scheduler, "MAX_LEASED_BYTES"),

@@ -1,4 +1,4 @@
-"""Whatever load comes: bounds are kept, more lag never asks for fewer executors, a constant load does not move the number."""
+"""The number of executors stays in its bounds, does not fall with more lag, and stays the same at a constant load."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,19 +62,19 @@ def test_more_lag_never_asks_for_fewer_executors(lag, more, arrival_per_s, per_e
 @settings(max_examples=15, deadline=None)
 @given(per_s=st.integers(0, 90_000), executors=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_a_constant_load_does_not_move_the_number(per_s, executors, seed):
-    """Once a throughput is known. Before, fewer executors may be tried."""
+    """This holds once a throughput is known. Before, fewer executors may be tried."""
     moments = history(lambda _: per_s, 3600, executors=executors, seed=seed)
-    is_known = [one.decided.state.lanes[simulation.LANE].per_executor is not None for one in moments]
+    is_known = [moment.decided.state.lanes[simulation.LANE].per_executor is not None for moment in moments]
     since = is_known.index(True) + int(SETTLED_S / EVERY_S) if any(is_known) else len(moments)
-    assert len({one.decided.wanted for one in moments[since:]}) <= 1
+    assert len({moment.decided.wanted for moment in moments[since:]}) <= 1
 
 
 @settings(max_examples=15, deadline=None)
 @given(base=st.integers(100, 5_000), began=st.integers(100, 1000), lasts=st.integers(60, 1200), seed=st.integers(0, 1000))
-def test_a_tenfold_spike_is_answered_in_30_s_and_forgotten_in_5_minutes(base, began, lasts, seed):
-    """The load of before is one that the minimum handles; the spike is more than it can."""
+def test_a_tenfold_spike_adds_executors_for_as_long_as_needed(base, began, lasts, seed):
+    """The minimum handles the load before the spike, but not the spike. The number rises in 30 s, and falls in 5 minutes."""
     spike = max(10 * base, 20_000)
     moments = history(lambda now: spike if began <= now < began + lasts else base, began + lasts + 600, seed=seed)
-    asked = [one.at_s for one in moments if one.decided.wanted > 1 and one.at_s > began]
+    asked = [moment.at_s for moment in moments if moment.decided.wanted > 1 and moment.at_s > began]
     assert asked[0] <= began + 30
-    assert all(one.decided.wanted == 1 for one in moments if one.at_s > began + lasts + 300)
+    assert all(moment.decided.wanted == 1 for moment in moments if moment.at_s > began + lasts + 300)

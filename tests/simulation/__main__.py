@@ -14,7 +14,7 @@ arguments = parser.parse_args()
 for seed in range(arguments.seed, arguments.seed + arguments.runs):
     began = time.process_time()
     ended = history.History(seed, deaths=arguments.deaths).run()
-    asked = sum(one.asked for one in ended.world.customers.values())
+    asked = sum(customer.asked for customer in ended.world.customers.values())
     dead = len(ended.platform.dead_letters())
     sys.stdout.write(
         f"seed {seed}: {len(ended.due)} due, {asked} requests, {dead} dead letters, {ended.platform.died} deaths, "

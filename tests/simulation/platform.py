@@ -114,7 +114,7 @@ class Platform:
                 known = self._known()  # when it runs again, all is collected again by the registry of that moment
                 collected = await self._collected(process, known, records, at_ms)
                 decided = [shard.decide(came, at_ms) for shard, came in zip(self.batches, collected, strict=True)]
-                leaving = [batch for one in decided for batch in one.batches]
+                leaving = [batch for decision in decided for batch in decision.batches]
                 lane = process.batches(known, self._held_now(), before)
                 if await self._lives(self._delivered(process, lane, _some(leaving, 5)), is_fast=True):
                     break
@@ -122,8 +122,8 @@ class Platform:
                 process.is_dead, process = True, worker.Worker(self._world, self._rng, self._append)
                 before = self._ended_since(begun, completed_work.FastLaneLog())
             self._committed["batch"] = end
-            for shard, one in zip(self.batches, decided, strict=True):
-                shard.commit(one)
+            for shard, decision in zip(self.batches, decided, strict=True):
+                shard.commit(decision)
 
     async def run_retry(self) -> None:
         process = worker.Worker(self._world, self._rng, self._append)
@@ -137,7 +137,7 @@ class Platform:
                 arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
-            leases = [lease for one in decided for lease in one.leases]
+            leases = [lease for decision in decided for lease in decision.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
             while not await self._lives(self._retried(process.retries, leases, before), is_fast=False):
@@ -146,33 +146,33 @@ class Platform:
                 # The same records at the same time: the same leases leave again.
                 before = self._ended_since(begun, completed_work.RetryLaneLog())
             self._committed["retry"] = begun["retries"]
-            for shard, one in zip(self.shards, decided, strict=True):
-                shard.commit(one, at_ms)
+            for shard, decision in zip(self.shards, decided, strict=True):
+                shard.commit(decision, at_ms)
             self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
             failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
-                one.endpoint_id
-                for one in failing
-                if self.outages.failing_s(one.since_ms, one.failed_ms) >= shards.POLICY.disable_after_s
+                endpoint.endpoint_id
+                for endpoint in failing
+                if self.outages.failing_s(endpoint.since_ms, endpoint.failed_ms) >= shards.POLICY.disable_after_s
             ]
             if own:
                 self._disable(own, FAILING)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing waits anywhere."""
+        """Return True if no event and no delivery waits anywhere."""
         came = len(self.events)
         handled = self._committed == {"direct": came, "batch": came, "retry": len(self.topics["retries"])}
         waits = any(shard.backlog.events for shard in self.shards) or any(shard.due_ms is not None for shard in self.batches)
         return handled and not waits
 
     def dead_letters(self) -> list[tuple[str, str, str]]:
-        """Event id, endpoint id and reason of each dead letter."""
+        """Return the event id, the endpoint id and the reason of each dead letter."""
         letters = map(orjson.loads, self.topics["dead_letters"])
         return [(letter["event_id"], letter["endpoint_id"], letter["reason"]) for letter in letters]
 
     def skips(self) -> list[tuple[str, str, str]]:
-        """Event id, endpoint id and reason of each skip."""
+        """Return the event id, the endpoint id and the reason of each skip."""
         return [
             (event_id, row["endpoint_id"], entry["reason"])
             for row in map(orjson.loads, self.topics["attempts"])
@@ -182,7 +182,7 @@ class Platform:
         ]
 
     def rejected(self) -> set[int]:
-        """The offsets of records that were rejected."""
+        """Return the offsets of records that were rejected."""
         return {orjson.loads(row)["offset"] for row in self.topics["rejected"]}
 
     def _known(self) -> registries.WholeRegistry:
@@ -237,8 +237,8 @@ class Platform:
     async def _delivered(
         self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
     ) -> AsyncIterator[list[topic_rows.Row]]:
-        for some in given:
-            yield process.rows_of(await lane.submit(some))
+        for records in given:
+            yield process.rows_of(await lane.submit(records))
         last = await lane.finish()
         last.accepting = process.acceptances.to_report(last.accepting, asyncio.get_running_loop().time())
         yield process.rows_of(last)
@@ -288,23 +288,23 @@ class Platform:
         return False
 
     async def _written(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> None:
-        async for some in work:
-            self._append(some)
+        async for rows in work:
+            self._append(rows)
             if is_fast:
-                self._note_ended(some)
+                self._note_ended(rows)
 
-    def _note_ended(self, some: list[topic_rows.Row]) -> None:
-        """Record the deliveries that a fast lane has accepted, given up or deferred: it must not end one of them again."""
+    def _note_ended(self, rows: list[topic_rows.Row]) -> None:
+        """Record the deliveries that a fast lane has ended. The lane must not end one of them again."""
         found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
-        for row in some:
+        for row in rows:
             if row.value is not None and row.topic in readers:
                 found.add(row.value, readers[row.topic])
         self.repeated |= found.completed & self.ended_by_fast
         self.ended_by_fast |= found.completed
 
-    def _append(self, some: list[topic_rows.Row]) -> None:
-        for row in some:
+    def _append(self, rows: list[topic_rows.Row]) -> None:
+        for row in rows:
             if row.value is not None:
                 self.topics[row.topic].append(row.value)
         self._handed_over.set()
@@ -315,7 +315,7 @@ def _some(given: list[Any], count: int) -> Iterable[list[Any]]:
 
 
 def _event_ids(entry: dict[str, Any]) -> list[str]:
-    """The ids of an entry's events. For a batch, it has their offsets, which equal their numbers."""
+    """Return the ids of an entry's events. The entry of a batch has offsets, which equal the numbers in the ids."""
     if entry["kind"] == "skipped":
         return [entry["event_id"]]
     return [

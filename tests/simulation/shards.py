@@ -38,7 +38,7 @@ class BatchShard:
         for number in decided.drop:
             del self.segments[number]
         self.index = batcher.encoded(decided.index)
-        self.due_ms = min((one.due_ms for one in decided.index.endpoints.values()), default=None)
+        self.due_ms = min((summary.due_ms for summary in decided.index.endpoints.values()), default=None)
 
 
 class Shard:

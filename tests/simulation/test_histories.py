@@ -1,4 +1,4 @@
-"""Whatever endpoints and operators do, and whenever a worker dies: no promise is broken, and in the end nothing waits.
+"""Simulated histories break no promise of the platform, whatever endpoints and operators do and whenever a worker dies.
 
 Every run of the tests uses other seeds. A failure says how to replay it: `python -m tests.simulation --seed N --deaths D`.
 """
@@ -22,9 +22,11 @@ def test_every_history_keeps_all_promises_and_ends(number, deaths):
     assert ended.due
 
 
-def test_a_seed_is_one_history():
+def test_two_runs_of_a_seed_are_the_same_history():
     first, again = (history.History(5, deaths=0.1).run() for _ in range(2))
-    assert [one.accepted for one in first.world.customers.values()] == [one.accepted for one in again.world.customers.values()]
+    assert [customer.accepted for customer in first.world.customers.values()] == [
+        customer.accepted for customer in again.world.customers.values()
+    ]
 
 
 def test_all_randomness_of_a_history_comes_from_its_seed(monkeypatch):
@@ -46,7 +48,9 @@ def test_any_failure_of_a_history_says_how_to_replay_it(monkeypatch):
 
 
 def test_customers_go_through_all_moods():
-    moods = {mood for seed in range(20) for one in history.History(seed).world.customers.values() for _, mood in one.moods}
+    moods = {
+        mood for seed in range(20) for customer in history.History(seed).world.customers.values() for _, mood in customer.moods
+    }
     assert moods == set(Mood)
 
 

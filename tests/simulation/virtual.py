@@ -30,7 +30,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """A loop that begins at 0 seconds."""
+    """An event loop whose virtual time begins at 0 seconds."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -45,7 +45,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end on its own loop."""
+    """Run `work` to its end on a new loop."""
     loop = Loop()
     try:
         return loop.run_until_complete(work)

@@ -1,4 +1,4 @@
-"""A Python worker process of one of the lanes, and the rows that it writes."""
+"""A simulated Python worker process of a lane, and the rows that the worker writes."""
 
 from __future__ import annotations
 

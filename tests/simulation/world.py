@@ -1,6 +1,6 @@
 """The customers of a simulation. Their endpoints respond, fail, hang and recover by a seed, and remember all requests.
 
-They check the platform's limits: each counts its requests in flight, and those of each second.
+The customers check the platform's limits: each counts its requests in flight, and the requests of each second.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class World:
         rejected = {place for place in range(len(events)) if rejects and rng.random() < 0.2}
         if rejected and events is not came:
             return transport.Response(422, (), b"no")
-        for place, one in enumerate(events):
+        for place, event in enumerate(events):
             if place not in rejected:
-                customer.accepted.append((asyncio.get_running_loop().time(), one["id"]))
+                customer.accepted.append((asyncio.get_running_loop().time(), event["id"]))
         return transport.Response(200, (), orjson.dumps({"rejected": [{"index": place} for place in sorted(rejected)]}))
 
 

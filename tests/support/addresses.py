@@ -1,4 +1,7 @@
-"""What leads inside, in every form that we know of: one table for documents, for rows of plain SQL and for the connection."""
+"""Addresses that lead into our own network, in every known form.
+
+Tests of documents, of rows of plain SQL and of connections share the table.
+"""
 
 from __future__ import annotations
 

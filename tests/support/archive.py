@@ -1,4 +1,4 @@
-"""What the archive's tests put into it: records as the job writes them."""
+"""Records as the job writes them, for tests of the archive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAYLOAD = b'{ "z": 1.0,\n "a": "\xc3\xa9\\u0000" }'
 def outcome(
     *, customer: str = "c1", endpoint: str = "ep1", reason: str = "timeout", at: dt.datetime = NOW, **event: Any
 ) -> Outcome[Any]:
-    """A delivery that failed once and was given up."""
+    """Return the outcome of a delivery that failed once and was given up."""
     failed = Attempt(
         number=1, started_at_ms=round(at.timestamp() * 1000), duration_ms=20.0, status=500, error_class="server_error",
         detail="no\0thing", response=b"\0\xff",
@@ -38,20 +38,20 @@ def outcome(
 
 
 def without_attempt(kind: OutcomeKind, reason: str, **fields: Any) -> Outcome[Any]:
-    """A delivery that has ended, or waits, without an attempt."""
+    """Return the outcome of a delivery that has ended, or waits, without an attempt."""
     return outcome(**fields)._replace(kind=kind, attempts=(), reason=reason)
 
 
 def batch_outcome(
     *, customer: str = "c1", endpoint: str = "ep1", count: int = 3, rejected: Collection[int] = (), at: dt.datetime = NOW
 ) -> batch_payload.BatchOutcome:
-    """A batch that failed once and was given up; or, with `rejected`, that was taken but for these of its events."""
+    """Return the outcome of a batch that failed once and was given up. With `rejected`: accepted, except these events."""
     failed = outcome(customer=customer, endpoint=endpoint, at=at)
     to = failed.delivery.endpoint
-    of = [segment.unpacked(segment.item(builders.event(), 0).packed) for _ in range(count)]
+    events = [segment.unpacked(segment.item(builders.event(), 0).packed) for _ in range(count)]
     through = [SubscriptionId("s1")] * count
-    webhook_id = batch_payload.webhook_id(to.endpoint_id, of, through)
-    delivery = batch_payload.BatchDelivery(to, webhook_id, b"", b"", b"", of, through, LeaveReason.COUNT)
+    webhook_id = batch_payload.webhook_id(to.endpoint_id, events, through)
+    delivery = batch_payload.BatchDelivery(to, webhook_id, b"", b"", b"", events, through, LeaveReason.COUNT)
     made = failed._replace(delivery=delivery)
     if rejected:
         taken = failed.attempts[0]._replace(status=200, error_class=None)
@@ -60,7 +60,7 @@ def batch_outcome(
 
 
 def letter(*, dead_lettered_at: dt.datetime = NOW, **fields: Any) -> bytes:
-    """A record of the dead-letter topic."""
+    """Return a record of the dead-letter topic."""
     [written] = [
         row.value for row in topic_rows.rows(Results(outcomes=[outcome(**fields)]), TOPICS) if row.topic == "dead-letters"
     ]
@@ -68,28 +68,28 @@ def letter(*, dead_lettered_at: dt.datetime = NOW, **fields: Any) -> bytes:
 
 
 def results(outcomes: Iterable[Outcome[Any] | batch_payload.BatchOutcome]) -> Results:
-    """What came of deliveries and batches, as a lane has it."""
+    """Return the results of a lane with these outcomes of deliveries and batches."""
     made = Results()
-    for one in outcomes:
-        if isinstance(one, batch_payload.BatchOutcome):
-            made.batches.append(one)
+    for ended in outcomes:
+        if isinstance(ended, batch_payload.BatchOutcome):
+            made.batches.append(ended)
         else:
-            made.outcomes.append(one)
+            made.outcomes.append(ended)
     return made
 
 
 def attempts(*outcomes: Outcome[Any] | batch_payload.BatchOutcome) -> list[bytes]:
-    """Records of the attempts topic."""
+    """Return the records of the attempts topic for these outcomes."""
     return [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "attempts"]
 
 
 def letter_row(written: bytes) -> archive_rows.DeadLetterRow:
-    """What the archive keeps of a record of the dead-letter topic."""
+    """Return the row of the archive for a record of the dead-letter topic."""
     return archive_rows.dead_letter_row(*dead_letter_records.decode_with_document(written))
 
 
 def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.AttemptRow]:
-    """What the archive keeps of a record of the attempts topic, written `at`."""
+    """Return the rows of the archive for a record of the attempts topic that was written `at`."""
     record = log_records.decode(written)
     return archive_rows.attempt_rows(record, at) if isinstance(record, log_records.LogRecord) else []
 
@@ -102,7 +102,7 @@ def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_r
 def taken_attempts(
     offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
 ) -> archive_rows.ArchivedRecord:
-    """What the attempts topic tells of these, written `at`, as one record."""
+    """Return the archived record of the attempts topic for these outcomes, written `at`."""
     found = [row for written in attempts(*outcomes) for row in attempt_rows(written, at)]
     return archive_rows.ArchivedRecord(topic="attempts", partition=0, offset=offset, attempts=found)
 
@@ -110,19 +110,19 @@ def taken_attempts(
 def taken_letters(
     offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
 ) -> list[archive_rows.ArchivedRecord]:
-    """The dead letters of these, given up `at`."""
+    """Return the archived records of the dead letters of these outcomes, given up `at`."""
     written = [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "dead-letters"]
-    found = [dataclasses.replace(letter_row(one), dead_lettered_at=at) for one in written]
+    rows = [dataclasses.replace(letter_row(value), dead_lettered_at=at) for value in written]
     return [
-        archive_rows.ArchivedRecord(topic="dead-letters", partition=0, offset=offset + number, letter=one)
-        for number, one in enumerate(found)
+        archive_rows.ArchivedRecord(topic="dead-letters", partition=0, offset=offset + number, letter=row)
+        for number, row in enumerate(rows)
     ]
 
 
 def end_session_after(statements, dying, other):
-    """Have the server end the session `dying`, by way of another one, before the statement after so many.
+    """Make the connection `other` end the session `dying` before its next statement, once `statements` have run.
 
-    Returns whether it has.
+    Return a function that says whether the session was ended.
     """
     left, execute = statements, dying.execute
 

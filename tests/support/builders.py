@@ -1,4 +1,4 @@
-"""Values with full defaults: a test writes only the field that it is about."""
+"""Build values of the domain with full defaults. A test gives only the fields that it is about."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def endpoint(endpoint_id: str = "ep1", **fields: Any) -> Endpoint:
 
 
 def scope(*tenants: str, **fields: Any) -> Scope:
-    """A scope of these tenants; of everything when none is named."""
+    """Return a scope of these tenants; without a tenant, a scope of everything."""
     return Scope(
         everything=not tenants and "sub_tenants" not in fields, tenants=tuple(map(TenantId, sorted(tenants))), **fields
     )
@@ -104,15 +104,15 @@ def snapshot(*rows: Endpoint | Subscription, tenants: tuple[str, ...] = ("t1", "
 
 
 def delivery(**fields: Any) -> Delivery:
-    of = fields.get("event") or event()
+    due = fields.get("event") or event()
     through = fields.get("subscription") or subscription()
     to = fields.get("endpoint") or endpoint()
-    content = payload.content(of, to.content_mode)
+    content = payload.content(due, to.content_mode)
     defaults: dict[str, Any] = {
-        "event": of,
+        "event": due,
         "subscription": through,
         "endpoint": to,
-        "webhook_id": payload.webhook_id(of, through.subscription_id),
+        "webhook_id": payload.webhook_id(due, through.subscription_id),
         "body": content.body,
         "content_headers": content.headers,
     }

@@ -1,4 +1,4 @@
-"""Certificates for tests, as PEM: an authority, what it issues, and what must not be trusted."""
+"""Make certificates for tests, as PEM: of an authority, of servers and clients, and some that must not be trusted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = dt.datetime.now(dt.UTC)
 
 @dataclass(frozen=True)
 class Certified:
-    """A certificate with its private key; issued by itself when `issuer` is None."""
+    """A certificate with its private key. Without `issuer` it is self-signed."""
 
     certificate: x509.Certificate
     private_key: ec.EllipticCurvePrivateKey
@@ -41,7 +41,7 @@ class Certified:
 
     @property
     def locked_key(self) -> str:
-        """The key behind a password."""
+        """Return the private key, encrypted by a password."""
         return self.private_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"password")
         ).decode()
@@ -54,7 +54,7 @@ class Certified:
 def issue(
     name: str, *, issuer: Certified | None = None, is_authority: bool = False, days: int = 1, address: str = "127.0.0.1"
 ) -> Certified:
-    """Return a certificate for `address`, of an IP or a host; a negative `days` makes it expired."""
+    """Return a certificate for `address`, an IP address or a host name. With negative `days` it has expired."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     ends = NOW + dt.timedelta(days=days)
@@ -83,12 +83,15 @@ def authority(name: str = "authority") -> Certified:
     return issue(name, is_authority=True)
 
 
-def server_context(of: Certified, *chain: Certified, clients_of: Certified | None = None) -> ssl.SSLContext:
-    """Return a server's context that sends `of` and then `chain`; it demands a certificate of `clients_of` when given."""
+def server_context(server: Certified, *chain: Certified, clients_of: Certified | None = None) -> ssl.SSLContext:
+    """Return a TLS context that sends the certificates `server` and `chain`.
+
+    With `clients_of`, it demands a client certificate of this authority.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "server.pem"
-        path.write_text(of.key + of.pem + "".join(one.pem for one in chain))
+        path.write_text(server.key + server.pem + "".join(issuer.pem for issuer in chain))
         context.load_cert_chain(path)
     if clients_of is not None:
         context.verify_mode = ssl.CERT_REQUIRED

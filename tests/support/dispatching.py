@@ -1,4 +1,4 @@
-"""Deliveries through a dispatcher with the test's own limits."""
+"""Send deliveries through a dispatcher with limits that the test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support import builders, fakes
 
 
 def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Delivery]:
-    """`count` deliveries to one endpoint."""
+    """Return `count` deliveries to one endpoint."""
     endpoint = builders.endpoint(endpoint_id, **fields)
     return [builders.delivery(endpoint=endpoint) for _ in range(count)]
 
@@ -41,7 +41,7 @@ def fast_lane(
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
 ) -> tuple[dispatch.Dispatcher[Any], deferral.Deferrals]:
-    """The dispatcher and the deferrals of a fast lane for one task."""
+    """Return the dispatcher and the deferrals of a fast lane for one task."""
     kept, background = {} if breakers is None else breakers, background or fakes.unreported_background()
     deferrals = fakes.deferrals(clock, suppressed, kept, background)
     dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
@@ -63,14 +63,14 @@ def fast_lane(
 
 
 def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **options: Any) -> dispatch.Dispatcher[Delivery]:
-    """The dispatcher of `fast_lane`."""
+    """Return the dispatcher of `fast_lane`."""
     return fast_lane(sender, clock, **options)[0]
 
 
 def run(
     sender: dispatch.Sender, submitted: Iterable[Delivery], clock: Callable[[], float], **bounds: Any
 ) -> list[Outcome[Delivery]]:
-    """Deliver one micro-batch; return the outcomes."""
+    """Deliver one micro-batch through the dispatcher; return the outcomes."""
 
     async def main() -> list[Outcome[Delivery]]:
         dispatcher = dispatcher_of(sender, clock, **bounds)

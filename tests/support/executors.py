@@ -1,6 +1,6 @@
-"""Executors that come and go: a fake of Spark's, and what both must do.
+"""A fake of Spark's executors that come and go, and the contract of the fake and of Spark.
 
-Run by itself, `python -m tests.support.executors FOLDER`, it holds Spark's own to it, on a standalone cluster of this machine.
+`python -m tests.support.executors FOLDER` checks Spark's executors by the contract, on a standalone cluster of this machine.
 """
 
 import os
@@ -18,7 +18,7 @@ from delivery.stages.scaling import executors
 
 
 class FakeExecutors:
-    """Executors that come at once where there is room, and end at once when they have no task."""
+    """Executors that start at once where there is room, and end at once when they have no task."""
 
     def __init__(self, started=2, room=10):
         self.room, self._asked = room, 0
@@ -47,7 +47,7 @@ class FakeExecutors:
 
 
 def hold_to_contract(cluster, eventually):
-    """`cluster` has two executors, and room for two. `eventually(value, wanted)` waits."""
+    """Check the contract. `cluster` has two executors, and room for two. `eventually(value, wanted)` waits for a value."""
     eventually(lambda: len(cluster.now().active), 2)
     older, newer = cluster.now().active
     assert int(older) < int(newer)

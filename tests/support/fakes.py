@@ -1,4 +1,7 @@
-"""Fakes at the edges. They pass the same contract tests as the real classes (tests/integration/test_transport.py)."""
+"""Fakes of the platform's edges: network, time, randomness.
+
+The fakes pass the same contract tests as the real classes (tests/integration/test_transport.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from delivery.webhooks.scheduling import background_attempts, circuit_breaker, d
 
 
 class FakeTransport:
-    """Responds by a script: a status, a whole response, or an error to raise. Remembers all requests."""
+    """A transport that responds by a script: a status, a whole response, or an error to raise. It keeps all requests."""
 
     def __init__(self, *script: int | transport.Response | Exception) -> None:
         self._script = list(script)
@@ -31,7 +34,7 @@ class FakeTransport:
 
 
 class Clock:
-    """Time that the test sets."""
+    """A clock whose time the test sets."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
@@ -41,7 +44,7 @@ class Clock:
 
 
 class PassingClock(Clock):
-    """Time that jumps to the next timer when the event loop has nothing to do."""
+    """A clock that jumps to the next timer when the event loop has nothing to do."""
 
     def install(self) -> None:
         """Replace the running loop's timers."""
@@ -69,14 +72,14 @@ class PassingClock(Clock):
 
 
 class Middle:
-    """Randomness that always returns the middle."""
+    """A random generator that always returns the middle of the range."""
 
     def uniform(self, a: float, b: float, /) -> float:
         return (a + b) / 2
 
 
 def unreported_background() -> background_attempts.BackgroundAttempts:
-    """Background attempts whose results go nowhere."""
+    """Return background attempts whose results are reported to nobody."""
     return background_attempts.BackgroundAttempts(2.0, 256, lambda _: None)
 
 
@@ -86,14 +89,14 @@ def deferrals(
     breakers: circuit_breaker.CircuitBreakers | None = None,
     background: background_attempts.BackgroundAttempts | None = None,
 ) -> deferral.Deferrals:
-    """Deferrals of a micro-batch, with `clock` for both of their clocks."""
+    """Return the deferrals of a micro-batch, with `clock` for both of their clocks."""
     known = {} if breakers is None else breakers
     reasons = dict.fromkeys(map(EndpointId, suppressed), retry_reasons.CIRCUIT_OPEN)
     return deferral.Deferrals(reasons, known, background or unreported_background(), clock=clock, now_s=clock, rng=Middle())
 
 
 class FakeSender:
-    """Ends each attempt as `decide` says; counts the requests in flight to each endpoint."""
+    """A sender that ends each attempt as `decide` says, and counts the requests in flight to each endpoint."""
 
     def __init__(self, decide: Callable[[Delivery, int], str | None], clock: Clock, seconds_per_attempt: float = 0.0) -> None:
         self._decide = decide

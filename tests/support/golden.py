@@ -1,17 +1,16 @@
-"""Keep what one version of the platform has left behind, so that tests see later ones go on with it.
+"""Archive the state of one version of the platform, so that tests can start later versions on this state.
 
-An archive holds what a job left that was stopped in order while deliveries waited in both lanes with state: its checkpoint,
-all records of its topics, its registry, and what the same version delivered when it went on.
-tests/e2e/test_upgrade.py restores each archive of tests/e2e/data and has the code of now go on instead.
+An archive is of a job that was stopped in order while deliveries waited in both lanes with state. It has the job's checkpoint,
+all records of its topics, its registry, and the requests that the same version made after a restart.
+tests/e2e/test_upgrade.py restores each archive of tests/e2e/data and starts the present code on it instead.
 
-Make one of each version that is released, and before the form of anything that is kept changes
-(delivery.webhooks.state.versioning). It takes three minutes, a checkout of that version with its jars (`fanout prepare`), and
-dependencies that suit both:
+Make an archive of each version that is released, and before any stored format changes (delivery.webhooks.state.versioning).
+It takes three minutes, a checkout of the version with its jars (`fanout prepare`), and dependencies that suit both:
 
     python -m tests.support.golden path/of/the/checkout tests/e2e/data/retry-index-1.zip
 
-`retry-index-1` is of 30c0696, before the first release. It wrote the retry lane's index in form 1, knew no attempts that go on
-beside a micro-batch, no replays, and had rows of results pass through the state.
+`retry-index-1` is of 30c0696, before the first release. That version wrote the retry lane's index in format
+1, had no background attempts and no replays, and passed rows of results through the state.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ GOES_ON_S = 300
 
 
 class Delivered(NamedTuple):
-    """A request, as far as it is the same whoever makes it."""
+    """The part of a request that is the same whichever version makes it."""
 
     endpoint: str
     webhook_id: str
@@ -70,7 +69,7 @@ class Delivered(NamedTuple):
 
 
 class Golden:
-    """An archive, as it was read."""
+    """An archive that was read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,11 +77,11 @@ class Golden:
             left = orjson.loads(archive.read(LEFT))
         self._topics = left["topics"]
         self.registry = left["registry"]
-        self.delivered = [Delivered(*one) for one in left["delivered"]]
-        """By the version itself, when it went on."""
+        self.delivered = [Delivered(*fields) for fields in left["delivered"]]
+        """Requests of the archived version after its restart."""
 
     def restore(self, platform: Platform) -> None:
-        """Bring the topics to where they were, the same records at the same offsets; unpack the checkpoint."""
+        """Write the same records at the same offsets of the topics, and unpack the checkpoint."""
         with zipfile.ZipFile(self._path) as archive:
             archive.extractall(platform.folder, [name for name in archive.namelist() if name != LEFT])
         kafka = platform.config.kafka
@@ -97,7 +96,7 @@ class Golden:
 
 
 def write(checkout: Path, path: Path) -> None:
-    """Have the version in `checkout` leave something behind, and write it to `path`."""
+    """Run the version in `checkout`, and write the archive of its state to `path`."""
     with (
         tempfile.TemporaryDirectory(prefix="fanout-golden-", ignore_cleanup_errors=True) as folder,
         stack.Stack(Path(folder) / "servers") as servers,
@@ -138,25 +137,25 @@ def _write(platform: Platform, version: _Version, path: Path) -> None:
         waiting = WAITS * (len(ENDPOINTS) - 1)
         assert_eventually(
             lambda: list(map(taken, platform.received[before:])),
-            lambda got: sum(len(one.events) for one in got) >= waiting,
+            lambda got: sum(len(request.events) for request in got) >= waiting,
             within_s=GOES_ON_S,
         )
-    left["delivered"] = [tuple(taken(one)) for one in platform.received[before:]]
+    left["delivered"] = [tuple(taken(request)) for request in platform.received[before:]]
     assert {endpoint for endpoint, *_ in left["delivered"]} == ENDPOINTS.keys() - {"well"}
     archive.writestr(LEFT, orjson.dumps(left))
     archive.close()
     path.write_bytes(archived.getvalue())
 
 
-def taken(one: receiver.Received) -> Delivered:
-    """Return what came with a request."""
-    body = orjson.loads(one.body)
+def taken(request: receiver.Received) -> Delivered:
+    """Return the endpoint, the `webhook-id` and the events of a request."""
+    body = orjson.loads(request.body)
     events = body if isinstance(body, list) else [body]
-    return Delivered(one.path.strip("/"), one.webhook_id, [event["id"] for event in events])
+    return Delivered(request.path.strip("/"), request.webhook_id, [event["id"] for event in events])
 
 
 class _Version:
-    """The commands of a checkout."""
+    """The commands of the version in a checkout."""
 
     def __init__(self, platform: Platform, checkout: Path) -> None:
         self._platform = platform
@@ -167,7 +166,7 @@ class _Version:
 
     @contextlib.contextmanager
     def running(self):
-        """Run the job; yield the port of its metrics. It is stopped in order."""
+        """Run the job, and yield the port of its metrics. Stop the job in order at the end."""
         port = local_kafka.free_port()
         command = self._command("run", metrics={"port": port})
         job = subprocess.Popen(command, cwd=self._platform.folder, env=self._environment, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Retry entries, and the leases in which they leave their shard."""
+"""Build retry entries, leases of them, and registries for them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ LATER_MS = 2**60
 
 
 def registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
-    """A registry of one endpoint with a schedule and its subscriptions."""
+    """Return a registry of one endpoint with a retry schedule, and its subscriptions."""
     endpoint = builders.endpoint(**{"retrying": Retrying()} | fields)
     return builders.snapshot(endpoint, *(subscriptions or [builders.subscription()]))
 
 
 def batch_registry(*subscriptions: Subscription, **fields: Any) -> Snapshot:
-    """The same registry for an endpoint in batch mode."""
+    """Return a registry as `registry` does, with an endpoint in batch mode."""
     return registry(*subscriptions, **{"mode": DeliveryMode.BATCH, "batching": Batching()} | fields)
 
 
 def waiting(*events: Event, through: tuple[str, ...] = ("s1",), **fields: Any) -> retry_messages.RetryEntry:
-    """An entry of one event, or of several as a batch."""
-    of = events or (builders.event(),)
+    """Return a retry entry of one event, or of several events as a batch."""
+    packed = events or (builders.event(),)
     names = list(dict.fromkeys(through))
     defaults: dict[str, Any] = {
-        "packed": [segment.item(event, LATER_MS).packed for event in of],
+        "packed": [segment.item(event, LATER_MS).packed for event in packed],
         "subscriptions": [SubscriptionId(name) for name in names],
         "subscription_places": [names.index(name) for name in through] if len(names) > 1 else [],
-        "left_by": LeaveReason.COUNT if len(of) > 1 else None,
+        "left_by": LeaveReason.COUNT if len(packed) > 1 else None,
         "again_at_ms": 0,
         "since_ms": 0,
         "expires_ms": LATER_MS,

@@ -1,4 +1,4 @@
-"""Build what the decision on the number of executors is told."""
+"""Build the input of the decision on the number of executors."""
 
 from delivery.stages.scaling import decision, load
 
@@ -12,7 +12,7 @@ def seen(at_s, lag=0, **fields):
 
 
 def measured(now_s=1000.0, *, lag=0, arrival_per_s=0, per_executor=1000.0, executors=1, partitions=100):
-    """A lane that was observed for a while, with these rates. What is not handled of the arrivals has grown the lag."""
+    """Return the measurements of a lane with these rates, observed for `load.WINDOW_S`."""
     before = now_s - load.WINDOW_S
     window = tuple(
         seen(at_s, lag, handled=round(arrival_per_s * (at_s - before)), partitions=partitions) for at_s in (before, now_s - 5)
@@ -21,7 +21,7 @@ def measured(now_s=1000.0, *, lag=0, arrival_per_s=0, per_executor=1000.0, execu
 
 
 def decide(known, executors=1, now_s=1000.0, *, sufficed=(), fell_at_s=float("-inf"), rules=None, **fields):
-    """Decide with one more observation of the lane `direct`, after which its rates are what they were."""
+    """Return the decision after one more observation of the lane `direct`, at the same rates as before."""
     first, last = known.window[0], known.window[-1]
     per_s = (last.handled - first.handled) / (last.at_s - first.at_s)
     given = {"lag": last.lag, "handled": last.handled + round(5 * per_s), "partitions": last.partitions, **fields}

@@ -1,7 +1,7 @@
 """Results of a lane, drawn by a seed. Tests compare their records with records of an earlier version.
 
-`records.json.gz` of tests/unit/webhooks/results/data has the records that the code of 308613d wrote of `results(seed)`, each
-seed of SEEDS: the topic, the key and the value of each. The bytes in topics are not to change, so this file is never made
+`records.json.gz` of tests/unit/webhooks/results/data has the records that the code of 308613d wrote of `results(seed)` for each
+seed of SEEDS: topic, key and value. The bytes in topics are not to change, so this file is never made
 again. New fields get samples of their own.
 """
 
@@ -38,7 +38,7 @@ REASONS = ("server_error", "timeout", "expired", None)
 
 
 def results(seed: int) -> Results:
-    """Return results with some of everything."""
+    """Return results with some outcomes of every kind."""
     rng = random.Random(seed)
     outcomes = [_outcome(rng) for _ in range(rng.randrange(6))]
     batches = [_batch(rng) for _ in range(rng.randrange(3))]
@@ -105,13 +105,13 @@ def _outcome(rng: random.Random) -> Any:
 
 
 def _batch(rng: random.Random) -> Any:
-    of = [segment.unpacked(segment.item(_event(rng), 0).packed) for _ in range(rng.randrange(1, 5))]
-    through = [SubscriptionId(rng.choice(["s1", "s2"])) for _ in of]
+    events = [segment.unpacked(segment.item(_event(rng), 0).packed) for _ in range(rng.randrange(1, 5))]
+    through = [SubscriptionId(rng.choice(["s1", "s2"])) for _ in events]
     to = _endpoint(rng)
-    webhook_id = batch_payload.webhook_id(to.endpoint_id, of, through)
+    webhook_id = batch_payload.webhook_id(to.endpoint_id, events, through)
     left_by = rng.choice(list(LeaveReason))
-    outcome = _end(rng, batch_payload.BatchDelivery(to, webhook_id, b"", b"", b"", of, through, left_by))
-    places = range(len(of)) if outcome.kind is OutcomeKind.DELIVERED else range(0)
+    outcome = _end(rng, batch_payload.BatchDelivery(to, webhook_id, b"", b"", b"", events, through, left_by))
+    places = range(len(events)) if outcome.kind is OutcomeKind.DELIVERED else range(0)
     return batch_payload.BatchOutcome(outcome, {place: rng.choice(TEXTS) for place in places if rng.random() < 0.4})
 
 

@@ -1,4 +1,4 @@
-"""Records of the topics with full defaults: a test writes only the fields that it is about."""
+"""Build records of the topics with full defaults. A test gives only the fields that it is about."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def entry(type_: type[Type], **fields: Any) -> Type:
-    """An entry of the log, or another record of this type."""
-    return type_(**{one.name: _DEFAULTS[one.name] for one in msgspec.structs.fields(type_) if one.required} | fields)
+    """Return an entry of the attempts topic, or another record, of this type."""
+    return type_(**{field.name: _DEFAULTS[field.name] for field in msgspec.structs.fields(type_) if field.required} | fields)
 
 
 def log(*entries: Entry, **fields: Any) -> LogRecord:
-    """A record of the log with these entries."""
+    """Return a record of the attempts topic with these entries."""
     return entry(LogRecord, entries=list(entries), **fields)
 
 

@@ -1,6 +1,6 @@
-"""A relay between a client and a server, on the way of which packets can be lost.
+"""A relay between a client and a server that can lose packets.
 
-Its sockets are real ones. What is lost is lost in the kernel, before TCP sees it: nobody acknowledges, as when a cable is
+The sockets of the relay are real. The kernel drops a lost packet before TCP sees it: nobody acknowledges it, as when a cable is
 pulled or a firewall forgets a connection (`SO_ATTACH_FILTER`, socket(7)).
 """
 
@@ -12,11 +12,11 @@ import threading
 
 SO_ATTACH_FILTER = 26
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-"""One instruction of a packet filter: return, with no bytes of the packet."""
+"""A packet filter of one instruction: return, with no bytes of the packet."""
 
 
 class Relay:
-    """Forwards each connection to the socket of that path. Listens on `port` of an address of this machine."""
+    """Forward each connection to the Unix socket at `path`. Listen on `port` of an address of this machine."""
 
     def __init__(self, path: str, host: str = "127.0.0.1") -> None:
         self._path = path
@@ -27,17 +27,17 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_all(self) -> int:
-        """From now on lose each packet of the clients that are connected; return how many there are."""
+        """From now on, lose each packet of the connected clients; return the number of these clients."""
         for client in [*self._clients]:
             client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(_DROP_ALL)))
         return len(self._clients)
 
     def close(self) -> None:
-        """End all, also for the threads that wait for them."""
-        for one in (self._listening, *self._clients, *self._servers):
+        """Close all sockets. The threads that wait for them end as well."""
+        for open_socket in (self._listening, *self._clients, *self._servers):
             with contextlib.suppress(OSError):  # it has ended
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                open_socket.shutdown(socket.SHUT_RDWR)
+            open_socket.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ class Relay:
                 threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
-        """Forward both ways, and let go of both sockets at the end: a long test has thousands of connections."""
+        """Forward both ways, and close both sockets at the end: a long test has thousands of connections."""
         back = threading.Thread(target=_forward, args=(server, client), daemon=True)
         back.start()
         _forward(client, server)
@@ -68,6 +68,6 @@ class Relay:
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while some := source.recv(65_536):
-            sink.sendall(some)
+        while received := source.recv(65_536):
+            sink.sendall(received)
         sink.shutdown(socket.SHUT_WR)

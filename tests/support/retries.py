@@ -1,4 +1,4 @@
-"""A shard of the retry lane in memory, and messages for it. Between two decisions all of its state is bytes."""
+"""A shard of the retry lane in memory, and messages for the shard. Between two decisions the shard's whole state is bytes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def refused(lease: retry_messages.Lease, at_ms: int, **fields: Any) -> bytes:
 
 
 def blocked(lease: retry_messages.Lease, why: str = retry_reasons.ENDPOINT_PAUSED) -> bytes:
-    """Return the report of a lease of which nothing was attempted."""
+    """Return the report of a lease whose endpoint is blocked: no entry was attempted."""
     return reported(lease, delivered=0, blocked=why)
 
 
@@ -155,4 +155,8 @@ class Shard:
         return sum(map(len, self.segments.values()))
 
     def is_empty(self) -> bool:
-        return not self.segments and not self.index.buckets and not any(one.events for one in self.index.endpoints.values())
+        return (
+            not self.segments
+            and not self.index.buckets
+            and not any(summary.events for summary in self.index.endpoints.values())
+        )

@@ -1,4 +1,4 @@
-"""A retry lane with the test's own sender, and leases delivered in one micro-batch."""
+"""Deliver leases through a retry lane with a fake sender, in one micro-batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.leases import NOW_MS
 
 
 class Sender:
-    """Ends each attempt as `answer(delivery)` says: an error class, None, or an event to wait for before it accepts."""
+    """A sender that ends each attempt as `answer(delivery)` says: an error class, None, or an event to wait for first."""
 
     def __init__(self, answer: Callable[[Any], Any] = lambda _: None) -> None:
         self.sent: list[tuple[Any, int, float | None]] = []
@@ -65,7 +65,7 @@ def deliver(registry: Snapshot, *leases: retry_messages.Lease, sender: Any = Non
 
 
 def together(*ended: retry_lane.LeaseResults) -> retry_lane.LeaseResults:
-    """Return the sum of several results."""
+    """Return the results of several calls as one value."""
     results = dataclasses.replace(ended[-1].results, outcomes=[], batches=[], rejections=[])
     for drained in ended:
         results.outcomes += drained.results.outcomes

@@ -1,4 +1,4 @@
-"""A shard of the batch lane in memory. Between two decisions all of its state is bytes."""
+"""A shard of the batch lane in memory. Between two decisions the shard's whole state is bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Shard:
             del self.segments[number]
         assert not self.segments.keys() & self.last.append.keys()
         self.segments |= self.last.append
-        self.events_written += sum(len(one.items) for written in self.last.append.values() for one in segment.decoded(written))
+        self.events_written += sum(
+            len(pending_batch.items) for written in self.last.append.values() for pending_batch in segment.decoded(written)
+        )
         self._index = batcher.encoded(self.last.index)
         assert self.index.segments.keys() == self.segments.keys()
         return [segment.decoded_batch(written) for written in self.last.batches]

@@ -12,7 +12,7 @@ from delivery.webhooks.results.topic_rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Keeps rows: those of each task are a file. tests/integration/test_sink.py holds it to what the real one does."""
+    """A sink that keeps the rows of each task in a file. tests/integration/test_sink.py compares it with the real sink."""
 
     path: Path
 
@@ -20,7 +20,7 @@ class Folder:
         return _ToFile(self.path / f"{time.time_ns()}-{uuid.uuid4().hex}")
 
     def rows(self):
-        """Return all rows of the tasks that have ended well."""
+        """Return all rows of the tasks that have succeeded."""
         return [Row(*row) for file in sorted(self.path.iterdir()) for row in pickle.loads(file.read_bytes())]
 
     def take(self, tasks):
@@ -46,7 +46,7 @@ class _ToFile:
 
 
 class Nowhere:
-    """Takes rows, and counts them."""
+    """A sink that counts rows and drops them."""
 
     def __init__(self):
         self.count = 0

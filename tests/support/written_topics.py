@@ -1,4 +1,4 @@
-"""Records that the job's own code writes to its topics, and the account of them: for tests of `fanout reconcile`."""
+"""Build records with the job's own code, and the account of these records, for tests of `fanout reconcile`."""
 
 import msgspec
 
@@ -58,13 +58,13 @@ def packed(offset):
     return segment.unpacked(segment.item(event(offset), 0).packed)
 
 
-def retry_message(one, *, now_ms=NOW_MS):
-    waits = retry_messages.delivery_entry(one, now_ms=now_ms)
-    return retry_messages.Postponed("ep1", "c1", [msgspec.structs.replace(waits, replay=one.replay)])
+def retry_message(postponed, *, now_ms=NOW_MS):
+    entry = retry_messages.delivery_entry(postponed, now_ms=now_ms)
+    return retry_messages.Postponed("ep1", "c1", [msgspec.structs.replace(entry, replay=postponed.replay)])
 
 
 class WrittenTopics:
-    """Evidence of the records that the job wrote. `without` leaves out the records of these topics."""
+    """The evidence of `fanout reconcile` for records that the job wrote. `without` leaves out the records of these topics."""
 
     def __init__(self, *, records=10, first=0, no_record=(), no_event=(), event_type="order.created"):
         self.evidence = evidence.Evidence()
@@ -84,9 +84,9 @@ class WrittenTopics:
                 self.evidence.add_rejected(rejected_records.decode(row.value))
             else:
                 self._letters.append(dead_letter_records.decode(row.value))
-        for one in outcomes:
-            if one.kind is OutcomeKind.POSTPONED and "retries" not in without:
-                self.evidence.add_retry_message(retry_message(one))
+        for ended in outcomes:
+            if ended.kind is OutcomeKind.POSTPONED and "retries" not in without:
+                self.evidence.add_retry_message(retry_message(ended))
         return self
 
     def account(self, **terms):
