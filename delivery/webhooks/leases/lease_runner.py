@@ -65,7 +65,12 @@ class LeaseRunner:
         self._stopping.set()
 
     async def attempt_all(self, lease: LeaseInFlight) -> None:
-        """Attempt all waiting entries: in parallel up to the endpoint's limit, or one after the other if they are ordered."""
+        """Attempt all waiting entries: in parallel up to the endpoint's limit, or one after the other if they are ordered.
+
+        After `stop`, attempt none: each wait for a rate would end at once, and the lease would busy-wait until its end.
+        """
+        if self._stopping.is_set():
+            return
         shared = self._endpoint_slots.limits_of(lease.endpoint)
         runners = 1 if lease.message.order_key is not None else min(shared.max_in_flight, len(lease.waiting))
         async with asyncio.TaskGroup() as together:

@@ -147,6 +147,24 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscription
     assert "unforeseen" in caplog.text
 
 
+def test_an_unreadable_entry_is_requeued_alone_when_its_lease_runs_again():
+    """It failed the lookup of accepted deliveries, so all entries of its lease waited until the lease expired."""
+
+    async def main():
+        accepted, left = (
+            waiting(builders.event(event_id=f"e{offset}", record=builders.record(offset=offset))) for offset in (1, 2)
+        )
+        keys = {completed_work.key_of_packed(segment.unpacked(accepted.packed[0]), "s1")}
+        lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
+        written = retry_messages.encoded(lease(accepted, waiting(packed=[b"\xc1"]), left))
+        ended = together(await lane.start([written], known, 5, keys), await lane.finish_task(5))
+        [report] = ended.reports
+        assert (report.delivered, [(back.place, back.reason) for back in report.requeued]) == (2, [(1, "unforeseen")])
+        assert sender.ids() == ["e2"]
+
+    asyncio.run(main())
+
+
 def test_unreadable_entries_given_up_do_not_fail_the_task(monkeypatch):
     broken = waiting()
     unreadable(monkeypatch, broken)

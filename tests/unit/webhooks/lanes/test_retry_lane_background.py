@@ -119,6 +119,21 @@ def test_a_stopping_lane_waits_for_no_rate():
     asyncio.run(main())
 
 
+def test_a_lease_after_the_stop_is_requeued_at_once():
+    """Such a lease, of an endpoint with a rate, kept the event loop busy for up to 30 s: no wait for the rate took any time."""
+
+    async def main():
+        known = registries.WholeRegistry("base", registry(max_per_second=0.05))
+        lane = lane_of(sender := Sender())
+        lane.stop()
+        began = await lane.start([retry_messages.encoded(lease(waiting(), waiting()))], known, 0)
+        ended = together(began, await lane.finish_task(5))
+        assert [[back.place for back in report.requeued] for report in ended.reports] == [[0, 1]]
+        assert sender.sent == []
+
+    asyncio.run(main())
+
+
 def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
     monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 3 * memory_budget.ENTRY_BYTES)
     others = [lease(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
