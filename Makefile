@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 SERVERS := -n 4 --no-loadscope-reorder tests/simulation tests/integration tests/spark tests/e2e
 ARGS ?=
 
-.PHONY: demo check test test-all test-chart test-image test-k8s lint quick setup prepare image image-scan lock docs clean
+.PHONY: demo check before-servers test test-all test-chart test-image test-k8s lint quick setup prepare image image-scan lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
@@ -23,11 +23,15 @@ check: setup
 quick: setup
 	$(PYTEST) -n 2 -p tests.budget tests/unit tests/properties $(ARGS)
 
-test: check test-chart prepare
+test: before-servers
 	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
 	$(PYTEST) -p tests.budget -m "not slow" $(SERVERS) $(ARGS)
 
-test-all: check test-chart prepare
+# What needs no server, and the jars for what does: beside each other, since the jars mostly wait for the network.
+before-servers: setup
+	@$(MAKE) --no-print-directory -j 4 lint quick test-chart prepare
+
+test-all: before-servers
 	$(PYTEST) $(SERVERS) $(ARGS)
 
 lint: setup
@@ -41,7 +45,7 @@ $(VENV)/locked: requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: apt install python3 python3-venv, or brew install python@3.13" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: apt install python3-venv" >&2; exit 1; }
 	@echo "installing the locked dependencies (some minutes, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock \
 		|| { echo "the dependencies could not be installed: check the network" >&2; exit 1; }
 	@touch $@
 

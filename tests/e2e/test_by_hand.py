@@ -148,7 +148,7 @@ def test_a_kafka_that_wants_a_password_gets_it_from_the_settings(platform, jars,
         assert platform.accepted() == ["e1"]
         assert "hunter2" not in platform.log()
     finally:
-        broker.stop()
+        broker.kill()
 
 
 def test_getting_what_does_not_exist_says_what_does(platform):

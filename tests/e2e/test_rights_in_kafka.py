@@ -167,7 +167,7 @@ def guarded(platform, jars, tmp_path):
     }
     platform.settings = lambda **overrides: usual(**named | overrides)
     yield broker
-    broker.stop()
+    broker.kill()
 
 
 def test_the_job_has_enough_by_the_rights_of_the_document_and_a_customers_login_reads_nothing(platform, guarded):

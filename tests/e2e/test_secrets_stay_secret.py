@@ -99,7 +99,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         platform.publish(1, first=1)
         assert job.wait(JOB_TIMEOUT_S) == 1
     finally:
-        broker.stop()
+        broker.kill()
 
     told["log"] = platform.log(whole=True)
     told["event log"] = "".join(path.read_text() for path in (tmp_path / "events").rglob("*") if path.is_file())
