@@ -1,1 +1,1 @@
-"""The Spark side: one file for each arrow of the picture in docs/architecture.md."""
+"""Everything that runs in Spark or controls Spark. docs/architecture.md shows the steps of the lanes as a picture."""

@@ -6,7 +6,7 @@ from pyspark import SparkContext
 
 
 def kill() -> None:
-    """Kill Spark's JVM, if it runs. Executors and workers detect it and end by themselves."""
+    """Kill Spark's JVM, if it runs. The executors and the Python workers notice that the JVM is gone, and end by themselves."""
     gateway = SparkContext._gateway  # noqa: SLF001  # no public way
     if gateway is not None:
         gateway.proc.kill()

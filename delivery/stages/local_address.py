@@ -1,7 +1,7 @@
 """Give Spark an address of this machine if the machine's own host name does not resolve, as in many containers.
 
-Runs on the driver, before its JVM starts, and in the command. Java resolves its host name while Spark's classes load, and ends
-with 60 lines of traceback if that fails. Spark does not resolve it if the environment names an address.
+Runs on the driver before its JVM starts, and in the commands. Java resolves the machine's host name while Spark's classes load,
+and ends with 60 lines of traceback if that fails. If the environment names an address, Spark does not resolve the host name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from delivery import errors
 
 ADDRESS, NAME = "SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"
+"""Environment variables from which Spark takes this machine's address and host name."""
 LOOPBACK = {ADDRESS: "127.0.0.1", NAME: "localhost"}
+"""Values of the two variables for a job whose driver and workers are all on this machine."""
 _ELSEWHERE = ("192.0.2.1", 9)
 """An unused address (RFC 5737). Connecting a UDP socket to it sends nothing, and reveals the local address of the route."""
 
@@ -31,7 +33,7 @@ def resolves(name: str) -> bool:
 
 
 def outgoing_address() -> str | None:
-    """Return the address from which this machine reaches others; None without a network."""
+    """Return the address from which this machine reaches other machines; None without a network."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         out.connect(_ELSEWHERE)
         return str(out.getsockname()[0])
@@ -46,12 +48,12 @@ def missing(
     is_resolved: Callable[[str], bool] = resolves,
     own_address: Callable[[], str | None] = outgoing_address,
 ) -> dict[str, str]:
-    """Return the environment variables to add for Spark.
+    """Return the environment variables to add for Spark, by this machine's host `name` and Spark's `master`.
 
-    1. The operator has set one of them: none.
+    1. The operator has set ADDRESS or NAME: none.
     2. The host name resolves: none.
-    3. The master is `local…`: driver and workers are on this machine, and use its loopback address.
-    4. Another master: executors on other hosts reach the driver at its outgoing address.
+    3. The master is `local…`: LOOPBACK, because driver and workers are on this machine.
+    4. The master is another one: the outgoing address, at which executors on other hosts reach the driver.
 
     Raise SettingsError if there is no outgoing address.
     """

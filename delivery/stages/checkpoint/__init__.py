@@ -1,1 +1,1 @@
-"""The checkpoint of the lanes: where it lies, and which driver may use it."""
+"""The checkpoint of the lanes: its folder or store, the one driver that may use it, and its repair."""

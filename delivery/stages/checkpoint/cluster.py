@@ -1,8 +1,8 @@
 """Read, create and update one Kubernetes Lease, by the service account of this pod.
 
 Runs on the driver. Three HTTPS requests of the standard library: a client package costs 15 to 160 MB in the image and 0.5 to
-1 s of each start (docs/adr/0039). Each request opens its own connection, and nothing is retried here: the deadline is the
-caller's. Proxies of the environment are not used.
+1 s of each start (docs/adr/0039). Each request opens its own connection. A failed request is not retried, because the caller
+has the deadline. Proxies that the environment names are not used.
 """
 
 from __future__ import annotations
@@ -23,36 +23,41 @@ from delivery import errors
 from delivery.stages.checkpoint import election
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts the token, the authority's certificate and the namespace into each pod."""
+"""Folder in which Kubernetes mounts the token, the authority's certificate and the namespace into each pod."""
 TIMEOUT_S = 3.0
-"""Seconds for each step of a request. Three requests that hang fit into the renew deadline."""
+"""Seconds for each step of a request. Three requests that hang fit into `election.RENEW_DEADLINE_S`."""
 _REFUSALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+"""Statuses by which the API server says that this pod may not use the Lease: a retry would not help."""
 
 
 class Unavailable(Exception):
-    """The API server did not answer, or asked to come back later. Worth asking again."""
+    """The API server did not answer, or answered with an error that may pass. A retry may succeed."""
 
 
 class Conflict(Exception):
-    """Another driver wrote the Lease since it was read."""
+    """The Lease was not written, because another driver has written it since this driver read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leases:
-    """One Lease in the API server. `name` may not exist yet."""
+    """Access to one Lease at the API server. The Lease `name` may not exist yet."""
 
     host: str
     port: int
     name: str
     account: Path
+    """Folder with the files of the pod's service account."""
 
     def read(self) -> election.Record | None:
-        """Return the Lease; None where there is none."""
+        """Return the Lease; None if it does not exist. Raise Unavailable or LeaseRefused."""
         status, document = self._call("get", "GET", f"/{self.name}")
         return None if status is HTTPStatus.NOT_FOUND else _record(document)
 
     def write(self, record: election.Record) -> election.Record:
-        """Create the Lease, or update the version that `record` names; return it as stored. Raise Conflict if it changed."""
+        """Create the Lease, or update the version of it that `record` names; return the Lease as stored.
+
+        Raise Conflict if the Lease is no longer at that version, and Unavailable or LeaseRefused as `read` does.
+        """
         body = _document(self.name, record)
         if record.version:
             _, document = self._call("update", "PUT", f"/{self.name}", body)
@@ -99,7 +104,7 @@ class Leases:
         return f"Lease {namespace}/{self.name}"
 
     def _read(self, name: str) -> str:
-        """Read a file of the service account. The token is read each time: Kubernetes replaces it each hour."""
+        """Return the text of a file of the service account. Read for each request: Kubernetes replaces the token each hour."""
         try:
             return (self.account / name).read_text().strip()
         except OSError as exc:
@@ -122,7 +127,10 @@ class Leases:
 
 
 def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
-    """Return the Lease `name` at the API server that Kubernetes names in each pod's environment."""
+    """Return the access to the Lease `name`, at the API server that Kubernetes names in each pod's environment.
+
+    Raise LeaseRefused if this process does not run in a pod.
+    """
     try:
         host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
     except (KeyError, ValueError):
@@ -158,7 +166,7 @@ def _document(name: str, record: election.Record) -> bytes:
 
 
 def micro_time() -> str:
-    """Return the time of day as Kubernetes writes it into a Lease."""
+    """Return the present time in the format in which Kubernetes writes it into a Lease."""
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -1,8 +1,9 @@
-"""Read the results that an interrupted micro-batch has written. `results.completed_work` decides which deliveries ended.
+"""Read from the result topics what an interrupted micro-batch had already completed, so that it is not repeated.
 
-Runs on the driver at the start of a lane, and in an executor where Spark retries a task. Must not import the settings: a
-worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka does not
-answer, the lane starts anyway, and deliveries whose results could not be read are repeated.
+delivery.webhooks.results.completed_work interprets the results. Runs on the driver at the start of a lane, and in an executor
+where Spark retries a task. Must not import the settings: a worker that unpickles a CompletedWork imports this module, and
+pydantic would take 11 MB of the worker. If Kafka does not answer, the lane starts anyway, and deliveries whose results could
+not be read are repeated.
 """
 
 from __future__ import annotations
@@ -23,39 +24,45 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_S = 60.0
-"""Seconds for reading results back. Deliveries whose results are not read by then are repeated."""
+"""Seconds for reading the results. Deliveries whose results are not read by then are repeated."""
 _ASKED_S = 10.0
 """Seconds for one metadata request to Kafka."""
 SLACK_MS = 60_000
-"""Milliseconds before the start of the micro-batch from which results are read: clocks of driver, executors and brokers differ.
-Reading too much costs only time."""
+"""Milliseconds by which reading begins before the start of the micro-batch, because the clocks of driver, executors and brokers
+differ. Reading too much costs only time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedWork:
-    """The deliveries of one micro-batch that are known to have ended, and how to read more. Travels to its tasks."""
+    """The completed-work log of one micro-batch: the deliveries that ended in an earlier run. Travels to the tasks.
+
+    The other fields say where a task that Spark retries reads further results.
+    """
 
     client: Mapping[str, str | int | float | bool] = field(repr=False)
     """Configuration of librdkafka, with the password."""
     topics: topic_rows.Topics
     since_ms: int
-    """Milliseconds since the epoch. The micro-batch first ran then, or later."""
+    """Milliseconds since the epoch. The first run of the micro-batch began at this time or later."""
     lane: type[completed_work.CompletedWorkLog] = completed_work.FastLaneLog
-    """The class that interprets the results of this kind of lane."""
+    """The class that interprets results: FastLaneLog, or RetryLaneLog for the retry lane."""
     known: frozenset[completed_work.Key] = frozenset()
-    """Keys of the deliveries that an earlier run of the micro-batch completed."""
+    """Keys of the deliveries that an earlier run of the whole micro-batch completed."""
 
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
-        """Return the deliveries that a task must not repeat. `attempt_number` counts Spark's attempts at the task from 0.
+        """Return the keys of the deliveries that a task must not repeat. Called in the task.
 
-        A task's first attempt reads nothing: only an earlier run of the whole micro-batch can have handled its records, and
-        `known` holds the results of that run.
+        `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing, because only an earlier run of the
+        whole micro-batch can have handled its records, and `known` has that run's results. Later attempts read the topics.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
 
 
 def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
-    """Return the work that ended according to results written after `since_ms`, as far as Kafka can be read. Never raises."""
+    """Return the keys of the deliveries that ended according to the results in Kafka since `work_log.since_ms`.
+
+    Never raises: if a topic cannot be read, the keys found so far are returned.
+    """
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
     began, rows, found = time.monotonic(), 0, work_log.lane()
@@ -82,7 +89,10 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
 def messages(
     consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
 ) -> Iterator[confluent_kafka.Message]:
-    """Yield the messages with a value that were written to a topic from `since_ms` until now."""
+    """Yield the messages with a value that were written to a topic from `since_ms` until now.
+
+    Reading stops with a warning at the time `until`, in monotonic seconds.
+    """
     from confluent_kafka import TopicPartition  # noqa: PLC0415
 
     partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions

@@ -1,4 +1,4 @@
-"""Report the free disk space of each folder when a lane ended because a disk is full.
+"""Report the free disk space of each folder that the lanes write, when a lane ended because a disk is full.
 
 Runs on the driver. The operating system does not say which disk is full: that of the checkpoint, or that of Spark's local
 folders, which hold the shuffled rows and the open state of the batch and retry lanes.
@@ -21,21 +21,21 @@ NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 class Folder(NamedTuple):
-    """A folder that the lanes write, and the setting that names it."""
+    """A folder that the lanes write, and the setting that names the folder."""
 
     setting: str
     path: str
 
 
 def is_disk_full(failure: str) -> bool:
-    """Return True if the text of a failure says that a disk is full."""
+    """Return True if the error text of a lane says that a disk is full."""
     return NO_SPACE in failure
 
 
 def free_space(folders: Iterable[Folder]) -> str:
-    """Return the free space of each folder as text to append to the failure."""
+    """Return the free space of each folder, as text to append to the error message of a lane."""
     try:
-        free = [f"{shutil.disk_usage(one.path).free // 2**20} MiB in {one.path} ({one.setting})" for one in folders]
+        free = [f"{shutil.disk_usage(folder.path).free // 2**20} MiB in {folder.path} ({folder.setting})" for folder in folders]
     except Exception as exc:  # noqa: BLE001  # a missing folder or JVM must not hide why the lane ended
         return f"; the free space is unknown ({exc})"
     return f"; free now: {', '.join(free)}; the disks of executors on other hosts are unknown here"

@@ -1,8 +1,9 @@
 """Decide which driver holds the Lease of a checkpoint. Pure: values and `now` in, a decision out.
 
-Runs on the driver. The semantics are those of client-go's leader election. No clock of another machine is compared: each
-driver measures, on its own monotonic clock, how long ago it saw the record change. Two clocks may differ by any amount; they
-must only run at about the same speed.
+Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that it names may use the checkpoint.
+The semantics are those of client-go's leader election. No clock of another machine is compared: each driver measures, on its
+own monotonic clock, how long ago it saw the record change. Two clocks may differ by any amount; they must only run at about the
+same speed.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ from dataclasses import dataclass
 LEASE_S = 15.0
 """Seconds without a change of the record after which another driver may take the Lease: kube-controller-manager's value."""
 RENEW_DEADLINE_S = 10.0
-"""Seconds without a successful renewal after which the holder fences itself. The 5 s up to LEASE_S cover two delays. Workers of
-a killed JVM send for up to 2 s more (docs/adr/0022), and two clocks do not run at exactly the same speed."""
+"""Seconds without a successful renewal after which the holder kills itself and its JVM. The 5 s up to LEASE_S cover two delays.
+Workers of a killed JVM send for up to 2 s more (docs/adr/0022), and two clocks do not run at exactly the same speed."""
 RETRY_S = 2.0
 """Seconds between two renewals, or two reads of another driver's Lease: five renewals may fail before the deadline."""
 
 
 class Decision(enum.Enum):
-    """The next step of a driver."""
+    """The next step of a driver that needs the Lease."""
 
     ACQUIRE = "acquire"
+    """Write the record with this driver as the holder."""
     WAIT = "wait"
+    """Another driver holds the Lease: read it again later."""
     RENEW = "renew"
+    """Write the record again, so that other drivers see it change."""
     LOST = "lost"
+    """This driver no longer holds the Lease, and must end at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +42,9 @@ class Record:
     duration_s: float
     """Seconds for which the holder claims the Lease after each renewal."""
     version: str
-    """The `resourceVersion`: every write changes it, and a write that names an old one is refused."""
+    """The `resourceVersion` of Kubernetes. Every write changes it, and a write that names an old version is refused."""
     acquired: str = ""
-    """When the holder acquired the Lease, by its own clock. Shown to people only."""
+    """When the holder acquired the Lease, by the holder's clock. For people who look at the Lease; no decision uses it."""
     transitions: int = 0
     """Number of changes of the holder."""
 
@@ -49,7 +54,7 @@ class Observed:
     """The Lease as this driver last saw it."""
 
     record: Record | None
-    """None: there is no such Lease."""
+    """The Lease when it was last read; None: it does not exist."""
     since: float
     """This driver's monotonic clock when it first saw this version of the record."""
 
@@ -60,11 +65,13 @@ class Observed:
 
 
 def decide(identity: str, observed: Observed, renewed_at: float | None, now: float) -> Decision:
-    """Return what the driver `identity` does. `renewed_at` is when it sent its last successful write; None: it holds nothing.
+    """Return the next step of the driver `identity`, by the Lease as it last saw it.
 
-    1. It holds the Lease, and the deadline is over: LOST, even where nobody took the Lease yet.
-    2. It held the Lease, and the record names another holder: LOST.
-    3. It holds the Lease: RENEW, and where somebody deleted the Lease, create it again.
+    `renewed_at` is when this driver sent its last successful write; None: this driver does not hold the Lease.
+
+    1. This driver holds the Lease, and RENEW_DEADLINE_S is over: LOST, even if no other driver took the Lease yet.
+    2. This driver held the Lease, and the record names another holder: LOST.
+    3. This driver holds the Lease: RENEW. If somebody deleted the Lease, the renewal creates it again.
     4. There is no Lease, nobody holds it, or the record names this driver (the answer to its write was lost): ACQUIRE.
     5. The holder has not renewed for as long as it claimed: ACQUIRE.
     6. Anything else: WAIT.
@@ -85,7 +92,7 @@ def is_overdue(renewed_at: float, now: float) -> bool:
 
 
 def claimed(identity: str, observed: Observed, at: str) -> Record:
-    """Return the record that acquires or renews the Lease for `identity`. `at` is the time of day, for people."""
+    """Return the record to write, by which the driver `identity` acquires or renews the Lease. `at` is the present time."""
     before = observed.record
     if before is not None and before.holder == identity:
         return Record(
@@ -105,5 +112,5 @@ def claimed(identity: str, observed: Observed, at: str) -> Record:
 
 
 def released(before: Record) -> Record:
-    """Return the record that releases the Lease to the next driver at once."""
+    """Return the record to write, by which the holder of `before` releases the Lease: the next driver may take it at once."""
     return Record(holder="", duration_s=1, version=before.version, acquired=before.acquired, transitions=before.transitions)

@@ -1,8 +1,9 @@
-"""Hold the Lease of a checkpoint: acquire it, renew it on a thread of its own, and end the process before it runs out.
+"""Hold the Lease of a checkpoint: acquire it, renew it on a thread of its own, and end the process before the Lease expires.
 
-Runs on the driver. Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its
-last successful renewal, while other drivers wait for LEASE_S. Not promised: a process that was stopped (SIGSTOP, a paused
-machine) for longer than that ends only when it runs again, and may do some milliseconds of work before (docs/operations.md).
+Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that it names may use the checkpoint.
+Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its last successful
+renewal, while other drivers wait for LEASE_S. Not promised: a process that was stopped (SIGSTOP, a paused machine) for longer
+than RENEW_DEADLINE_S ends only when it runs again, and may do some milliseconds of work before (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -20,29 +21,30 @@ from delivery.stages.checkpoint import cluster, election
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
-"""Seconds between two checks of the deadline. A thread of its own makes them, because a renewal request may hang."""
+"""Seconds between two checks of RENEW_DEADLINE_S. The checks have a thread of their own, because a renewal request may hang."""
 LAST_WORDS_S = 1.0
 """Seconds for writing the last log line. A blocked reader of the log must not keep the process alive."""
 
 
 class Leases(Protocol):
-    """The API server's store of the Lease: `cluster.Leases`."""
+    """Access to one Lease at the API server, as `cluster.Leases` provides it."""
 
     @property
     def name(self) -> str:
         """The name of the Lease."""
 
     def read(self) -> election.Record | None:
-        """Return the Lease; None where there is none."""
+        """Return the Lease; None if it does not exist."""
 
     def write(self, record: election.Record) -> election.Record:
-        """Store the record, unless the Lease changed since; return it as stored."""
+        """Store the record, and return it as stored. Raise Conflict if the Lease is not at the version in `record`."""
 
 
 class Holder:
-    """Acquire, renew and release the Lease for one driver.
+    """Acquire, renew and release the Lease for this driver, which is named `identity`.
 
-    `kill_workers` ends every process that delivers for this driver, at once. It must not wait.
+    If this driver loses the Lease, it calls `kill_workers` and ends its own process. `kill_workers` ends every process that
+    delivers for this driver, at once. It must not wait.
     """
 
     def __init__(self, leases: Leases, identity: str, kill_workers: Callable[[], None]) -> None:
@@ -57,14 +59,14 @@ class Holder:
 
     @property
     def pause_reason(self) -> str | None:
-        """Why this driver does not deliver yet; None while it holds the Lease."""
+        """A text that says why this driver does not deliver yet; None while this driver holds the Lease."""
         return None if self._renewed_at is not None else self._waits_for
 
     def acquire(self, stop: threading.Event, *, is_patient: bool = True) -> bool:
-        """Wait until this driver holds the Lease; return False when the job is to stop.
+        """Wait until this driver holds the Lease, and start to renew it; return False if `stop` is set first.
 
-        Raise LeaseRefused where the API server does not let this driver use the Lease. Unless `is_patient`, raise
-        CheckpointInUse as soon as the other holder renews.
+        Raise LeaseRefused if the API server does not let this driver use the Lease. Unless `is_patient`, raise CheckpointInUse
+        as soon as another driver is seen to renew the Lease.
         """
         seen = None
         while not stop.is_set():
@@ -83,7 +85,10 @@ class Holder:
         return False
 
     def release(self) -> None:
-        """Stop renewing and release the Lease to the next driver. Called when this driver has stopped delivering."""
+        """Stop renewing, and write that the Lease is free, so that the next driver need not wait until it expires.
+
+        Called when this driver has stopped delivering.
+        """
         self._released.set()
         if self._renewed_at is None:
             return
@@ -99,7 +104,7 @@ class Holder:
             )  # fmt: skip
 
     def abandon(self) -> None:
-        """Stop renewing and let the Lease expire: this driver failed, and its workers may still be running."""
+        """Stop renewing, and let the Lease expire. Called when this driver has failed: its workers may still deliver."""
         self._released.set()
 
     def _try_to_acquire(self) -> bool:

@@ -1,6 +1,6 @@
-"""Lock a checkpoint against a second driver: by file locks in a folder, and by a Kubernetes Lease where one is named.
+"""Lock a checkpoint against a second driver: by file locks if it is a folder, and by a Lease of Kubernetes if one is set.
 
-Runs on the driver, and in commands that change the checkpoint.
+Runs on the driver, and in commands that change the checkpoint. The setting `spark.checkpoint_lease` names the Lease.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from delivery.stages.checkpoint import cluster, file_lock, lease
 
 
 class Lock:
-    """The lock on some lanes of a checkpoint. Raise CheckpointInUse at once if another process has locked the folder."""
+    """The lock of this process on some lanes of a checkpoint.
+
+    The constructor takes the file locks. It raises CheckpointInUse at once if another process has one of them.
+    """
 
     def __init__(self, config: settings.Spark, lanes: Iterable[str]) -> None:
         file_lock.acquire(config.checkpoint, lanes)
@@ -29,15 +32,15 @@ class Lock:
             self._holder = lease.Holder(cluster.of_this_pod(name, os.environ), identity, jvm.kill)
 
     def pause_reason(self) -> str | None:
-        """Return why this driver does not deliver yet; None while it may use the checkpoint."""
+        """Return why this driver does not deliver yet: it waits for the Lease. None: it may use the checkpoint."""
         return None if self._holder is None else self._holder.pause_reason
 
     @contextlib.contextmanager
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
-        """Wait for the Lease and hold it inside the context; yield False when the job is asked to stop first.
+        """Wait for the Lease, if one is set, and hold it inside the context; yield False if `stop` is set first.
 
-        The Lease is released only after an orderly end. After a failure the workers may still be running, so the next driver
-        waits until the Lease has expired.
+        Unless `is_patient`, raise CheckpointInUse if another driver holds the Lease. The Lease is released only after an
+        orderly end. After a failure the workers may still be running, so the next driver waits until the Lease has expired.
         """
         if self._holder is None:
             yield True

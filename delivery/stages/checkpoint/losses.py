@@ -1,9 +1,9 @@
-"""Find records that a lane had not read and Kafka no longer holds, and move the lane's checkpoint past them.
+"""Find records that a lane had not read and Kafka no longer holds, and move the positions in the lane's checkpoint past them.
 
-Runs on the driver of a command, while no job runs the lane. Spark refuses to continue where records are gone
-(`failOnDataLoss`): they are lost events, and an operator has to accept the loss. Guarantee: no record that Kafka still holds is
-skipped, and the lane's state is untouched. One exception: a topic that was deleted and recreated, and now has more records than
-were read of the old one, looks like the old topic.
+Runs on the driver of a command, while no job runs the lane. A position is the next offset of a partition. Spark refuses to
+continue where records are gone (`failOnDataLoss`): they are lost events, and an operator has to accept the loss. Guarantee: no
+record that Kafka still holds is skipped, and the lane's state is untouched. One exception: a topic that was deleted and
+recreated, and now has more records than were read of the old topic, looks like the old topic.
 """
 
 from __future__ import annotations
@@ -18,37 +18,41 @@ from delivery import errors
 from delivery.stages.checkpoint import recovery
 
 EXPIRED, DELETED, ENDS_BEFORE = "expired", "deleted", "ends before"
+"""Reasons of a loss: the records expired, the partition is gone, or the partition ends before the lane's position."""
 _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 _LINES = 3
-"""Lines of Spark's offsets file: its version, the start time and settings of the micro-batch, and its end offsets."""
+"""Lines of a file of Spark's offset log: version, start time and settings of the micro-batch, and end offsets."""
 Positions = dict[str, dict[str, int]]
-"""The next offset by topic and partition, as Spark writes them."""
+"""The next offset by topic and partition, as in Spark's offset log. The partition is a decimal text."""
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of a partition that Kafka holds: the first one, and the one after the last."""
+    """The offsets of the records of a partition that Kafka holds: the first, and the one after the last."""
 
     low: int
     end: int
 
 
 class Loss(NamedTuple):
-    """Records of a partition that are gone and that a lane had not read."""
+    """Records of a partition that a lane had not read and Kafka no longer holds."""
 
     topic: str
     partition: int
     why: str
+    """EXPIRED, DELETED or ENDS_BEFORE."""
     first: int
+    """The first lost offset; with ENDS_BEFORE and DELETED the lane's position."""
     last: int | None
     """None: the number of lost records is unknown."""
 
 
 def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> tuple[Positions, list[Loss]]:
-    """Return the positions at which a lane that had reached `positions` can continue, and the records lost before them.
+    """Return the positions from which a lane at `positions` can continue, and the losses. `held` is what Kafka has now. Pure.
 
     1. The partition no longer exists: it is left out.
-    2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. All of it is read.
-    3. The partition begins after the position: the records between have expired.
+    2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the
+       partition from its first record.
+    3. The partition begins after the position: the records in between have expired.
     4. The partition is new to a lane that has positions, and does not begin at 0: its first records have expired as well.
     """
     now: Positions = {}
@@ -72,7 +76,10 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> 
 
 
 def clamped(ends: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> Positions:
-    """Return the end offsets of an interrupted micro-batch, limited to what Kafka holds. It runs again after `moved`."""
+    """Return the end offsets of an interrupted micro-batch, limited to what Kafka holds.
+
+    The micro-batch runs again after the positions were moved, and Spark would fail if Kafka did not have all of its records.
+    """
     now: Positions = {}
     for topic, number, end in _partitions(ends):
         if (there := held.get((topic, int(number)))) is not None:
@@ -87,7 +94,7 @@ def _partitions(positions: Positions) -> Iterator[tuple[str, str, int]]:
 
 
 def write(spark: SparkSession, name: str, text: str) -> None:
-    """Write a file of a checkpoint, whole or not at all."""
+    """Replace the file `name` of a checkpoint by `text`, whole or not at all."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
     path = jvm.org.apache.hadoop.fs.Path(name)
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
@@ -97,7 +104,10 @@ def write(spark: SparkSession, name: str, text: str) -> None:
 
 
 class Checkpoint:
-    """The offsets in one lane's folder: the committed ones, and those of an interrupted micro-batch, if there is one."""
+    """The offset log in one lane's checkpoint folder: the committed positions, and the end of an interrupted micro-batch.
+
+    Creating the object reads them. Raise LaneFailed if the folder is damaged or nothing was committed yet.
+    """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         recovery.require_whole(spark, folder)
@@ -116,13 +126,13 @@ class Checkpoint:
         """The committed positions; empty if the lane has committed nothing."""
 
     def move(self, positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> None:
-        """Make the lane continue from `positions`."""
+        """Make the lane continue from `positions`, and limit an interrupted micro-batch to the records that Kafka holds."""
         if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses
             self._write(self._begun, clamped(self._read(self._begun), held))
         self._write(self._committed, positions)
 
     def change(self, change: Callable[[Positions], Positions]) -> None:
-        """Apply `change` to the committed offsets, and to those of an interrupted micro-batch."""
+        """Replace the committed positions, and the end offsets of an interrupted micro-batch, by the result of `change`."""
         if self._begun is not None:
             self._write(self._begun, change(self._read(self._begun)))
         self.positions = change(self.positions)

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+"""Spark's setting for the class that reads and writes the files of a checkpoint."""
 FOLDER = {
     # Hadoop's default starts a process, `readlink`, for every file that it renames on a local disk. On a busy machine the state
     # of four shards took 410 to 810 ms to commit with it. This manager renames without a process, and took 39 to 81 ms.
     FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 }
+"""Spark's settings for a checkpoint in a folder."""
 S3A = {
     # Uploads directly, and aborts when a write fails. Spark's default writes a temporary object, copies it and deletes it.
     FILE_MANAGER: "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager",
@@ -31,6 +33,7 @@ S3A = {
     # The files are small and are read once from their start. The default prefetches on threads, for columns of tables.
     "spark.hadoop.fs.s3a.input.stream.type": "classic",
 }
+"""Spark's settings for a checkpoint on an S3-compatible store."""
 SCHEME = "s3a://"
 
 
@@ -40,14 +43,20 @@ def is_s3a(checkpoint: str) -> bool:
 
 
 def session_settings(checkpoint: str) -> dict[str, str]:
-    """Return Spark's settings for this checkpoint; none for an unknown scheme. `spark.conf` overrides them."""
+    """Return Spark's settings for this kind of checkpoint; none for an unknown scheme.
+
+    The operator's entries in `spark.conf` override them.
+    """
     if is_s3a(checkpoint):
         return S3A
     return {} if "://" in checkpoint else FOLDER
 
 
 def require_usable(spark: SparkSession, checkpoint: str) -> None:
-    """Write, read and delete an object as a micro-batch does; raise SettingsError with the store's own message."""
+    """Write, read and delete a file in the checkpoint as a micro-batch does. Called by `fanout doctor`.
+
+    Raise SettingsError with the store's own message if that fails.
+    """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
@@ -66,11 +75,13 @@ def require_usable(spark: SparkSession, checkpoint: str) -> None:
 
 
 ADVICE = "see spark.checkpoint, the endpoint in spark.conf, and the credentials in AWS_SHARED_CREDENTIALS_FILE"
+"""End of the operator's message when a checkpoint cannot be used."""
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
+"""Spark's class whose `create` returns the file manager that FILE_MANAGER names."""
 
 
 def _cause(exc: Any) -> str:
-    """Return the message of the innermost cause."""
+    """Return the message of the innermost cause of a Java exception."""
     cause = exc.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()

@@ -1,7 +1,7 @@
 """Recognise a micro-batch that runs again, and give its tasks the log of the work that its earlier run completed.
 
-Runs on the driver. Spark writes the offsets of a micro-batch before it runs, and its commit afterwards. If a lane starts and
-finds offsets without a commit, that micro-batch was interrupted, and runs first.
+Runs on the driver. Spark writes the offsets of a micro-batch before the micro-batch runs, and the commit afterwards. Offsets
+without a commit at the start of a lane belong to an interrupted micro-batch, which runs first.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 
 class Uncommitted(NamedTuple):
-    """A micro-batch that was started and not committed."""
+    """A micro-batch that was started and not committed, so it runs again."""
 
     batch_id: int
     since_ms: int
-    """When it first started; milliseconds since the epoch."""
+    """When the micro-batch first started; milliseconds since the epoch."""
 
 
 def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
-    """Return the micro-batch that runs again according to a lane's checkpoint; None: every one was committed."""
+    """Return the micro-batch that runs again, by the lane's folder `checkpoint`; None: every micro-batch was committed."""
     begun, committed = newest(spark, checkpoint)
     if begun <= committed:
         return None
@@ -41,10 +41,10 @@ def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
 
 
 def require_whole(spark: SparkSession, checkpoint: str) -> None:
-    """Raise LaneFailed if the offsets of a committed micro-batch are gone.
+    """Raise LaneFailed if the offsets of the newest committed micro-batch are gone from the lane's folder `checkpoint`.
 
-    Spark would run the newest micro-batch whose offsets it has, which is an old one. It would refuse only after all of that had
-    been sent again.
+    Otherwise Spark would run an old micro-batch, the newest whose offsets it has. It would fail only after all deliveries of
+    that micro-batch had been sent again.
     """
     begun, committed = newest(spark, checkpoint)
     if begun < committed:
@@ -55,7 +55,10 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 
 
 class Reruns:
-    """Give the tasks of each micro-batch of one lane their log of completed work."""
+    """Provide `work_log`, the completed-work log for the tasks of the present micro-batch of one lane.
+
+    It lists completed deliveries only for a micro-batch that runs again. `of` is the class that interprets the lane's results.
+    """
 
     def __init__(
         self, config: settings.Settings, spark: SparkSession, lane: str, of: type[CompletedWorkLog] = FastLaneLog
@@ -70,15 +73,15 @@ class Reruns:
         )
         self._first: tuple[int, completed_reader.CompletedWork] | None = None
         self.work_log = self._fresh
-        """For the micro-batch that started last."""
+        """The completed-work log of the micro-batch that started last."""
         self._is_untouched = False
 
     def mark_untouched(self) -> None:
-        """Record that the lane gave the last micro-batch back to Spark before it sent anything."""
+        """Record that the lane sent nothing of the last micro-batch and left it uncommitted, so `load` need not read again."""
         self._is_untouched = True
 
     def load(self) -> None:
-        """Read the completed work of an interrupted micro-batch, if there is one. Called before the lane starts."""
+        """Read the completed work of an interrupted micro-batch, if there is one. Called before each query of the lane."""
         if self._is_untouched:  # the work of its earlier run, if there was one, is known already
             self._is_untouched = False
             return
@@ -101,7 +104,7 @@ class Reruns:
             self._first = found.batch_id, dataclasses.replace(interrupted, known=completed_reader.read(interrupted))
 
     def begin(self, batch_id: int) -> None:
-        """Record that a micro-batch starts."""
+        """Set `work_log` for the micro-batch `batch_id`. Called as each micro-batch starts."""
         if self._first is not None and self._first[0] == batch_id:
             self.work_log = self._first[1]
         else:
@@ -114,7 +117,7 @@ def _now_ms() -> int:
 
 
 def newest(spark: SparkSession, checkpoint: str) -> tuple[int, int]:
-    """Return the numbers of the newest started and the newest committed micro-batch; -1: none."""
+    """Return the numbers of the newest started and of the newest committed micro-batch in a lane's folder; -1: none."""
     begun, committed = (max(_numbers(spark, f"{checkpoint}/{part}"), default=-1) for part in ("offsets", "commits"))
     return begun, committed
 

@@ -1,7 +1,7 @@
 """Find a key for each shard of a lane's state, and refuse a number of shards that the checkpoint does not have.
 
-Runs on the driver. Spark places a key by its hash. With the keys 0 to 15 some shards would share a partition, and other
-partitions would stay empty.
+Runs on the driver. A shard holds the waiting items of some endpoints, and is one key of Spark's state. Spark assigns a key to a
+partition by the key's hash. With the keys 0 to 15 some shards would share a partition, and other partitions would stay empty.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from delivery import errors
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+"""Spark's setting for the number of partitions of a lane's state: one for each shard."""
 
 
 def session(spark: SparkSession, shards: int) -> SparkSession:
@@ -26,7 +27,7 @@ def session(spark: SparkSession, shards: int) -> SparkSession:
 
 @functools.cache  # lanes with equally many shards have the same keys
 def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
-    """Return one key for each shard. Spark's hash places each key in a partition of its own."""
+    """Return one key for each of `shards` shards. Spark's hash assigns each key to a partition of its own."""
     found: dict[int, int] = {}
     tried = 0
     while len(found) < shards:
@@ -38,9 +39,10 @@ def keys(spark: SparkSession, shards: int) -> tuple[int, ...]:
 
 
 def require_kept(spark: SparkSession, checkpoint: str, lane: str, shards: int) -> None:
-    """Raise SettingsError if a lane's checkpoint has another number of shards.
+    """Raise SettingsError if the state in a lane's checkpoint has another number of shards than `shards`.
 
-    Spark would keep the old number of partitions, and no task would look into the shards that hold the waiting events.
+    Spark would keep the old number of partitions. Events that wait in the old shards would never be delivered, because no task
+    would read those shards.
     """
     context = spark.sparkContext
     folder = f"{checkpoint.rstrip('/')}/{lane}/offsets"

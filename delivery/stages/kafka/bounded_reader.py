@@ -1,4 +1,4 @@
-"""Read partitions from given offsets to their ends.
+"""Read Kafka partitions from given offsets to their ends.
 
 Runs on the driver, in executors and in the commands. Must not import the settings: workers import this module, and pydantic
 would take 11 MB of each.
@@ -23,9 +23,10 @@ def batches(
 ) -> Iterator[list[confluent_kafka.Message]]:
     """Yield the messages of each poll, until every partition of `starts` is read to its end.
 
-    The end of a partition is the offset in `ends`, or the last record at the time, whichever comes first. The consumer needs
-    `enable.partition.eof`. A poll without messages within `wait_s` yields an empty list, so that the caller can check its
-    deadline. Messages with an error are yielded as well: the caller decides what an error means.
+    `starts` gives the first offset of each partition. A partition ends at its offset in `ends`, or where the consumer finds no
+    further record, whichever comes first. The consumer needs the option `enable.partition.eof`. A poll without messages within
+    `wait_s` yields an empty list, so that the caller can check its deadline. Messages with an error are yielded as well: the
+    caller decides what an error means.
     """
     from confluent_kafka import KafkaError  # noqa: PLC0415  # most workers never need it
 

@@ -1,6 +1,7 @@
-"""Ask Kafka, on a thread of its own, for the lag of each lane.
+"""Measure the lag of each lane: the records in Kafka that no committed micro-batch has handled.
 
-Runs on the driver. Spark's own figures change only with the commit of a micro-batch, so they stand still when a lane hangs.
+Runs on the driver, with a thread for each lane that asks Kafka for the ends of the partitions. Spark's own figures change only
+with the commit of a micro-batch, so they stand still when a lane hangs.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ TIMEOUT_S = 5.0
 
 
 def watch_all(config: settings.Settings, watches: Mapping[str, health.Watch], stop: threading.Event) -> None:
-    """Start a thread for each lane that reports its lag to its watch."""
+    """Start for each lane a thread that reports the lane's lag to the lane's watch, as `watch` does."""
     for lane, lane_watch in watches.items():
         watch(config, lane, lane_watch, stop)
 
 
 def watch(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: threading.Event) -> None:
-    """Start the thread of one lane, if the metrics are served or the executors are scaled."""
+    """Start the thread that reports one lane's lag to `lane_watch`, if the metrics are served or the executors are scaled."""
     if config.metrics.port or config.scaling.is_on:
         threading.Thread(target=_poll, args=(config, lane, lane_watch, stop), name=f"backlog of {lane}", daemon=True).start()
 
@@ -70,7 +71,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
 
 
 def by_topic(positions: health.Positions, ends: health.Positions) -> dict[str, int]:
-    """Return how many records lie between `positions` and `ends` in each topic."""
+    """Return the number of records between `positions` and `ends` in each topic: the lag by topic."""
     return {
         topic: sum(max(0, ends[topic][partition] - offset) for partition, offset in offsets.items())
         for topic, offsets in positions.items()
@@ -78,7 +79,10 @@ def by_topic(positions: health.Positions, ends: health.Positions) -> dict[str, i
 
 
 def handled_between(before: health.Positions, now: health.Positions) -> int:
-    """Return how many records lie between the two. A new partition counts as none, because its first offset is unknown."""
+    """Return the number of records between two positions of a lane, over all partitions.
+
+    A partition that `before` does not have counts as 0, because its first offset is unknown.
+    """
     return sum(
         max(0, offset - before[topic][partition])
         for topic, offsets in now.items()
@@ -88,7 +92,7 @@ def handled_between(before: health.Positions, now: health.Positions) -> int:
 
 
 def _ends(admin: AdminClient, positions: health.Positions) -> health.Positions:
-    """Return the end of each partition; raises when Kafka does not answer."""
+    """Return the end offset of each partition in `positions`; raise if Kafka does not answer."""
     if not positions:
         admin.describe_cluster(request_timeout=TIMEOUT_S).result()
         return {}

@@ -1,7 +1,8 @@
 """Recognise a query that failed because Kafka did not answer, and test whether Kafka answers again.
 
-Runs on the driver. Spark waits only for some minutes for the end offsets of the topics (delivery.stages.kafka.source), and a
-task fails sooner. The lane itself has no fault then: it starts again once Kafka answers.
+Runs on the driver. While Kafka is absent, Spark waits only for some minutes for the end offsets of the topics
+(delivery.stages.kafka.source), and a task fails sooner. The lane itself has no fault then: its query starts again once Kafka
+answers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from delivery.config import kafka_clients, settings
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
-"""Seconds to wait for an answer."""
+"""Seconds to wait for Kafka's answer."""
 _KAFKA_OUTAGE = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|LeaderNotAvailable)Exception"
     r"|No resolvable bootstrap urls"  # the host name disappears with a container or a headless service
@@ -26,7 +27,7 @@ _KAFKA_OUTAGE = re.compile(
 
 
 def is_kafka_outage(failure: str) -> bool:
-    """Return True if the text of a failure says that Kafka did not answer in time."""
+    """Return True if the error text of a query says that Kafka did not answer in time."""
     return _KAFKA_OUTAGE.search(failure) is not None
 
 

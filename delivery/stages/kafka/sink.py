@@ -1,4 +1,4 @@
-"""Write result rows to their topics, from the worker that made them, while its task runs.
+"""Write the result rows of a task to their Kafka topics, from the worker process, while the task runs.
 
 Runs in the executors' Python workers. Must not import the settings: a worker that unpickles a sink imports this module, and
 pydantic would take 11 MB of the worker. Guarantee: at least once. A task succeeds only when Kafka has confirmed each of its
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import confluent_kafka
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-"""Bytes. A deferred batch of an endpoint's largest `max_bytes` (10 MiB) is one record of the retries topic, because its retry
-must contain the same events."""
+"""Most bytes of one request to Kafka, and so of one row. A deferred batch of an endpoint's largest `max_bytes` (10 MiB) is one
+record of the retries topic, because its retry must contain the same events."""
 _FLUSH_S = 1.0
-"""Seconds of one flush. The loop in `finish` then looks for a failure."""
+"""Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
 _OPTIONS: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,  # acknowledged by all replicas; a retry by the client neither repeats a row nor reorders two
     # With more than 1, a row can repeat in spite of idempotence. When a request after a failed one is refused, librdkafka
@@ -41,13 +41,14 @@ _OPTIONS: Mapping[str, str | int | float | bool] = {
     "topic.metadata.propagation.max.ms": 20_000,  # how long a missing topic is waited for
 }
 Client = tuple[tuple[str, str | int | float | bool], ...]
+"""Options of librdkafka by name, sorted: hashable, so that a worker process keeps one producer for equal options."""
 
 
 class Writing(Protocol):
-    """The writer of one task's rows."""
+    """The writer of one task's rows to Kafka."""
 
     def write(self, made: Iterable[Row]) -> None:
-        """Enqueue rows. Waits while the producer's queue is full."""
+        """Enqueue rows for their topics. Waits while the producer's queue is full."""
 
     def flush(self, within_s: float) -> None:
         """Wait up to `within_s` seconds until Kafka has confirmed the enqueued rows. For a task that has failed."""
@@ -57,12 +58,12 @@ class Writing(Protocol):
 
 
 Sink = Callable[[], Writing]
-"""Creates the writer of a task, in its worker. Survives pickling."""
+"""A function that creates the writer of a task. Called in the task's worker. Survives pickling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """The job's sink."""
+    """The job's Sink: it creates writers that share the producer of their worker process."""
 
     client: Client = field(repr=False)
     """Configuration of librdkafka, with the password."""
@@ -73,7 +74,7 @@ class Kafka:
 
 
 def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
-    """Return the sink for a client configuration (delivery.config.kafka_clients.for_librdkafka)."""
+    """Return the sink for the options `client` of librdkafka (delivery.config.kafka_clients.for_librdkafka)."""
     return Kafka(tuple(sorted(client.items())))
 
 

@@ -1,7 +1,7 @@
-"""Read event topics, and the retries topic, from Kafka.
+"""Read the topics of events, and the retries topic, from Kafka as streaming frames.
 
-Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before it runs, and reads exactly the same
-offsets again after a crash.
+Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before the micro-batch runs, and reads
+exactly the same offsets again after a crash.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ for the partition's first and last offsets. That request waits behind the consum
 this long in each micro-batch (docs/adr/0026)."""
 
 ASK_TIMEOUT_MS, ASK_TIMES = "20000", "10"
-"""Milliseconds to wait for one answer, and the number of tries. Java's admin client, which Spark asks for the end offsets, may
-wait for a killed broker although others have taken its place (KAFKA-20673). With the default of one minute the lane continued
-only after that minute. It cannot be much shorter: in the tasks the same timeout must cover a change of leaders, 9 s by Kafka's
-default. Timeout times tries is as long as with the defaults, 3 minutes."""
+"""Milliseconds to wait for one answer of Kafka, and the number of tries. Spark asks for the end offsets by Java's admin client,
+which may wait for a killed broker although other brokers have taken its place (KAFKA-20673). With the default of one minute the
+lane continued only after that minute. The timeout cannot be much shorter: in tasks it must cover a change of leaders, 9 s by
+Kafka's default. Timeout times tries is as long as with the defaults, 3 minutes."""
 
 
 REALTIME_FETCH_WAIT_MS = "5"
-"""Milliseconds for which a broker keeps a fetch of the real-time lane that finds no record. Its source fetches again by itself,
-with one consumer for each partition: with 0 it would fetch all the time, with more a batch would end later."""
+"""Milliseconds for which a broker keeps a fetch of the real-time lane that finds no record. The lane's consumers, one for each
+partition, fetch again by themselves. With 0 they would fetch all the time; with more a real-time batch would end later."""
 
 
 def read(
@@ -39,9 +39,10 @@ def read(
     beside: str = "",
     without_realtime: bool = False,
 ) -> DataFrame:
-    """Return the stream of records on all matching topics, later ones included, and on the topic `beside`.
+    """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`.
 
-    A micro-batch has at most `at_most` records. `without_realtime` leaves out the topics of the real-time lane.
+    Topics that are created later are included. A micro-batch has at most `at_most` records. `without_realtime` leaves out the
+    topics of the real-time lane.
     """
     wanted = whole(source.topic_pattern, *([re.escape(beside)] if beside else []))
     if without_realtime and source.realtime_pattern:
@@ -50,7 +51,10 @@ def read(
 
 
 def read_realtime(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, at_most: int | None) -> DataFrame:
-    """Return the stream of records on the topics of the real-time lane. `at_most` bounds a micro-batch; None: real time."""
+    """Return the stream of records on the topics of the real-time lane.
+
+    A micro-batch has at most `at_most` records; None: the stream is for the real-time trigger, which has no such limit.
+    """
     options = {"subscribePattern": f"^(?={whole(source.topic_pattern)})(?:{source.realtime_pattern})$"}
     if at_most is None:
         options["kafka.fetch.max.wait.ms"] = REALTIME_FETCH_WAIT_MS
@@ -60,7 +64,7 @@ def read_realtime(spark: SparkSession, kafka: settings.Kafka, source: settings.S
 
 
 def is_realtime(source: settings.Source, topic: str) -> bool:
-    """Return True if a topic belongs to the real-time lane."""
+    """Return True if a topic belongs to the real-time lane: it matches both patterns of `source`."""
     return (
         bool(source.realtime_pattern)
         and topic_pattern.matches(source.realtime_pattern, topic)
@@ -83,16 +87,20 @@ def _events(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str],
 
 
 def whole(*patterns: str) -> str:
-    """Return a pattern that matches only whole topic names. Spark would also accept a pattern that matches a part of a name."""
+    """Return a pattern that matches a topic name if one of `patterns` matches the whole name.
+
+    Spark would also accept a name of which only a part matches.
+    """
     return f"^(?:{'|'.join(f'(?:{pattern})' for pattern in patterns)})$"
 
 
 def read_retries(spark: SparkSession, config: settings.Settings, *, executors: int = 1) -> DataFrame:
     """Return the stream of records on the retries topic, from its first record, and on the retry lane's wake-up topic.
 
-    A micro-batch has at most as many records as a micro-batch of events has for this number of `executors`. Padding records
-    limit it to 4 KiB for each record (retry_records.records): 80 MB by default. A task holds the share of one shard in memory,
-    and 64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch). Each partition may add one record of up to 10 MiB.
+    A micro-batch has at most as many records as a micro-batch of events for this number of `executors`. Padding records keep
+    the average at 4 KiB for each record (retry_records.records), so a micro-batch has 80 MB by default. A task holds the share
+    of one shard in memory, and 64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch). Each partition may add one record
+    of up to 10 MiB.
     """
     options = {
         "subscribe": f"{config.delivery.retries_topic},{config.retry.ticks_topic}",

@@ -1,7 +1,7 @@
-"""Create the result topics before any record is consumed.
+"""Create the topics that the job writes, before the job reads any record.
 
-Runs on the driver and in the command. Otherwise a missing topic would show only after the first micro-batch was sent, when its
-results are written.
+Runs on the driver and in the commands. Otherwise a missing topic would show only after the requests of the first micro-batch
+were sent, when the results are written.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from delivery.stages.kafka import sink
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
-"""Seconds for one request to Kafka, and for a new topic to become writable."""
+"""Seconds for one request to Kafka, and for a new topic to get leaders."""
 RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
-"""Configuration of a new retries topic. Records that expire there unread are lost events, so a retention that an operator sets
-must be longer than any standstill of the retry lane."""
+"""Configuration of a new retries topic: it takes the largest batch, and keeps records forever. Records that expire unread are
+lost events, so a retention that an operator sets must be longer than any standstill of the retry lane."""
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create the missing topics that the job writes; raise SettingsError if an existing one refuses large records."""
+    """Create the missing ones of the topics that the job writes. Called at the start of the job.
+
+    Raise SettingsError if the retries topic exists and refuses large records, and KafkaUnavailable if no broker answers.
+    """
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
     ensure(config.kafka, of_results(config.delivery), partitions)
@@ -37,7 +40,10 @@ def ensure_all(config: settings.Settings) -> None:
 
 
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
-    """Create the missing topics with `config`; raise KafkaUnavailable when the broker does not answer."""
+    """Create the missing ones of the topics `names`, each with this number of partitions and this `config`.
+
+    Returns when the new topics have leaders. Raise KafkaUnavailable if no broker answers.
+    """
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
@@ -52,7 +58,7 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config:
 
 
 def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
-    """Return the names of all topics; raise KafkaUnavailable when the broker does not answer in time."""
+    """Return the names of all topics in Kafka; raise KafkaUnavailable if no broker answers in time."""
     try:
         return frozenset(AdminClient(kafka_clients.for_librdkafka(kafka)).list_topics(timeout=timeout_s).topics)
     except KafkaException as exc:
@@ -60,10 +66,10 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
 
 
 def require_room(kafka: settings.Kafka, name: str) -> None:
-    """Raise SettingsError if the retries topic `name` exists and refuses records as large as a deferred batch.
+    """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest deferred batch.
 
-    Otherwise it would show when the first batch of that size has failed: its micro-batch could not be written, and would be
-    sent again and again.
+    Without this check, the first deferred batch of that size could not be written. Its micro-batch would never be committed,
+    and its deliveries would be sent again and again.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
@@ -103,7 +109,7 @@ def _await_creation(created: concurrent.futures.Future[None]) -> None:
 
 
 def _await_leaders(admin: AdminClient, names: set[str]) -> None:
-    """Wait until each topic has leaders: Kafka reports a topic as created before every broker knows it."""
+    """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic."""
     deadline = time.monotonic() + TIMEOUT_S
     while names:
         known = admin.list_topics(timeout=TIMEOUT_S).topics
@@ -114,5 +120,5 @@ def _await_leaders(admin: AdminClient, names: set[str]) -> None:
 
 
 def of_results(lane: settings.Delivery) -> list[str]:
-    """Return the topics that the job writes."""
+    """Return the names of the topics to which the lanes write results."""
     return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic]

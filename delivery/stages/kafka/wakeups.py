@@ -1,8 +1,9 @@
-"""Wake a lane with state by a record in its own topic, when an entry is due or the lane has been idle for QUIET_S.
+"""Wake the batch or the retry lane by a record in the lane's wake-up topic, so that Spark starts a micro-batch without events.
 
-Runs on the driver, on a thread of its own. Spark's own timers would run a micro-batch at each trigger. With wake-ups, one runs
-only when an entry is due, or before Spark ends the idle workers. A wake-up that Kafka refuses is sent again. A superfluous
-wake-up does no harm.
+Runs on the driver, on a thread of its own for each lane. A wake-up is sent when a batch or a retry entry is due, or when the
+lane has been idle for QUIET_S. Spark's own timers would run a micro-batch at each trigger. With wake-ups, a micro-batch without
+events runs only when something is due, or before Spark ends the idle workers. A wake-up that Kafka refuses is sent again. A
+superfluous wake-up does no harm.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """Seconds between two checks of the stop event."""
 SEND_S = 5.0
-"""Seconds for Kafka to confirm a wake-up. After that it is sent again."""
+"""Seconds for Kafka to confirm a wake-up. Without a confirmation the wake-up is sent again."""
 HEARD_S = 60.0
-"""Seconds to wait for the micro-batch that a wake-up causes. After that, as when the lane is paused, another one is sent."""
+"""Seconds to wait for the micro-batch that a wake-up causes. If none comes, as while the lane is paused, the wake-up is sent
+again."""
 FIRST_HEARD_S = 5.0
-"""The same before the first micro-batch. A lane is ready only when it was woken, and a lane that starts at the latest offsets
-(`source.starting_offsets`) may have skipped the wake-up."""
+"""Seconds to wait for the lane's first micro-batch, in place of HEARD_S. A lane is ready only when it was woken. A lane that
+starts at the latest offsets (`source.starting_offsets`) may have skipped the first wake-up."""
 QUIET_S = 45.0
 """Longest time between two micro-batches, in seconds. Spark ends Python workers that were idle for a minute. New ones take 1.3
 CPU seconds each before their first work (docs/adr/0029), and the first record after a quiet minute would wait for them."""
 
 
 def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:
-    """Return for how many seconds no wake-up is needed. Pure.
+    """Return the number of seconds until the next wake-up is needed; 0: now. Pure.
 
-    A micro-batch that starts within the look-ahead before `due_ms` sends what is due then. `due_ms` None: nothing waits.
-    `quiet_s` is the time since the last micro-batch.
+    `due_ms` is when the first waiting batch or retry entry is due; None: none waits. A micro-batch that starts within the
+    look-ahead before `due_ms` sends it. `quiet_s` is the time since the last micro-batch.
     """
     until_quiet = QUIET_S - quiet_s
     until_due = until_quiet if due_ms is None else (due_ms - look_ahead_ms - now_ms) / 1000
@@ -47,7 +49,7 @@ def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: flo
 
 
 class Waker:
-    """Send a wake-up whenever the next due time comes within the look-ahead."""
+    """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle."""
 
     def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:
         area = config.batch if lane == "batch" else config.retry
@@ -63,12 +65,12 @@ class Waker:
         self._producer = Producer(kafka_clients.for_librdkafka(config.kafka))
 
     def start(self) -> None:
-        """Start the thread. It sends a wake-up at once, because only a micro-batch knows what an earlier run left waiting."""
+        """Start the thread that sends wake-ups, the first at once: only a micro-batch finds what waits in the lane's state."""
         self._due_ms = 0
         threading.Thread(target=self._run, name=f"wake-ups of {self._lane}", daemon=True).start()
 
     def update(self, pending: Pending) -> None:
-        """Set the next due time from the backlog after a micro-batch, and publish the backlog as metrics."""
+        """Set the next due time by the lane's backlog after a micro-batch, and publish the backlog as metrics."""
         metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
         metrics.PENDING_BYTES.labels(self._lane).set(pending.size)
         metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)

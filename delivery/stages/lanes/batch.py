@@ -1,6 +1,6 @@
-"""Run the batch lane: route events to shards, keep them in state, deliver due batches.
+"""Run the batch lane: route events to shards, keep them in Spark's state, deliver due batches.
 
-Runs on the driver.
+Runs on the driver. A shard is one key of Spark's state. It holds the pending batches of some endpoints.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from delivery.stages.tasks import batch_shard, deliver_batches, route
 from delivery.webhooks.routing import registries
 
 TRIGGERS_EARLY = 2
-"""Trigger intervals by which a batch may leave early: it is sent only after the micro-batch in which it becomes due."""
+"""Trigger intervals by which a batch may leave before its due time. Otherwise it would leave late: with the first micro-batch
+after that time."""
 
 
 class Batch(StatefulLane):
-    """The batch lane."""
+    """The batch lane. `rejects`: this lane reports rejected records, because no direct lane of the same job does."""
 
     NAME = "batch"
     _delta: task_delta.TaskDelta
@@ -71,15 +72,17 @@ class Batch(StatefulLane):
         )
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)
 
-    def _handle(self, left: DataFrame, known: registries.RefreshedSource) -> Result:
+    def _handle(self, batches: DataFrame, known: registries.RefreshedSource) -> Result:
         is_current = self._size == self._context.sizing.now() and self._delta.fits(known)
         if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
         self._delta.publish(known)
         tools = self._tools.stamped(self._context.sizing.workers())
         suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
-        due = deliver_batches.deliver_batches(left, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log)
-        if (result := self._deliver(due)) is Result.COMMITTED:
+        tasks = deliver_batches.deliver_batches(
+            batches, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log
+        )
+        if (result := self._deliver(tasks)) is Result.COMMITTED:
             self._context.record(self._seen.publish())
             self._take_backlog()
         return result

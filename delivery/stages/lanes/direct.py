@@ -1,4 +1,4 @@
-"""Run the direct lane: route and deliver in one step.
+"""Run the direct lane: route and deliver events in the same task, without Spark's state.
 
 Runs on the driver.
 """

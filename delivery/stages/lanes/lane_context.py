@@ -1,4 +1,4 @@
-"""Share state between the lanes of one application, and build the tools of their tasks.
+"""Hold the state that the lanes of one application share, and build the values that their tasks need.
 
 Runs on the driver. Each lane calls from its own thread.
 """
@@ -22,11 +22,12 @@ from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import registries
 
 LAST_TASKS_S = 3.0
-"""Seconds for which tasks of an abandoned job may run: Spark ends workers after `spark.python.task.killTimeout`, 2 s."""
+"""Seconds that a lane waits before it restarts after a failed Spark job, whose tasks may still run. Spark ends their workers
+after `spark.python.task.killTimeout`, 2 s."""
 Acquire = Callable[[], registries.RefreshedSource | None]
-"""Returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop."""
+"""A lane's function that returns the registry for the next micro-batch, and may wait for it; None: the job is asked to stop."""
 Disable = Callable[[Iterable[EndpointId], str], None]
-"""Requests that endpoints be disabled, for a reason. Must not wait."""
+"""A function that requests the registry to disable endpoints, for a reason. It returns before the endpoints are disabled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +36,18 @@ class LaneContext:
 
     suppressed: SuppressedEndpoints
     network: Network
+    """The state of our own network: while it is broken, all lanes pause."""
     disable: Disable
     sizing: size.Sizing
+    """The number of executors and tasks for which the lanes plan."""
     clocks: ClockCheck = field(default_factory=ClockCheck)
+    """Logs a warning when a worker's clock differs from the driver's clock."""
 
     def record(self, report: telemetry.WorkerReport) -> None:
-        """Apply the workers' report of a micro-batch of any lane."""
+        """Apply the report of one micro-batch's workers. Each lane calls it after each of its micro-batches.
+
+        The report may show that our network is broken, that endpoints must be suppressed, or that endpoints must be disabled.
+        """
         self.network.record(report.tally.reach)
         self.clocks.record(report.tally.clock_ahead_s)
         if not self.network.is_broken:
@@ -56,16 +63,17 @@ def create(config: settings.Settings, network: Network, disable: Disable, sizing
 
 
 def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:
-    """Return the tools for each task of a lane."""
+    """Return the values that every task of a lane needs, by the settings. `seen` counts the results of the tasks."""
     writing = sink.to(kafka_clients.for_librdkafka(config.kafka))
     return task_context.Tools(plan=worker_plans.of(config), observe=seen.observer, sink=writing)
 
 
 def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:
-    """Return `is_current`. If it is False, record that nothing of the micro-batch was sent: the query gets a new plan.
+    """Return `is_current`: whether the query's plan still fits the number of executors and the registry.
 
-    A plan contains the number of executors: in the number of tasks, and in the limit of events. Spark also assigns each shard's
-    task to its last executor, and spreads the shards over new executors only with a new plan.
+    If False, record in `reruns` that nothing of the micro-batch was sent. The lane then restarts its query with a new plan, and
+    the micro-batch runs again. A plan contains the number of executors: in the number of tasks, and in the limit of events.
+    Spark also assigns each shard's task to its last executor, and spreads the shards over new executors only with a new plan.
     """
     if not is_current:
         reruns.mark_untouched()

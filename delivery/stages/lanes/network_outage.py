@@ -1,4 +1,4 @@
-"""Pause all lanes while our own network is broken: the shell around delivery.webhooks.scheduling.outage.
+"""Pause all lanes while our own network is broken, as delivery.webhooks.scheduling.outage decides.
 
 Runs on the driver, shared by the lanes of one application. Each lane calls from its own thread.
 """
@@ -43,7 +43,10 @@ class Network:
         return self._health.is_broken
 
     def record(self, seen: outage.Reachability) -> None:
-        """Record which destinations responded in a micro-batch. Evidence of a working network ends all pauses at once."""
+        """Record which destinations responded in a micro-batch of any lane, and start or end the pause of all lanes.
+
+        Evidence of a working network ends the pause of every lane at once.
+        """
         with self._changing:
             before, self._health = self._health, self._health.after(seen, self._clock())
             self._outages = self._outages.after(
@@ -61,22 +64,32 @@ class Network:
         metrics.EGRESS_BROKEN.set(self._health.is_broken)
 
     def failing(self, found: Iterable[Failing], disable_after_s: float) -> list[EndpointId]:
-        """Return the endpoints that have failed for `disable_after_s`, not counting outages of our own network."""
+        """Return those of the failing endpoints in `found` that have failed for `disable_after_s`.
+
+        Local outages do not count: the time in which our own network was broken is subtracted.
+        """
         with self._changing:
             outages = self._outages
-        return [one.endpoint_id for one in found if outages.failing_s(one.since_ms, one.failed_ms) >= disable_after_s]
+        return [
+            endpoint.endpoint_id
+            for endpoint in found
+            if outages.failing_s(endpoint.since_ms, endpoint.failed_ms) >= disable_after_s
+        ]
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused; None: they are not."""
+        """Return why the lanes are paused, as a text for the operator; None: our own network is not broken."""
         return "hardly any endpoint can be reached: our own network is broken" if self.is_broken else None
 
     @property
     def is_paused(self) -> bool:
-        """Whether the lanes must send nothing now."""
+        """Whether the lanes must send nothing now. Within an outage, a pause ends before the lanes try again."""
         return self._health.paused_until > self._clock()
 
     def pausing(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:
-        """Return `take` with a wait in front: it waits while the lanes are paused, and returns None if the job stops."""
+        """Return a function that waits while the lanes are paused, and then returns the result of `take`.
+
+        The function returns None, without calling `take`, if `stop` is set during a pause.
+        """
 
         def acquire() -> Registry | None:
             with self._changing:

@@ -1,6 +1,7 @@
-"""Run the retry lane: keep deferred deliveries in state, lease due ones, deliver them again.
+"""Run the retry lane: keep deferred deliveries in Spark's state, lease the due ones, attempt them again.
 
-Runs on the driver.
+Runs on the driver. A shard is one key of Spark's state. It holds the retry entries of some endpoints. A lease holds retry
+entries of one FIFO that a worker attempts now.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.state.backlog import Pending
 
 WHOLE_LEASE_S = 300.0
-"""Seconds that are longer than any lease lasts."""
+"""Seconds that a task waits for its leases with `once`: longer than any lease lasts."""
 
 
 class Retry(StatefulLane):
@@ -32,7 +33,7 @@ class Retry(StatefulLane):
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records are handled and all leases have ended."""
-        self._waits_for_all = once  # no later micro-batch could report late answers
+        self._waits_for_all = once  # no later micro-batch could report leases that end late
         self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame:
@@ -51,13 +52,13 @@ class Retry(StatefulLane):
             shard_keys=self._shard_keys,
         )
 
-    def _handle(self, left: DataFrame, known: registries.RefreshedSource) -> Result:
+    def _handle(self, leases: DataFrame, known: registries.RefreshedSource) -> Result:
         if not lane_context.confirm_plan(self._reruns, is_current=self._size == self._context.sizing.now()):
             return Result.REPLAN
         settle_s = WHOLE_LEASE_S if self._waits_for_all else self._config.retry.settle_s
         tools, work_log = self._tools.stamped(self._context.sizing.workers()), self._reruns.work_log
-        due = deliver_retries.deliver_leases(left, tools, known, self._size.tasks, settle_s=settle_s, work_log=work_log)
-        if (result := self._deliver(due)) is not Result.COMMITTED:
+        tasks = deliver_retries.deliver_leases(leases, tools, known, self._size.tasks, settle_s=settle_s, work_log=work_log)
+        if (result := self._deliver(tasks)) is not Result.COMMITTED:
             return result
         self._context.record(self._seen.publish())
         if (backlog := self._take_backlog()) is not None:
@@ -65,7 +66,7 @@ class Retry(StatefulLane):
         return result
 
     def _apply(self, backlog: Pending) -> None:
-        """Suppress the endpoints that the shards suppress, and disable those that have failed for too long."""
+        """Suppress in all lanes the endpoints that the shards suppress, and disable the endpoints that failed for too long."""
         self._context.suppressed.set_failing(backlog.suppressed)
         metrics.HELD_ENDPOINTS.set(len(backlog.suppressed))
         metrics.FAILING_ENDPOINTS.set(len(backlog.failing))

@@ -26,13 +26,14 @@ log = logging.getLogger(__name__)
 LOG_LEVEL = "WARN"
 """Level of Spark's own log."""
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.xml")
+"""File with the configuration of the JVM's log."""
 JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """JVM options that save CPU (docs/adr/0024). The parallel collector saves a sixth of the JVM's CPU in the load test: a small
 heap does not need shorter pauses. Using only the quick compiler saves another third: the other compiler takes minutes for code
 that mostly waits. With one compiler the JVM's code cache is 48 MB, and a lane with state fills it in 90 s. The JVM then
 discards most of the code and compiles it again, for ten seconds at twice the latency. With both compilers it is 240 MB."""
 RETAINED = "20"
-"""Number of finished jobs, stages and queries that Spark remembers."""
+"""Number of finished jobs, stages and queries that Spark remembers for its web pages."""
 ALWAYS = {
     # A speculative copy of a task would send its deliveries twice.
     "spark.speculation": "false",
@@ -91,7 +92,7 @@ LOOKED_UP_ONCE = (
 jars: a tenth of its CPU in small micro-batches (docs/adr/0029)."""
 
 GONE = (Py4JNetworkError, ConnectionError)
-"""Exceptions of a call whose JVM has ended."""
+"""Exceptions of a py4j call to a JVM that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,10 @@ class Libraries:
 
 
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a session by the settings. Entries of `spark.conf` override those of `besides`."""
+    """Start Spark's JVM, and return a session by the settings.
+
+    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override them and ALWAYS.
+    """
     archive = libraries.class_archive
     conf = {
         **ALWAYS,
@@ -139,7 +143,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
 
 @contextlib.contextmanager
 def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Run a session inside the context; raise LaneFailed if its JVM ends unexpectedly."""
+    """Start a session as `start` does, and end it with the context. Raise LaneFailed if its JVM ends unexpectedly."""
     spark = start(config, libraries, besides)
     try:
         yield spark
@@ -173,12 +177,12 @@ def _name_an_address(master: str) -> None:
 
 
 def sharing(archive: Path) -> list[str]:
-    """Return the JVM options that use this class archive, if it fits."""
+    """Return the JVM options by which the JVM uses this class archive; a JVM that the archive does not fit ignores it."""
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"]
 
 
 def java_options(*besides: str) -> str:
-    """Return the driver's JVM options, followed by `besides`. Each may contain spaces."""
+    """Return JVM_OPTIONS, followed by the options `besides`, as one text. Each of `besides` may contain spaces."""
     return " ".join([*JVM_OPTIONS, *(f'"{option}"' for option in besides)])
 
 

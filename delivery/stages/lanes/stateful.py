@@ -1,4 +1,4 @@
-"""Run a lane with state: the part that the batch and the retry lane share.
+"""Run a lane that keeps shards in Spark's state: the part that the batch lane and the retry lane share.
 
 Runs on the driver.
 """
@@ -27,14 +27,15 @@ from delivery.webhooks.state.backlog import Pending
 log = logging.getLogger(__name__)
 
 MOST_RESTARTS = 3
-"""Consecutive restarts after lost executors before a lane fails."""
+"""Consecutive restarts of a query after lost executors. At the next loss the lane fails."""
 
 
 class StatefulLane:
-    """The part of the batch and the retry lane that does not depend on the lane."""
+    """Base class of the batch lane and the retry lane: state, wake-ups, and restarts after lost executors."""
 
     NAME: ClassVar[str]
     JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
+    """The class that reads from the result topics which deliveries of an interrupted micro-batch had ended."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class StatefulLane:
         self._pending.value = Pending()  # an interrupted micro-batch may have reported a part
 
     def _deliver(self, due: DataFrame) -> Result:
-        """Run the tasks that deliver. Return REPLAN if an executor ended with rows that they had to read."""
+        """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read."""
         try:
             with self._context.sizing.shuffles.in_use():
                 task_context.run(due)
@@ -107,7 +108,10 @@ class StatefulLane:
         return Result.COMMITTED
 
     def _take_backlog(self) -> Pending | None:
-        """Return the backlog after a micro-batch, and schedule the lane's next wake-up. None: no shard has reported."""
+        """Return the backlog of all shards after a micro-batch, and schedule the lane's next wake-up.
+
+        None: the micro-batch had no input partitions, so the shards did not report.
+        """
         backlog, self._pending.value = self._pending.value, Pending()
         if backlog.shards < len(self._shard_keys):  # a micro-batch without input partitions asks no shard
             return None

@@ -1,4 +1,4 @@
-"""Run one lane as a streaming query, and stop it between two micro-batches.
+"""Run one lane as a streaming query, restart the query when needed, and stop it between two micro-batches.
 
 Runs on the driver. Guarantee: a micro-batch is committed after all of its results were written, never before.
 """
@@ -29,37 +29,37 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 """Seconds between two checks of the query's progress."""
 ASK_S = 3.0
-"""Seconds before each request whether Kafka is back. The first wait covers tasks of a failed job, which may run for
-`spark.python.task.killTimeout`, 2 s."""
+"""Seconds between two requests to an absent Kafka, and before the first one. The first wait covers tasks of a failed Spark job,
+which may run for `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
-"""Consecutive restarts after which a lane fails: because Kafka answers, but its end offsets could not be read, or because
-planning timed out."""
+"""Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
+an outage, and when planning timed out."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
-"""Planning failure: Spark checks a plan with state in a Python process on the driver's machine, and waits 10 s for its start.
-The same failure of a task's worker does not match, because its text starts with the aborted job."""
+"""Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
+waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
 REASON = "Reason: "
-"""Prefix with which Spark's Kafka source names the affected partition."""
+"""Prefix of the line in which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"
-"""Logger of the calls from the JVM to Python, such as micro-batches."""
+"""Logger of the calls from the JVM to Python, such as the handling of micro-batches."""
 _SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
 Registry = TypeVar("Registry")
 
 
 class Result(enum.Enum):
-    """The result of a micro-batch, and of the query that it ends."""
+    """The result of a micro-batch. All but COMMITTED also end the query."""
 
     COMMITTED = enum.auto()
-    """All results are written: Spark commits the micro-batch. A query ends with it when all records are handled."""
+    """All results are written, and Spark commits the micro-batch. With `once`, the query ends after its last micro-batch."""
     REPLAN = enum.auto()
-    """The query restarts with a new plan. Nothing of the micro-batch was sent, or the completed-work log lists it."""
+    """The query restarts with a new plan, and the micro-batch runs again without the deliveries in its completed-work log."""
     STOP = enum.auto()
-    """The job was asked to stop. The next start handles the micro-batch."""
+    """The job was asked to stop. The micro-batch is not committed, and runs when the job starts again."""
     KAFKA_AWAY = enum.auto()
     """Kafka did not answer for too long. The query restarts when it answers."""
 
 
 class Uncommitted(Exception):
-    """Raised through Spark to leave a micro-batch uncommitted, so that it runs again. Not an error."""
+    """Raised through Spark so that it does not commit a micro-batch, which then runs again. Not an error."""
 
 
 def _quieten_py4j() -> None:
@@ -67,17 +67,17 @@ def _quieten_py4j() -> None:
 
 
 def _is_error(record: logging.LogRecord) -> bool:
-    """Return False for Uncommitted. py4j logs every exception that passes through it, with a traceback."""
+    """Return False for a log record of Uncommitted: py4j logs every exception that passes through it, with a traceback."""
     return not (record.exc_info and isinstance(record.exc_info[1], Uncommitted))
 
 
 class Lane(Generic[Registry]):
-    """A streaming query whose micro-batches are handled by a function, and that can be stopped between two of them.
+    """A lane whose streaming query passes each micro-batch to `handle`. Restarts the query, and stops between micro-batches.
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
-    with the number of each micro-batch before it is handled. `is_woken`: a micro-batch comes at the start even without records,
-    and the lane is ready once it is committed. So no event waits for the slow first micro-batch of a process. `is_kafka_back`
-    is asked until it returns True, after the query ended because Kafka did not answer.
+    with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
+    called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even without records, and the lane is
+    ready once this micro-batch is committed. So no event waits for the slow first micro-batch of a process.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Lane(Generic[Registry]):
         self._begins = threading.Event()
 
     def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
-        """Run until `stop` is set, or with `once` until all records that are in Kafka now are handled.
+        """Run queries until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
-        `planned` returns the streaming plan. It is called again when `handle` returns REPLAN, and when Kafka answers again
-        after an outage that ended the query. None: the job is asked to stop.
+        `planned` returns the streaming plan of a query. It is called for the first query and for each restart. None: the job is
+        asked to stop.
         """
         _quieten_py4j()
         while (rows := planned()) is not None:
@@ -191,9 +191,9 @@ class Lane(Generic[Registry]):
             self._watched.reach(positions(newest))
 
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
-        """Return the result of an ended query; raise LaneFailed if it failed, and neither Kafka nor planning is the cause.
+        """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
-        `written` returns the folders that the query writes.
+        A restart helps if Kafka did not answer, or if planning timed out. `written` returns the folders that the query writes.
         """
         failure = query.exception()
         if failure is None or self._result is not Result.COMMITTED:
@@ -218,20 +218,24 @@ class Lane(Generic[Registry]):
         ) from failure
 
     def _is_at_rest(self, query: StreamingQuery) -> bool:
-        """Return True if the last started micro-batch is committed: Spark reports progress after the commit."""
+        """Return True if the last started micro-batch is committed. Spark reports progress only after the commit."""
         progress = query.lastProgress
         return self._last_begun <= (-1 if progress is None else _committed(progress))
 
 
 def _committed(progress: StreamingQueryProgress) -> int:
-    """Return the newest committed micro-batch. If there was nothing to do, Spark reports the number of the next one."""
+    """Return the number of the newest committed micro-batch, by Spark's progress report.
+
+    If there was nothing to do, the report names the next micro-batch, which has not started.
+    """
     return int(progress["batchId"]) - ("addBatch" not in progress["durationMs"])
 
 
 def cause_of(failure: str) -> str:
-    """Return the line of a failed query's text that names the cause: the last one that is no stack frame and no bare code.
+    """Return the line of a failed query's error text that names the cause; "" if there is none.
 
-    Spark's Kafka source names the affected partition after "Reason:", followed by general advice.
+    1. Spark's Kafka source writes a line "Reason: …" with the affected partition: the last of these lines.
+    2. Any other error: the last line that is neither a stack frame nor a bare SQLSTATE.
     """
     text = failure.partition("=== Streaming Query ===")[0].splitlines()
     lines = [line.strip() for line in text if line.strip() and not _SAYS_NOTHING.match(line)]
@@ -240,7 +244,7 @@ def cause_of(failure: str) -> str:
 
 
 def positions(progress: StreamingQueryProgress) -> health.Positions:
-    """Return the lane's committed positions."""
+    """Return the positions up to which the lane has committed records, by Spark's progress report."""
     ends = (json.loads(source["endOffset"]) or {} for source in progress["sources"])
     return {topic: {int(number): at for number, at in offsets.items()} for end in ends for topic, offsets in end.items()}
 
@@ -252,7 +256,7 @@ def _report(lane: str, progress: StreamingQueryProgress) -> None:
 
 
 def log_commit(lane: str, progress: StreamingQueryProgress) -> None:
-    """Log a micro-batch, or a batch of the real-time lane."""
+    """Log that a micro-batch is committed, or a batch of Spark's real-time trigger."""
     duration_ms = progress["durationMs"].get("triggerExecution", 0)
     log.info(
         "micro-batch committed",

@@ -1,8 +1,9 @@
 """Build the lanes, run each on a thread of its own, and end all when one fails.
 
 Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool, so that no
-lane queues behind another lane's whole micro-batch. When a lane ends by itself, all end; with `once`, only when it fails. The
-process manager restarts the process: one that silently delivers only a part would look healthy.
+lane queues behind another lane's whole micro-batch. When one lane ends by itself, all lanes end; with `once`, only when one
+fails. Then the process ends, and the process manager restarts it. If the other lanes continued, the process would look healthy
+and deliver only a part.
 """
 
 from __future__ import annotations
@@ -28,23 +29,29 @@ log = logging.getLogger(__name__)
 
 
 class Lane(Protocol):
-    """A lane, as the supervisor runs it."""
+    """A lane: the direct, batch, retry or real-time lane."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
 
 
 class Registry(Protocol):
-    """Where the lanes get the registry: a broadcast copy, or look-ups in Postgres."""
+    """The source of the registry for all lanes: a broadcast snapshot, or look-ups in Postgres."""
 
     def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
-        """Return the registry for a lane's next micro-batch. Waits while it is too old; None: the job is asked to stop."""
+        """Return the registry for a lane's next micro-batch; None: the job is asked to stop.
+
+        Waits while the newest registry is older than `snapshot.max_age_s`, or while Postgres does not answer a look-up.
+        """
 
 
 def acquirers(
     names: Collection[str], registry: Registry, network: Network, spark: SparkSession, stop: threading.Event
 ) -> dict[str, Acquire]:
-    """Return a function for each lane that returns the registry, and waits while our own network is broken."""
+    """Return for each named lane its function that gets the registry for a micro-batch.
+
+    The function waits while the lanes pause because our own network is broken.
+    """
     sources: dict[str, Acquire] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in names}
     return {name: network.pausing(source, stop) for name, source in sources.items()}
 
@@ -56,7 +63,7 @@ def build(
     stop: threading.Event,
     context: LaneContext,
 ) -> dict[str, Lane]:
-    """Return the lanes that have an entry in `acquire`."""
+    """Return those of the direct, batch and retry lanes that have an entry in `acquire`, by name."""
     built: dict[str, Lane] = {}
     if "direct" in acquire:
         built["direct"] = direct.Direct(config, spark, acquire["direct"], stop, context)
@@ -69,7 +76,7 @@ def build(
 
 
 def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
-    """Run all lanes, each on its thread, until they end; raise the failure of the first lane that failed."""
+    """Run all lanes, each on its own thread, until all have ended; raise the failure of the first lane that failed."""
     failures: list[BaseException] = []
 
     def run_one(name: str, lane: Lane) -> None:
@@ -92,9 +99,9 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
 
 
 def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
-    """Wait for the background attempts in the workers, after the lanes have ended. Never raises.
+    """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
-    The wait only saves repeated requests after the next start.
+    Never raises: requests that are not awaited are only sent again after the next start.
     """
     if not lanes:  # only the real-time lane ran, and its tasks have waited already
         return

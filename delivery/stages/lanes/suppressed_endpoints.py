@@ -1,9 +1,9 @@
 """Keep the set of suppressed endpoints for all workers of the direct, batch and real-time lanes.
 
-Runs on the driver, shared by the lanes of one application. If the retry lane runs as an application of its own, its failing
-endpoints are unknown here. Then each worker process detects them by itself (delivery.webhooks.scheduling.circuit_breaker,
-delivery.webhooks.scheduling.background_attempts). It waits for such an endpoint once, and all events of that micro-batch wait
-with it.
+Events of a suppressed endpoint go to the retry lane without an attempt, because the endpoint fails or does not answer. Runs on
+the driver, shared by the lanes of one application. If the retry lane runs as an application of its own, the other lanes do not
+know its failing endpoints. Then each worker process detects them by itself (delivery.webhooks.scheduling.circuit_breaker,
+delivery.webhooks.scheduling.background_attempts). It waits once for each failing endpoint, and delays the micro-batch by that.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from delivery.webhooks.scheduling import deferral
 
 
 class SuppressedEndpoints:
-    """The endpoints whose events are deferred to the retry lane at once, each with a reason. Thread-safe.
+    """The suppressed endpoints of one application, each with the reason. Thread-safe.
 
     An endpoint that is unresponsive to one worker is suppressed for all workers for twice `attempt_s`, the longest duration of
-    an attempt. By then the attempts in flight have ended and the retry lane has their results. From then on the retry lane
-    suppresses the endpoint if it is failing. `clock` is monotonic, in seconds.
+    an attempt. After that time the attempts in flight have ended, and the retry lane has their results. From then on the retry
+    lane decides whether the endpoint is suppressed. `clock` is monotonic, in seconds.
     """
 
     def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class SuppressedEndpoints:
         self._unresponsive_until: dict[EndpointId, float] = {}
 
     def set_failing(self, endpoints: frozenset[EndpointId]) -> None:
-        """Replace the endpoints that the retry lane suppresses. Called after each of its micro-batches."""
+        """Replace the endpoints that the retry lane suppresses. The retry lane calls this after each of its micro-batches."""
         self._failing = endpoints
 
     def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:
@@ -45,6 +45,8 @@ class SuppressedEndpoints:
         """Return the endpoints that are suppressed now, with their reasons."""
         now = self._clock()
         with self._lock:
-            self._unresponsive_until = {one: until for one, until in self._unresponsive_until.items() if until > now}
+            self._unresponsive_until = {
+                endpoint_id: until for endpoint_id, until in self._unresponsive_until.items() if until > now
+            }
             unresponsive = dict.fromkeys(self._unresponsive_until, retry_reasons.SLOW)
         return unresponsive | dict.fromkeys(self._failing, retry_reasons.CIRCUIT_OPEN)

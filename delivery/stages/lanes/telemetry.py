@@ -1,7 +1,8 @@
 """Collect the workers' counters by Spark accumulators, and publish them as metrics.
 
-Runs on the driver; delivery.stages.tasks.observer travels to the executors (docs/adr/0008). Only finished tasks count: the
-counters of a failed task are dropped, and Spark runs the task again. A micro-batch is published once its results are written.
+Runs on the driver. In the executors, delivery.stages.tasks.observer adds to the accumulators (docs/adr/0008). Only finished
+tasks count: the counters of a failed task are dropped, and Spark runs the task again. The counters of a micro-batch are
+published once all of its results are written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from delivery.webhooks.results.counters import Counters
 
 
 class WorkerReport(NamedTuple):
-    """The counters of one micro-batch, and the endpoints in trouble, summed over all workers."""
+    """The counters of one micro-batch, and its gone and unresponsive endpoints, merged over all workers."""
 
     tally: Counters
     gone: frozenset[EndpointId]
@@ -29,7 +30,7 @@ class WorkerReport(NamedTuple):
 
 
 class Telemetry:
-    """Collect the reports of one lane's tasks, and publish them as metrics."""
+    """Collect the counters of one lane's tasks, and publish them as metrics. The tasks count by calling `observer`."""
 
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane
@@ -49,9 +50,10 @@ class Telemetry:
         )
 
     def publish(self) -> WorkerReport:
-        """Add the reports since the last call to the metrics, and return them. Called when a micro-batch's results are written.
+        """Add the counters since the last call to the metrics, and return them as a report.
 
-        By then all updates have arrived: Spark merges a task's updates before it reports the task as finished.
+        Called when a micro-batch's results are written. By then the updates of all tasks have arrived: Spark merges a task's
+        updates before it reports the task as finished.
         """
         tally, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
@@ -60,7 +62,7 @@ class Telemetry:
         return WorkerReport(tally, gone, unresponsive)
 
     def add(self, tally: Counters) -> None:
-        """Add counters to the metrics."""
+        """Add workers' counters to the metrics of this lane, and the CPU time of the driver and its JVM."""
         metrics.add_counters(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())

@@ -1,6 +1,7 @@
-"""Create a watch for each lane, start its lag thread, and serve the probes.
+"""Create a watch for each lane, start the threads that measure lag, and serve `/metrics` and the health probes.
 
-Runs on the driver. The lane and the lag thread update the watch; `/metrics` and the probes read it.
+Runs on the driver. A watch holds a lane's phase, progress and lag. The lane and its lag thread update the watch. `/metrics` and
+the probes read the watch.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from delivery.observability import health, http_endpoints
 from delivery.stages.kafka import lag
 
 PauseReason = Callable[[], str | None]
+"""A function that returns why all lanes are paused; None: its subject does not pause the lanes."""
 
 
 def begin(
     config: settings.Settings, lanes: Collection[str], reasons: Sequence[PauseReason], stop: threading.Event
 ) -> Mapping[str, health.Watch]:
-    """Return a watch for each lane. The first of `reasons` that is not None says why all lanes are paused."""
+    """Return a watch for each of `lanes`, after starting the lag threads and the HTTP endpoints.
+
+    The lanes are paused if one of `reasons` returns a text. The first text is shown to the operator.
+    """
 
     def pause_reason() -> str | None:
         return next((text for reason in reasons if (text := reason()) is not None), None)

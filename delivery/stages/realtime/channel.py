@@ -1,11 +1,11 @@
 """Exchange sealed messages between the driver and the workers of the real-time lane, over TCP.
 
-Runs on the driver and in the executors' Python workers. Must not import the settings. Each message is sealed by AES-GCM with a
-key that travels in the task's closure, which Spark encrypts. The driver starts with a random challenge. The challenge, the
-direction and the message's number are authenticated as well, so a recorded message cannot be replayed.
+Runs on the driver and in the executors' Python workers. Must not import the settings. Each query has a key, which travels in
+the task's closure; Spark encrypts closures. Each message is sealed by AES-GCM with this key. The driver starts a connection
+with a random challenge. The challenge, the direction and the message's number are authenticated as well, so a recorded message
+cannot be replayed.
 
-An opened message is unpickled, as are the values of Spark's accumulators: only a process with the query's key can have sealed
-it.
+An opened message is unpickled. That is safe, because only a process with the query's key can have sealed the message.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from delivery.webhooks.state import pickling
 
 CONNECT_S = 10.0
-"""Seconds that connecting, or one message, may take."""
+"""Seconds that connecting, or sending or receiving one message, may take."""
 MAX_REPORT_BYTES = 16 * 1024 * 1024
-"""Bytes of a message to the driver. A client without the key cannot make the driver allocate more."""
+"""Most bytes of a message to the driver. A client without the key cannot make the driver allocate more."""
 MAX_UPDATE_BYTES = 2 * 1024 * 1024 * 1024 - 1
-"""Bytes of a message to a worker, which may hold the whole registry."""
+"""Most bytes of a message to a worker, which may hold the whole registry."""
 _CHALLENGE_BYTES = 16
 _NONCE_BYTES = 12
 _LENGTH = struct.Struct(">I")
 
 
 class ChannelBroken(Exception):
-    """The peer is gone, or it does not have the key."""
+    """The connection cannot be used further: the peer is gone, or it does not have the query's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The driver's address and the query's key. Survives pickling."""
+    """The driver's address and the query's key, as a worker needs them to connect. Survives pickling."""
 
     host: str
     port: int
@@ -46,12 +46,12 @@ class Address:
 
 
 def new_key() -> bytes:
-    """Return a key for one query."""
+    """Return a random key for one query of the real-time lane."""
     return AESGCM.generate_key(256)
 
 
 class Channel:
-    """One connection. Each side sends and receives alternately, from one thread at a time."""
+    """One end of a connection between the driver and a task. Each end sends and receives alternately, one thread at a time."""
 
     def __init__(self, connection: socket.socket, key: bytes, challenge: bytes, *, is_driver: bool) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, message: Any) -> None:
-        """Send a message; raise ChannelBroken."""
+        """Seal and send a message; raise ChannelBroken if the peer is gone."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + self._sealer.encrypt(nonce, pickling.packed(message), self._bound_to(self._sends, self._sent))
         self._sent += 1
@@ -72,7 +72,11 @@ class Channel:
             raise ChannelBroken(f"{exc}") from exc
 
     def receive(self) -> Any:
-        """Wait for the next message and return it; raise ChannelBroken."""
+        """Wait for the peer's next message, and return it.
+
+        Raise ChannelBroken if the peer is gone or silent for too long, or if the message is too large or was not sealed for
+        this connection.
+        """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if length > self._most:
             raise ChannelBroken(f"a message of {length} bytes")
@@ -85,11 +89,11 @@ class Channel:
             raise ChannelBroken("a message that was not sealed for here") from None
 
     def wait_without_timeout(self) -> None:
-        """Remove the time limit of the next messages."""
+        """Let the following messages take any time. Called when the peer may be busy for long."""
         self._connection.settimeout(None)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def _bound_to(self, direction: bytes, number: int) -> bytes:
@@ -97,7 +101,7 @@ class Channel:
 
 
 def connect(address: Address) -> Channel:
-    """Return a channel to the driver; raise ChannelBroken. Called in a worker."""
+    """Return a task's end of a new connection to the driver. Raise ChannelBroken if the driver does not answer."""
     try:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     except OSError as exc:
@@ -107,7 +111,10 @@ def connect(address: Address) -> Channel:
 
 
 def accepted(connection: socket.socket, key: bytes) -> Channel:
-    """Return the driver's end of a connection that it has accepted; raise ChannelBroken."""
+    """Send the challenge on a connection that the driver has accepted, and return the driver's end.
+
+    Raise ChannelBroken if the peer is gone.
+    """
     _prepare(connection)
     challenge = os.urandom(_CHALLENGE_BYTES)
     try:
@@ -126,10 +133,10 @@ def _read(connection: socket.socket, length: int) -> bytes:
     read = bytearray()
     while len(read) < length:
         try:
-            some = connection.recv(min(length - len(read), 1024 * 1024))
+            received = connection.recv(min(length - len(read), 1024 * 1024))
         except OSError as exc:
             raise ChannelBroken(f"{exc}") from exc
-        if not some:
+        if not received:
             raise ChannelBroken("the other side is gone")
-        read += some
+        read += received
     return bytes(read)

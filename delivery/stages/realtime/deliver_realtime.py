@@ -1,7 +1,8 @@
-"""Deliver the records of one real-time task, from its first to its last.
+"""Deliver the records of one task of the real-time lane, from its first to its last.
 
-Runs in the executors' Python workers. Must not import the settings. Guarantee: an offset receipt is written after all results
-of its records, never before. After a crash, records without a receipt are read again (delivery.stages.realtime.start_offsets).
+Runs in the executors' Python workers. Must not import the settings. An offset receipt says that a run of records is handled.
+Guarantee: an offset receipt is written after all results of its records, never before. After a crash, records without a receipt
+are read again (delivery.stages.realtime.start_offsets).
 """
 
 from __future__ import annotations
@@ -19,20 +20,27 @@ from delivery.webhooks.results import completed_work
 
 
 class TriedAgain(Exception):
-    """Spark retries a task with the query's old start offsets. The lane restarts the query instead, with new ones."""
+    """Ends a task that Spark tries again after a failure: the second try would begin at the old start offsets.
+
+    The lane restarts the whole query instead, with new start offsets.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverRealtime:
-    """The partition function: Arrow batches of records in, some of them fillers without a topic."""
+    """The function that Spark calls for a partition of records: deliver them, write the results, yield no rows.
+
+    Spark passes Arrow batches as long as the query's batch lasts, minutes in real time. Rows without a topic are fillers
+    (delivery.stages.realtime.realtime_source), and are ignored.
+    """
 
     tools: task_context.Tools
-    """Their `observe` adds to delivery.stages.realtime.report_buffer."""
+    """`observe` adds to delivery.stages.realtime.report_buffer in place of Spark's accumulators."""
     driver: channel.Address
     stop_within_s: float
     """Seconds to wait for background attempts when the query stops."""
     ended: frozenset[completed_work.Key] = frozenset()
-    """Deliveries beyond the receipts that had ended when the query started."""
+    """Deliveries of records without a receipt that had already ended when the query started. The task leaves them out."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -57,8 +65,8 @@ class DeliverRealtime:
 
     def _read(self, batches: Iterable[pa.RecordBatch], under_way: realtime_task.RealtimeTask) -> None:
         for batch in batches:
-            if some := [record for record in deliver_events.records(batch) if record.topic is not None]:
-                under_way.feed(some)
+            if records := [record for record in deliver_events.records(batch) if record.topic is not None]:
+                under_way.feed(records)
             if under_way.is_orphan:
                 break
         if under_way.is_orphan:

@@ -1,7 +1,8 @@
-"""Run the real-time lane: choose its trigger, watch its tasks while a batch lasts, restart it, and stop it in order.
+"""Run the real-time lane: choose the trigger of its query, watch the query's tasks, restart the query, and stop it in order.
 
-Runs on the driver. The lane's plan ends in the tasks, which write their results themselves and return no rows to Spark.
-Guarantee: at least once. Spark commits a batch when its tasks have ended, so after all results were written.
+Runs on the driver. Under the real-time trigger one batch lasts for minutes, and each of its tasks reads one Kafka partition.
+The tasks write their results to Kafka themselves, and return no rows to Spark. Guarantee: at least once. Spark commits a batch
+when its tasks have ended, so after all results were written.
 """
 
 from __future__ import annotations
@@ -45,28 +46,30 @@ NAME = "realtime"
 POLL_S = 0.1
 """Seconds between two checks of the tasks' reports."""
 TOPICS_EVERY_S = 10.0
-"""Seconds between two checks for new partitions, which a running batch does not read."""
+"""Seconds between two checks for new partitions. A running batch does not read them, so the query must restart."""
 MOST_STARTS = 5
-"""Consecutive restarts without any delivery after which the lane gives up."""
+"""Consecutive restarts after a fault without any delivery. At the next fault the lane fails."""
 STOPS_WITHIN_S = 10.0
-"""Seconds for tasks to write their results, in addition to `delivery.stop_within_s` for background attempts."""
+"""Seconds in which stopping tasks must write their results, in addition to `delivery.stop_within_s` for background attempts."""
 CATCH_UP_INTERVAL = "0 seconds"
+"""Trigger interval in micro-batches: each follows the previous one at once."""
 WAITS_FOR_KAFKA = "lane %s waits for Kafka, and restarts by itself when it answers: %s"
+"""Log message when the query ended because Kafka did not answer."""
 RESTARTS = "lane %s restarts its query at the first record without a receipt, because %s"
 """Log message after a fault of a task."""
 
 
 class Outcome(enum.Enum):
-    """Why a query ended."""
+    """The reason why a query of the real-time lane ended."""
 
     STOP = enum.auto()
     """The job was asked to stop."""
     DONE = enum.auto()
     """With `once`: all records that were in Kafka are handled."""
     REPLAN = enum.auto()
-    """The plan must change: the mode, or the number of partitions."""
+    """The plan must change, because the mode or the number of partitions has changed."""
     FAULT = enum.auto()
-    """A task failed or was lost. Its deliveries may continue for a moment."""
+    """A task failed or was lost. Its deliveries in flight may continue for a moment."""
     KAFKA_AWAY = enum.auto()
     """Kafka did not answer."""
 
@@ -76,10 +79,11 @@ WITHOUT_LANE = (
     "in this application. Run it in another one on the same topics, name it in --lanes (drivers.NAME.lanes of the chart), or "
     "remove the pattern"
 )
+"""Log message when the direct lane leaves out topics that no lane of this application delivers."""
 
 
 def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
-    """Return the lanes to run if the operator names none: all known ones, this one only if it has topics."""
+    """Return the lanes to run if the operator names none: all `known` lanes, the real-time lane only if it has topics."""
     return [name for name in known if name != NAME or config.source.realtime_pattern]
 
 
@@ -92,9 +96,10 @@ def build(
     stop: threading.Event,
     names: Collection[str],
 ) -> dict[str, supervisor.Lane]:
-    """Move topics between lanes if the pattern has changed, then return the lane, if it is named.
+    """Return the real-time lane by its name, or nothing if the job does not run it: `names` are the lanes of the job.
 
-    Raise SettingsError if the lane cannot run with these settings, and the errors of delivery.stages.realtime.topic_moves.
+    Before that, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane cannot
+    run with these settings, and the errors of delivery.stages.realtime.topic_moves.
     """
     topic_moves.move_topics(spark, config, names)
     if NAME not in names:
@@ -116,7 +121,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A running query."""
+    """A running query of the lane, and the server to which its tasks report."""
 
     streaming_query: StreamingQuery
     server: TaskServer
@@ -126,7 +131,7 @@ class _Query:
 
 
 class RealtimeLane:
-    """The real-time lane. `shares` says whether other lanes of this application need slots as well."""
+    """The real-time lane. `shares`: other lanes of this application run as well, and need task slots of Spark."""
 
     def __init__(
         self,
@@ -145,9 +150,9 @@ class RealtimeLane:
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{NAME}"
         self._mode_switch = mode_switch.ModeSwitch(since=time.monotonic())
         self._found: dict[str, int] = {}
-        """The number of partitions of each of the lane's topics."""
+        """The number of partitions of each topic of the lane, as Kafka last answered."""
         self._restarts = 0
-        """Restarts since the last delivery."""
+        """Restarts after a fault since tasks last handled a record."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
@@ -170,7 +175,11 @@ class RealtimeLane:
     # Topics and slots.
 
     def _find_topics(self, *, is_first: bool = False) -> None:
-        """Find the lane's partitions. Raise SettingsError if Spark has too few slots for those of the start."""
+        """Ask Kafka for the lane's topics and partitions, and check that Spark has a slot for each partition.
+
+        Raise SettingsError if there are too few slots at the start. Later, log an error: the lane then delivers in
+        micro-batches.
+        """
         found = slots.partitions(self._config)
         if found is None or found == self._found:
             return
@@ -185,7 +194,7 @@ class RealtimeLane:
         return slots.refusal(self._found, slots.available(self._one_by_one.sparkContext), self._for_others) is None
 
     def _await_topics(self, watch: health.Watch) -> bool:
-        """Wait until there is a topic; return False when the job is asked to stop."""
+        """Wait until Kafka has a topic for the lane; return False when the job is asked to stop."""
         while not self._found and not self._stop.is_set():
             watch.enter(health.Phase.RUNNING)
             self._stop.wait(1.0)
@@ -264,7 +273,10 @@ class RealtimeLane:
         return task_context.Tools(plan=worker_plans.of_realtime(self._config), observe=observe, sink=writing, workers=workers)
 
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
-        """Return the answer to a worker that has the registry `known`. Called on the server's threads; never waits."""
+        """Return the driver's answer to a worker that has the version `known` of the registry.
+
+        Called on the threads of the TaskServer; never waits.
+        """
         newest = self._registry.newest
         is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused
         suppressed = self._context.suppressed.current()
@@ -304,7 +316,7 @@ class RealtimeLane:
         return self._outcome_of(query)
 
     def _collect(self, query: _Query, watch: health.Watch) -> float:
-        """Publish the tasks' reports; return the age of the oldest record that they have read, in seconds."""
+        """Publish the tasks' reports since the last call; return the age of the oldest record in them, in seconds."""
         reports = query.server.drain()
         if reports.tally != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.tally)
@@ -345,7 +357,7 @@ class RealtimeLane:
     # Its end.
 
     def _end(self, running: StreamingQuery) -> None:
-        """End a query. Spark's own log is off meanwhile: it would log each aborted task as an error."""
+        """End a query. Spark's own log is off meanwhile, because Spark would log each aborted task as an error."""
         context = self._one_by_one.sparkContext
         context.setLogLevel("OFF")
         try:
@@ -354,14 +366,14 @@ class RealtimeLane:
             context.setLogLevel(session.LOG_LEVEL)
 
     def _stop_tasks(self, query: _Query) -> None:
-        """Let the tasks end their deliveries and write the results, so that Spark aborts no delivery afterwards."""
+        """Ask the tasks to end their deliveries and to write the results, and wait. So Spark aborts no delivery afterwards."""
         query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
         while query.server.running_tasks and query.server.fault() is None and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
 
     def _outcome_of(self, query: _Query) -> Outcome:
-        """Return why the query ended by itself; raise LaneFailed if a restart would not help."""
+        """Return why a query ended by itself; raise LaneFailed if a restart would not help."""
         failure = query.streaming_query.exception()
         if failure is None:
             return Outcome.DONE
@@ -391,7 +403,7 @@ class RealtimeLane:
 
 
 def _addresses(context: SparkContext) -> tuple[str, str]:
-    """Return the address at which workers reach the driver, and the one on which it listens."""
+    """Return the address at which workers reach the driver, and the address on which the driver listens."""
     if (context.master or "").startswith("local["):
         return "127.0.0.1", "127.0.0.1"
     conf = context.getConf()

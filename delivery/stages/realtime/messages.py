@@ -1,6 +1,7 @@
-"""Define the messages between the driver and the workers of the real-time lane.
+"""Define the messages between the driver and the tasks of the real-time lane.
 
-Runs on the driver and in the executors' Python workers. Must not import the settings: pydantic would take 11 MB of a worker.
+Each task sends a Report several times a second, and the driver answers each with a DriverUpdate. Runs on the driver and in the
+executors' Python workers. Must not import the settings: pydantic would take 11 MB of a worker.
 """
 
 from __future__ import annotations
@@ -17,27 +18,32 @@ from delivery.webhooks.scheduling import deferral
 
 
 class State(enum.StrEnum):
-    """The state of a task."""
+    """The state of a task of the real-time lane."""
 
     RUNNING = "running"
     STOPPED = "stopped"
-    """It was asked to stop, and the results of its deliveries are written."""
+    """The driver asked the task to stop, and the results of the task's deliveries are written."""
     DONE = "done"
-    """It has read all of its records, and their results are written."""
+    """The task has read all of its records, and their results are written."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The version of the registry that a worker has."""
+    """The version of the registry that a worker process has."""
 
     base_id: str = ""
+    """The snapshot on which the worker's registry is based; empty: the worker has no registry."""
     revision: Revision | None = None
+    """The revision of the snapshot with the changes that the worker has applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A task's report to the driver since its last one. The first report comes before the task reads any record."""
+    """A task's report to the driver, about the time since its last report.
+
+    The task sends its first report before it reads any record.
+    """
 
     task: int
     """The number of the task in its stage."""
@@ -46,24 +52,27 @@ class Report:
     known: Known = field(default_factory=Known)
     tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
+    """Endpoints that answered that they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
+    """Endpoints that did not answer within their response deadline."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
-    """The next offset after the handled records whose results are written."""
+    """For each partition with progress: the offset below which the results of all records are written."""
     records: int = 0
-    """Records read."""
+    """Number of records read."""
     delay_s: float = 0.0
     """The longest time between Kafka's append of a record and its reading, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverUpdate:
-    """The driver's answer to a report."""
+    """The driver's answer to a report: the newest registry, and what the task must do."""
 
     base_id: str = ""
+    """The id of the newest snapshot."""
     base: Snapshot | None = None
-    """The snapshot, if the worker has another one or none."""
+    """The newest snapshot; None: the worker has this snapshot already."""
     changes: SnapshotChanges | None = None
-    """All changes since the base; None: the worker has them."""
+    """All changes of the registry since the newest snapshot; None: the worker has them."""
     suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
     is_paused: bool = False
     """Whether the task must start no deliveries for now."""
@@ -72,4 +81,4 @@ class DriverUpdate:
     driver_s: float = 0.0
     """The driver's time, in seconds since the epoch."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
-    """In the first answer: the offset at which each known partition continues."""
+    """In the answer to a task's first report: the offset at which each known partition continues. Later: empty."""

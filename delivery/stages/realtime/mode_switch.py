@@ -11,41 +11,49 @@ import enum
 from dataclasses import dataclass
 
 FOR_S = 3.0
-"""Seconds for which records must be old, or young, before the lane changes its mode. A single pause does not count."""
+"""Seconds for which records must be old, or young, before the lane changes its mode. So a short pause changes nothing."""
 EVERY_S = 1.0
-"""Seconds between two judgements, each by the oldest record since the last one. The driver polls more often than tasks report,
-so a poll without a report says nothing."""
+"""Seconds between two judgements, each by the oldest record since the judgement before. The driver polls more often than tasks
+report, so a poll without a report says nothing."""
 LEAST_S = 10.0
-"""Shortest time in micro-batches, in seconds. Each change of the mode stops delivery for some seconds."""
+"""Initial value of the shortest catch-up, in seconds. Each change of the mode stops delivery for some seconds."""
 MOST_S = 300.0
-"""Upper bound of that time, in seconds, for a lane that gets more records than it can deliver one by one."""
+"""Upper bound of the shortest catch-up, in seconds. A lane that gets more records than it can deliver one by one reaches it."""
 LASTED_S = 120.0
-"""Seconds in real time after which the lane counts as able to keep up."""
+"""Seconds in real time after which the catch-up before counts as successful: the next one lasts at least LEAST_S again."""
 
 
 class Mode(enum.StrEnum):
-    """The trigger under which the lane delivers."""
+    """The mode of the real-time lane: the trigger of its query."""
 
     REALTIME = "real time"
+    """Deliver record by record, under Spark's real-time trigger."""
     CATCHING_UP = "micro-batches"
+    """Deliver in micro-batches, as the direct lane does, because the records have become too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeSwitch:
-    """The lane's mode, and since when. Times are monotonic, in seconds."""
+    """The lane's mode, and the observations that decide when it changes. Times are monotonic, in seconds."""
 
     mode: Mode = Mode.REALTIME
     since: float
+    """When the lane entered this mode."""
     least_s: float = LEAST_S
-    """Shortest time in micro-batches, in seconds: of the present catch-up, or of the next one."""
+    """Shortest duration of the present catch-up, or in real time of the next one, in seconds."""
     differs_since: float | None = None
-    """Since when the age of the records calls for the other mode; None: it does not."""
+    """Since when the age of the records calls for the other mode; None: the age fits the present mode."""
     oldest_s: float = 0.0
-    """Age of the oldest record since the last judgement, in seconds."""
+    """Age of the oldest record that was read since the last judgement, in seconds."""
     judged_at: float | None = None
+    """When the last judgement was made; None: never."""
 
     def observe(self, delay_s: float, behind_s: float, now: float) -> ModeSwitch:
-        """Return the state after records of this age were read; 0 if none were read."""
+        """Return the state after one more observation: the mode may have changed. Called at each poll of the tasks' reports.
+
+        `delay_s` is the age of the oldest record read since the last call; 0: no record was read. `behind_s` is the age above
+        which the lane catches up in micro-batches, the setting `realtime.behind_after_s`.
+        """
         oldest_s = max(self.oldest_s, delay_s)
         if self.judged_at is not None and now - self.judged_at < EVERY_S:
             return dataclasses.replace(self, oldest_s=oldest_s)

@@ -18,7 +18,7 @@ from delivery.stages.tasks import deliver_events
 from delivery.webhooks.lanes.realtime_lane import Place
 
 RECORD_BY_RECORD: Mapping[str, str] = {
-    # Each record is a batch of its own, and goes to Python at once.
+    # Each record is an Arrow batch of its own, and goes to Python at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     # Applies to this session; `spark.buffer.size` would apply to the whole application. Workers with another size have a daemon
     # of their own.
@@ -28,10 +28,11 @@ RECORD_BY_RECORD: Mapping[str, str] = {
     # Spark's list of allowed operators has neither `mapInArrow` nor the `noop` sink.
     "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
 }
+"""Settings of Spark for the session in which the lane delivers record by record."""
 
 
 def session(spark: SparkSession) -> SparkSession:
-    """Return the lane's own session, for delivery record by record."""
+    """Return a new session with RECORD_BY_RECORD, for the lane's queries in real time."""
     own = spark.newSession()
     for name, value in RECORD_BY_RECORD.items():
         own.conf.set(name, value)
@@ -39,7 +40,7 @@ def session(spark: SparkSession) -> SparkSession:
 
 
 def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Return the records for the real-time trigger, each followed by a filler of nulls."""
+    """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a row of nulls."""
     records = _behind(source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
     record = F.struct(*deliver_events.COLUMNS)
     filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
@@ -47,13 +48,13 @@ def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offset
 
 
 def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Return the records for micro-batches, as in the direct lane."""
+    """Return the stream of records at or after `start_offsets` for micro-batches, for a lane that catches up."""
     records = source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
     return _behind(records, start_offsets).coalesce(config.spark.parallelism)
 
 
 def _behind(records: DataFrame, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Leave out records below `start_offsets`. The JVM filters, because they may be minutes of records."""
+    """Leave out the records below `start_offsets`. The filter runs in the JVM, because it may drop the records of minutes."""
     if not start_offsets:
         return records
     known = F.create_map(

@@ -1,6 +1,6 @@
 """Run one task of the real-time lane: write its results, report to the driver, and apply the driver's updates.
 
-Runs in the executors' Python workers. Must not import the settings.
+Runs in the executors' Python workers. Must not import the settings. A slice holds the records of one second.
 
     task's thread       Arrow batches ─► lane
     writer's thread     lane ─► rows ─► Kafka; at the end of a slice: its offset receipts ─► Kafka
@@ -31,21 +31,21 @@ log = logging.getLogger(__name__)
 REPORT_S = 0.25
 """Seconds between two reports. A change of the registry takes effect up to this much later."""
 STOPPED_S = 30.0
-"""Seconds that a stopped task waits for the end of its query, in addition to `delivery.stop_within_s`. Then it fails."""
+"""Seconds that a stopped task waits for the end of its query, in addition to `delivery.stop_within_s`. Then the task fails."""
 LOOK_S = 0.05
-"""Seconds between two checks whether the JVM is gone."""
+"""Seconds between two checks of a stopped task whether its JVM is gone."""
 STUCK_S = 10.0
-"""Seconds without an iteration of the event loop after which the task fails."""
+"""Seconds without an iteration of the worker's event loop after which the task fails."""
 
 
 class Followed:
-    """The registry of this worker process. It outlives a task."""
+    """The registry of this worker process, as the driver's updates have built it. Later tasks of the process keep using it."""
 
     def __init__(self) -> None:
         self.registry: registries.WholeRegistry | None = None
 
     def known(self) -> messages.Known:
-        """Return its version."""
+        """Return the version of the registry that this process has, for a report to the driver."""
         if self.registry is None:
             return messages.Known()
         return messages.Known(base_id=self.registry.base_id, revision=self.registry.revision)
@@ -58,12 +58,17 @@ class Followed:
 
 @functools.cache  # one for each worker process
 def followed() -> Followed:
-    """Return the registry that this process follows."""
+    """Return the one Followed of this process."""
     return Followed()
 
 
 class RealtimeTask:
-    """A running task. Created in the task's thread; it gets the driver's first update before it reads any record."""
+    """A running task of the real-time lane, with its writer's and its reporter's thread.
+
+    Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
+    any record. `link` is the connection to the driver, and `number` the task's number in its stage. Deliveries in `ended` are
+    left out.
+    """
 
     def __init__(
         self,
@@ -99,11 +104,11 @@ class RealtimeTask:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the JVM is gone."""
+        """Whether the JVM of this worker is gone."""
         return self._here.is_orphan
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Deliver records. Waits while too many are in flight, and while the driver has paused the lane."""
+        """Start the delivery of these records. Waits while too many are in flight, and while the driver has paused the lane."""
         delay_s = self._here.now_s() - records[0].appended_at_ms / 1000
         with self._exchanging:
             self._records += len(records)
@@ -111,7 +116,10 @@ class RealtimeTask:
         self._lane.feed(records)
 
     def end(self) -> None:
-        """Wait until all results are written, then report to the driver. Only the first call acts."""
+        """Wait until the results of all records are written, then send the last report to the driver. Only the first call acts.
+
+        Called in the task's thread after the last record, or in the reporter's thread when the driver stops the query.
+        """
         with self._ending:
             if self._is_ended:
                 return
@@ -128,10 +136,10 @@ class RealtimeTask:
             self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
 
     def await_end_of_query(self) -> None:
-        """Return at once if the lane took all records; else wait until Spark ends this process with the query.
+        """Return at once if the task has delivered all of its records. A stopped task waits until Spark ends this process.
 
-        A stopped task has dropped records. Spark would commit them if the task ended well, and retry the task if it failed.
-        So it fails only when the JVM is gone, or the driver did not end the query in time.
+        A stopped task has dropped records. If it returned, Spark would commit these records. If it failed, Spark would retry
+        the task. So it fails only when the JVM is gone, or when the driver did not end the query in time.
         """
         deadline = time.monotonic() + self._stop_within_s + STOPPED_S
         while self._lane.is_over:
@@ -140,7 +148,7 @@ class RealtimeTask:
             time.sleep(LOOK_S)
 
     def give_up(self) -> None:
-        """Start no more deliveries, and write the results of those that end within LAST_S. For a task that fails."""
+        """Start no more deliveries, and write the results of those that end within DRAIN_S. For a task that fails."""
         self._over.set()
         with self._ending:
             if self._is_ended:
@@ -161,7 +169,9 @@ class RealtimeTask:
                     self._task.write(Results(receipts=list(ended.receipts)))
                     self._task.finish()
                     with self._exchanging:
-                        self._next |= {(one.topic, one.partition): one.last_offset + 1 for one in ended.receipts}
+                        self._next |= {
+                            (receipt.topic, receipt.partition): receipt.last_offset + 1 for receipt in ended.receipts
+                        }
         except Exception as exc:  # otherwise the failure would show only at the task's end, minutes later
             log.exception("results of a real-time task could not be written: the task fails, and the lane restarts its query")
             self._lane.fail(exc)
@@ -223,7 +233,10 @@ class RealtimeTask:
         return report
 
     def _take(self, update: messages.DriverUpdate) -> None:
-        """Apply an update. The router and the suppressed endpoints belong to the event loop, and change only there."""
+        """Apply an update of the driver: pause, registry and suppressed endpoints.
+
+        The registry and the suppressed endpoints belong to the worker's event loop, and change only in the loop.
+        """
         self._lane.pause(is_paused=update.is_paused)
         if self._take_base(update):
             self._lane.end_slice()

@@ -1,7 +1,7 @@
-"""Buffer what the observer of a worker process counts, until the next report to the driver.
+"""Buffer the counters of a worker process until the next report to the driver, for the real-time lane.
 
-Runs in the executors' Python workers. Must not import the settings. It replaces Spark's accumulators, whose values reach the
-driver only at the end of a task.
+Runs in the executors' Python workers. Must not import the settings. The buffer replaces Spark's accumulators, whose values
+reach the driver only at the end of a task.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from delivery.webhooks.results.counters import Counters
 
 
 class ReportBuffer:
-    """The totals since the last report. Thread-safe."""
+    """The totals since the last report to the driver, by name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[str, Any] = {}
 
     def add(self, name: str, term: Any) -> None:
-        """Add a term to the total of a name."""
+        """Add a term to the total `name`: sum counters, unite sets."""
         with self._lock:
             before = self._values.get(name)
             if before is None:
@@ -46,10 +46,10 @@ def buffer() -> ReportBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferedTotal:
-    """A total of the buffer, for an observer in place of an accumulator. Survives pickling."""
+    """One total of the process's buffer, by its name: what an observer has in place of an accumulator. Survives pickling."""
 
     name: str
 
     def add(self, term: Any) -> None:
-        """Add a term, like pyspark.Accumulator."""
+        """Add a term to this total of the buffer, as `pyspark.Accumulator.add` does."""
         buffer().add(self.name, term)

@@ -1,6 +1,7 @@
-"""Compare the task slots of Spark with those that the real-time lane needs: one for each partition, as long as a batch lasts.
+"""Compare Spark's task slots with those that the real-time lane needs.
 
-Runs on the driver.
+Runs on the driver. In real time, a task reads one Kafka partition and occupies a slot as long as the query's batch lasts. So
+the lane needs one slot for each partition.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
 
 
 def available(context: SparkContext) -> int:
-    """Return how many tasks Spark can run at once."""
+    """Return the number of tasks that Spark can run at once: its slots."""
     conf = context.getConf()
     local = _LOCAL.match(context.master or "")
     executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
@@ -39,7 +40,10 @@ def available(context: SparkContext) -> int:
 
 
 def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None:
-    """Return why the slots do not suffice, and how many would; None: they suffice."""
+    """Return a message for the operator if `slots` are too few; None: they suffice.
+
+    `found` has the number of partitions of each topic. `for_others` slots are reserved for the other lanes.
+    """
     wanted = sum(found.values())
     needed = wanted + for_others
     if needed <= slots:

@@ -1,7 +1,9 @@
-"""Find the offset at which each partition of the real-time lane continues when its query starts, and the work done beyond it.
+"""Find the offset at which each partition of the real-time lane continues when a query starts.
 
-Runs on the driver. Spark writes the offsets of a batch at its end, minutes after its start. So the lane's own offset receipts
-record the progress since the last commit. A receipt is written when all results of its records are in their topics.
+Runs on the driver. Spark writes the offsets of a real-time batch at the end of the batch, minutes after its start. So the lane
+writes offset receipts to the attempts topic. A receipt says that all results of a run of records are in their topics. The
+receipts record the lane's progress since Spark's last commit. Deliveries that had ended beyond the receipts are found as well,
+so that the lane does not repeat them.
 """
 
 from __future__ import annotations
@@ -28,29 +30,29 @@ from delivery.webhooks.results.completed_work import Key
 log = logging.getLogger(__name__)
 
 TRIES, RETRY_S = 3, 1.0
-"""Number of tries to read the receipts, and the seconds between them. A broker may refuse once after a change of leaders."""
+"""Number of tries to read the receipts, and the seconds between tries. A broker may refuse once after a change of leaders."""
 
 
 class HandledRange(NamedTuple):
-    """Offsets that are handled according to one receipt."""
+    """The first and the last of the offsets that are handled according to one receipt."""
 
     first: int
     last: int
 
 
 class StartOffsets(NamedTuple):
-    """The start of a query."""
+    """The point from which a query of the real-time lane delivers."""
 
     next_offsets: dict[Place, int]
     """The first offset to deliver in each partition."""
     ended: frozenset[Key]
-    """Deliveries at or beyond these offsets that have ended already."""
+    """Deliveries at or beyond these offsets that have ended already, and must not be repeated."""
     is_first: bool = False
-    """Whether the lane has never started."""
+    """Whether the lane has never started before."""
 
 
 def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
-    """Return the first offset that is not handled: the end of the contiguous ranges that start at or before `at`."""
+    """Return the first offset from `at` on that no range contains. Ranges behind a gap do not count."""
     for run in sorted(runs):
         if run.first > at:
             break
@@ -61,9 +63,10 @@ def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
 def read(
     spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None
 ) -> StartOffsets:
-    """Return the start of the next query, for the lane's topics or for those that `of` accepts.
+    """Return the start of the next query, for the lane's topics or for the topics that `of` accepts.
 
-    Raise KafkaUnavailable if the receipts cannot be read: without them all records since the last commit would be sent again.
+    `checkpoint` is the lane's folder. Raise KafkaUnavailable if the receipts cannot be read: without receipts, all records
+    since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -87,7 +90,7 @@ def read(
 def _receipts_patiently(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool]
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the result of `_receipts`, with retries; raise KafkaUnavailable."""
+    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail."""
     why = ""
     for _ in range(TRIES):
         try:
@@ -103,7 +106,10 @@ def _receipts_patiently(
 
 
 def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the handled ranges of the lane's topics, and the time of the last receipt in milliseconds, or 0."""
+    """Return the handled ranges of each partition, and the time of the last receipt.
+
+    The time is in milliseconds since the epoch; 0: no receipt was found.
+    """
     import confluent_kafka  # noqa: PLC0415  # as delivery.stages.checkpoint.completed_reader
 
     runs: dict[Place, list[HandledRange]] = {}
@@ -127,21 +133,21 @@ def _add_receipt(receipt: dict[str, Any], of: Callable[[str], bool], runs: dict[
 
 
 INITIAL_POSITIONS_FILE = "realtime-begins.json"
-"""File beside the lane's folder. It holds the first offsets of topics that the real-time lane took from the direct lane."""
+"""File beside the lane's folder. It holds the first offsets of topics that moved from the direct to the real-time lane."""
 
 
 def save_initial_positions(spark: SparkSession, checkpoint: str, positions: losses.Positions) -> None:
-    """Save the first offsets of a lane that has committed nothing yet."""
+    """Save the first offsets of the moved topics, for a real-time lane that has committed nothing yet."""
     losses.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
 
 
 def load_initial_positions(spark: SparkSession, checkpoint: str) -> losses.Positions:
-    """Return the saved first offsets."""
+    """Return the first offsets that `save_initial_positions` saved; empty if there are none."""
     return by_topic(_Checkpoint(spark, checkpoint).initial_positions)
 
 
 def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) -> losses.Positions:
-    """Return positions in Spark's format, only those of `topics` if it is given."""
+    """Return offsets by topic and partition in the format of Spark's offset log. `topics` limits the result to these topics."""
     positions: losses.Positions = {}
     for (topic, number), at in places.items():
         if topics is None or topic in topics:
@@ -150,7 +156,7 @@ def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) 
 
 
 class _Checkpoint:
-    """The lane's checkpoint folder: its committed positions, and the time of the commit."""
+    """The committed positions in the lane's checkpoint folder, and the time of the last commit."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
@@ -160,7 +166,8 @@ class _Checkpoint:
         self.initial_positions = _positions(self._last_line(beside)) if self._written_ms(beside) is not None else {}
         self.positions: Mapping[Place, int] = self.initial_positions
         self.since_ms: int | None = None
-        """Milliseconds since the epoch; None: the lane has never started."""
+        """Time of the last commit, or of the lane's first start if there is no commit. Milliseconds since the epoch; None: the
+        lane has never started."""
         _, committed = recovery.newest(spark, folder)
         if committed >= 0:
             self.since_ms = self._written_ms(f"commits/{committed}")

@@ -1,8 +1,8 @@
-"""Receive the reports of one real-time query's tasks, and answer each with an update.
+"""Receive the reports of the tasks of one real-time query, and answer each report with an update.
 
-Runs on the driver, with a thread for each connection. Spark's accumulators arrive only when a task ends, which takes minutes
-here, and a task's closure never changes. So each task keeps a connection. It reports several times a second, and the answer
-contains the changes since its last report (docs/adr/0040).
+Runs on the driver, with a thread for each task's connection. In real time a task runs for minutes. Spark's accumulators arrive
+only when the task ends, and the task's closure never changes. So each task keeps a connection to the driver, and reports
+several times a second. The driver's answer contains the changes since the task's last report (docs/adr/0040).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from delivery.webhooks.results.counters import Counters
 log = logging.getLogger(__name__)
 
 UNRESPONSIVE_S = 10.0
-"""Seconds without a report after which a task counts as failed. It reports every `realtime_task.REPORT_S`."""
+"""Seconds without a report after which a task counts as failed. A healthy task reports every `realtime_task.REPORT_S`."""
 MAX_CONNECTIONS = 1000
-"""Threads of this process above which a new connection is closed."""
+"""Number of threads of the driver process above which a new connection is refused. Each connection has a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReports:
-    """The sum of all tasks' reports since the last call."""
+    """The sum of the reports of all tasks since the last `TaskServer.drain`. The fields are those of `messages.Report`."""
 
     tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
     unresponsive: frozenset[EndpointId] = frozenset()
     records: int = 0
     delay_s: float = 0.0
-    """The longest delay of all tasks, in seconds."""
+    """The longest `delay_s` of all reports, in seconds."""
 
     def plus(self, report: messages.Report) -> TaskReports:
         """Return the sum with one more report."""
@@ -51,7 +51,11 @@ class TaskReports:
 
 
 class TaskServer:
-    """Serve the tasks of one query. `update` returns the answer to a task that knows a registry; it must not wait."""
+    """Listen for the tasks of one query, collect their reports, and answer them.
+
+    `update` returns the answer to a task that has a given version of the registry. It must not wait. `next_offsets` are the
+    query's start offsets. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port.
+    """
 
     def __init__(
         self,
@@ -90,15 +94,15 @@ class TaskServer:
         self._is_stopping = True
 
     def drain(self) -> TaskReports:
-        """Return the reports since the last call."""
+        """Return the sum of all reports since the last call."""
         with self._lock:
             heard, self._heard = self._heard, TaskReports()
         return heard
 
     def fault(self) -> str | None:
-        """Return why the query cannot continue: a task failed, was lost, or is unresponsive. None: no fault.
+        """Return why the query cannot continue: a task failed, was lost, or has stopped reporting. None: no fault.
 
-        A stopping task sends no report until its end.
+        Once `stop_tasks` was called, silence is no fault: a stopping task sends no report until its end.
         """
         with self._lock:
             if self._faults:
@@ -122,7 +126,7 @@ class TaskServer:
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
-        """The positions below which all records are handled and their results written, as far as tasks have reported."""
+        """By topic and partition: the offset below which the results of all records are written, by the reports so far."""
         positions: dict[str, dict[int, int]] = {}
         with self._lock:
             for (topic, partition), at in self._next.items():
@@ -130,7 +134,7 @@ class TaskServer:
         return positions
 
     def reach(self, offsets: Iterable[tuple[Place, int]]) -> None:
-        """Record committed offsets."""
+        """Record offsets that Spark has committed."""
         with self._lock:
             for place, at in offsets:
                 self._next[place] = max(at, self._next.get(place, 0))

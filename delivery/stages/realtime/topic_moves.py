@@ -1,8 +1,9 @@
 """Move topics from the direct lane to the real-time lane, or back, when `source.realtime_pattern` has changed.
 
-Runs on the driver before the lanes, if both keep their progress below one `spark.checkpoint`. Spark refuses to continue without
-a topic that it has read. It reads a new topic from its first record, so all of the topic would be sent again. So the positions
-move to the other lane's checkpoint. After a crash between two steps the next start repeats the same steps.
+Runs on the driver before the lanes, if both keep their progress below one `spark.checkpoint`. A position is the next offset of
+a partition. Without a move, Spark would refuse to run the old lane without a topic that it had read. In the new lane it would
+read the topic from its first record, so all of the topic would be sent again. So the topic's positions move to the checkpoint
+of the other lane. After a crash between two steps the next start repeats the same steps.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 def split_by_topic(positions: losses.Positions, goes: Callable[[str], bool]) -> tuple[losses.Positions, losses.Positions]:
-    """Return the positions of the topics that stay, and of those for which `goes` is true."""
+    """Return the positions of the topics that stay, and of the topics for which `goes` is true."""
     stays = {topic: numbers for topic, numbers in positions.items() if not goes(topic)}
     return stays, {topic: numbers for topic, numbers in positions.items() if goes(topic)}
 
 
 def merged(positions: losses.Positions, come: losses.Positions) -> losses.Positions:
-    """Return the union of two sets of positions; if both have a partition, the larger offset."""
+    """Return the union of two sets of positions, with the larger offset of a partition that both contain."""
     result = {topic: dict(numbers) for topic, numbers in positions.items()}
     for topic, numbers in come.items():
         known = result.setdefault(topic, {})
@@ -38,10 +39,11 @@ def merged(positions: losses.Positions, come: losses.Positions) -> losses.Positi
 
 
 def move_topics(spark: SparkSession, config: settings.Settings, names: Collection[str]) -> None:
-    """Move the positions of the topics that now belong to the other lane.
+    """Move the positions of the topics that `source.realtime_pattern` now assigns to the other lane.
 
-    Raise SettingsError if another application may run one of the two lanes, or if the direct lane has no checkpoint that could
-    take a position. Raise KafkaUnavailable if the progress of the real-time lane cannot be read.
+    `names` are the lanes of this job. Raise SettingsError if topics must move and this job runs only one of the two lanes, or
+    if the direct lane has no checkpoint that could take a position. Raise KafkaUnavailable if the progress of the real-time
+    lane cannot be read.
     """
     if not {"direct", "realtime"} & set(names):
         return

@@ -1,8 +1,9 @@
 """Disable endpoints in the registry that are gone, or that have failed for days.
 
-Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. Guarantee: a request
-that is repeated while Postgres answers is written. A request that was last made STALE_S ago is dropped: the endpoint may have
-recovered, or an operator may have acted. If it is still gone or failing, the lanes request it again, also after a restart.
+Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request that
+an endpoint be disabled, and the thread writes it to Postgres. Guarantee: a request that is repeated while Postgres answers is
+written. A request that was last made STALE_S ago is dropped: the endpoint may have recovered, or an operator may have acted. If
+the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
 from __future__ import annotations
@@ -27,28 +28,31 @@ from subscriptions_db.registration import endpoint_status
 log = logging.getLogger(__name__)
 
 FAILING = "failing"
-"""Reason, beside error_classes.GONE: the endpoint was active for `retry.disable_after_s` and accepted nothing in that time."""
+"""Reason of a request: the endpoint was active for `retry.disable_after_s` and accepted nothing in that time. The other reason
+is `error_classes.GONE`."""
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
-"""Seconds for which further requests for a disabled endpoint are ignored. They come from attempts made before the workers knew,
-and would undo an operator's enabling in the meantime."""
+"""Seconds after an endpoint was disabled for which further requests for it are ignored. These requests come from attempts that
+workers made before they knew of the change. If an operator has enabled the endpoint again, they would undo that."""
 STALE_S = 300.0
-"""Seconds after which a request is dropped. The retry lane probes an endpoint with waiting entries at least once in
-`retry.max_probe_interval_s`, a minute, and repeats the request. Any other endpoint is requested when it fails again."""
+"""Seconds after which a request that was not repeated is dropped. The retry lane probes an endpoint with waiting entries at
+least once in `retry.max_probe_interval_s`, a minute, and repeats the request if the probe fails. For an endpoint without
+waiting entries, the request is repeated when the endpoint fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
+"""Disables in the registry the active ones of these endpoints for a reason, and returns the ids of the disabled endpoints."""
 
 
 class _Request(NamedTuple):
     reason: str
     at: float
-    """When it was last made; monotonic seconds."""
+    """When the request was last made; monotonic seconds."""
 
 
 @contextlib.contextmanager
 def running(config: settings.Settings, stop: threading.Event) -> Iterator[EndpointDisabler]:
-    """Run a disabler inside the context. At its end `stop` is set, because the job ends with it."""
+    """Run an EndpointDisabler inside the context. The end of the context sets `stop`, because the job ends then."""
     made = EndpointDisabler(config, stop)
     try:
         yield made
@@ -58,7 +62,7 @@ def running(config: settings.Settings, stop: threading.Event) -> Iterator[Endpoi
 
 
 class EndpointDisabler:
-    """Collect requests to disable endpoints, and write them to the registry. Thread-safe."""
+    """Collect the lanes' requests to disable endpoints, and write them to the registry on a thread. Thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class EndpointDisabler:
         self._thread.start()
 
     def disable(self, endpoint_ids: Iterable[EndpointId], reason: str) -> None:
-        """Request that the active ones of these endpoints be disabled. Does not wait, and may be repeated."""
+        """Request that the active ones of these endpoints be disabled, for `reason`. Does not wait, and may be repeated."""
         with self._changed:
             for endpoint_id in endpoint_ids:
                 if endpoint_id not in self._written:
@@ -87,7 +91,7 @@ class EndpointDisabler:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Wait for the last attempt to write. Called after `stop` was set."""
+        """Wait until the thread has written the last requests, at most `timeout_s`. Called after `stop` was set."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -1,7 +1,8 @@
-"""Let the executors look up the registry themselves, if `snapshot.source` is "lookup".
+"""Let the executors read the registry from Postgres themselves, if `snapshot.source` is "lookup".
 
-Runs on the driver; `LookupSource` travels to the executors. The driver keeps nothing of the registry. Before each micro-batch
-it checks that Postgres answers, so that a job without Postgres waits between two micro-batches and can be stopped.
+Runs on the driver; `LookupSource` travels to the executors. The executors ask Postgres what an event may be due to, and keep
+the answers for a while. The driver keeps nothing of the registry. Before each micro-batch the driver checks that Postgres
+answers. So a job without Postgres waits between two micro-batches, where it can be stopped.
 """
 
 from __future__ import annotations
@@ -28,19 +29,23 @@ from subscriptions_db.snapshot.lookup import PostgresReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSource:
-    """The Postgres URL and the key ring for a task's look-ups. Both are SecretStr, so that no repr shows them."""
+    """What a task needs to look up the registry in Postgres. `database` and `keys` are secret, and no repr shows them."""
 
     REFRESHED: ClassVar[str] = "revision"
     database: settings.Database
     keys: settings.Keys
+    """The key ring that opens customers' secrets."""
     guard: guard.Guard
+    """The rules by which a row with a forbidden address or header is quarantined."""
     ttl_s: float
+    """Seconds for which a worker uses an answer, the setting `snapshot.lookup_ttl_s`."""
     max_answers: int
+    """Most answers that a worker keeps, the setting `snapshot.lookup_max_answers`."""
     revision: Revision
     """The registry's revision when the micro-batch started."""
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
-        """Return this process's look-up registry with its cached answers; create it on the first call."""
+        """Return the registry for a task: `last`, which the process had before, with its cached answers, or a new one."""
         looked_up = last if isinstance(last, lookup_registry.LookupRegistry) else self._new()
         looked_up.confirm(self.revision)
         return looked_up
@@ -51,7 +56,7 @@ class LookupSource:
 
 
 class Lookups:
-    """Return the look-up source for each micro-batch, once Postgres has answered."""
+    """The registry of a job whose executors look it up: each micro-batch gets a LookupSource once Postgres has answered."""
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._ring = keyring.KeyRing.from_settings(config.keys)
@@ -62,7 +67,10 @@ class Lookups:
         metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
 
     def source(self, _: SparkContext, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
-        """Return the source for the tasks of the next micro-batch; None when the job is asked to stop."""
+        """Wait until Postgres answers, and return the source for the tasks of the next micro-batch.
+
+        None: the job is asked to stop.
+        """
         try:
             revision = self._patiently(self._ask)
         except tenacity.RetryError:
@@ -78,7 +86,7 @@ class Lookups:
         )
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused; None: they are not. Thread-safe."""
+        """Return why the lanes are paused: Postgres does not answer. None: they are not paused for that. Thread-safe."""
         return self._pause_reason
 
     def _ask(self) -> Revision:

@@ -1,8 +1,8 @@
 """Follow the registry while the job runs, and broadcast it to the executors.
 
-Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The full registry is
-broadcast once. Later changes travel with each micro-batch as a small delta, until the delta is worth a new broadcast. So the
-cost of a change depends on the size of the change, not on the size of the registry.
+Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The driver broadcasts a full
+snapshot once. Later changes travel with each micro-batch as a small delta. When the delta has more than REBASE_ROWS rows, the
+driver broadcasts a new snapshot. So the cost of a change depends on the size of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ from subscriptions_db.snapshot import registry_reader as registry
 log = logging.getLogger(__name__)
 
 REBASE_ROWS = 2_000
-"""Changed rows above which the delta, which each task receives, is worth a new broadcast."""
+"""Number of changed rows in the delta above which the driver broadcasts a new snapshot. Each task receives the delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The registry as the driver knows it: a full snapshot, later changes, and when Postgres last confirmed it."""
+    """The registry as the driver knows it: a full snapshot, and all later changes as a delta."""
 
     base_id: str
+    """A random id of the full snapshot."""
     base: Snapshot
     changes: SnapshotChanges | None
+    """All changes since the full snapshot; None: there are none."""
     confirmed_at: float
-    """Monotonic seconds."""
+    """When Postgres last confirmed that nothing else has changed; monotonic seconds."""
 
     @property
     def revision(self) -> Revision:
-        """Return the revision of the snapshot with its changes."""
+        """Return the revision of the registry with all changes."""
         return self.base.revision if self.changes is None else self.changes.revision
 
     def sizes(self) -> dict[str, int]:
@@ -60,7 +62,7 @@ class Published:
 
 
 def advanced(published: Published, changes: SnapshotChanges, now: float) -> Published:
-    """Return `published` with later changes added; pure."""
+    """Return `published` with later changes of the registry merged into its delta, confirmed at `now`. Pure."""
     if changes.revision == published.revision:
         merged = published.changes
     else:
@@ -69,10 +71,10 @@ def advanced(published: Published, changes: SnapshotChanges, now: float) -> Publ
 
 
 class Follower:
-    """Keep the newest registry: read it in full at the start, then read changes at each notification or poll interval.
+    """Keep the newest registry: read it in full at the start, then read its changes as Postgres notifies, or at intervals.
 
-    A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. It publishes whole revisions only:
-    an interrupted read publishes nothing.
+    A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. The thread publishes only whole
+    revisions: an interrupted read publishes nothing.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="registry", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that reads the registry."""
         self._thread.start()
 
     def current(self) -> Published | None:
@@ -126,7 +128,7 @@ class Follower:
         return self._published
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused; None: they are not. Thread-safe."""
+        """Return why the lanes are paused: the registry is missing or too old. None: it is recent enough. Thread-safe."""
         published = self._published
         if published is None:
             return "the registry has not been read yet"
@@ -215,7 +217,7 @@ def _log_base(base: Snapshot) -> None:
 
 
 class Broadcaster:
-    """Broadcast each snapshot once for all lanes, and release broadcasts that no lane uses any more."""
+    """Broadcast each full snapshot once for all lanes, and release the broadcasts that no lane uses any more."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -224,7 +226,10 @@ class Broadcaster:
         self._used: dict[str, str] = {}
 
     def source(self, published: Published, lane: str) -> registries.BroadcastSource:
-        """Return the source for the tasks of the lane's next micro-batch. Micro-batches of one lane do not overlap."""
+        """Return the source of the registry for the tasks of the lane's next micro-batch.
+
+        From then on the lane no longer uses its earlier broadcast, because micro-batches of one lane do not overlap.
+        """
         base_id = published.base_id
         with self._lock:
             if base_id not in self._broadcasts:
@@ -236,7 +241,10 @@ class Broadcaster:
 
 
 class Broadcasts:
-    """Return the newest registry for each micro-batch, as a broadcast and a delta. Follows from its creation on."""
+    """The registry of a job that broadcasts it: each micro-batch gets the newest one, as a broadcast and a delta.
+
+    Creating the object starts the Follower.
+    """
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self.follower = Follower(config, stop=stop)
@@ -245,7 +253,10 @@ class Broadcasts:
         self._broadcaster: Broadcaster | None = None
 
     def source(self, context: SparkContext, lane: str) -> registries.BroadcastSource | None:
-        """Wait for a registry, and return the source for the lane's next micro-batch; None when the job is asked to stop."""
+        """Wait for a registry that is recent enough, and return the source for the tasks of the lane's next micro-batch.
+
+        None: the job is asked to stop.
+        """
         published = self.follower.current()
         if published is None:
             return None

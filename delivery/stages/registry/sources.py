@@ -9,6 +9,6 @@ from delivery.stages.registry import lookup_source, registry_follower
 
 
 def source(config: settings.Settings, stop: threading.Event) -> registry_follower.Broadcasts | lookup_source.Lookups:
-    """Return the source of the registry that `snapshot.source` names."""
+    """Return the source of the registry for the lanes that the setting `snapshot.source` names."""
     made = lookup_source.Lookups if config.snapshot.source == "lookup" else registry_follower.Broadcasts
     return made(config, stop=stop)

@@ -1,9 +1,10 @@
 """Send registry changes to tasks whose closure is fixed: the tasks of a streaming plan that run before the state.
 
-`TaskDelta` runs on the driver, `TaskDeltaSource` in the executors; neither may import psycopg or pydantic. Spark copies the
-local properties of the thread that starts a micro-batch to each of its tasks. It calls `foreachBatch` on that thread before the
-first task runs. So the delta travels in a local property. It is sealed, because Spark writes local properties into event logs
-in the clear and the registry holds customers' secrets. The key travels in the closure.
+`TaskDelta` runs on the driver, `TaskDeltaSource` in the executors; neither may import psycopg or pydantic. A delta holds the
+changes of the registry since the query's start. It travels in a local property of Spark. Spark copies the local properties of
+the thread that starts a micro-batch to each of its tasks, and calls `foreachBatch` on that thread before the first task runs.
+The delta is encrypted, because Spark writes local properties into event logs in the clear and the registry holds customers'
+secrets. The key travels in the tasks' closure.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.state import pickling
 
 PROPERTY = "fanout.registry"
+"""Name of the local property with the encrypted delta."""
 _NONCE_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDeltaSource:
-    """The registry of the query's start, and the key that opens later deltas. Part of a task's closure."""
+    """The registry at the query's start, and the key that opens the delta of each micro-batch. Part of a task's closure."""
 
     source: registries.RefreshedSource
     key: bytes = field(repr=False)
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
-        """Return the registry of this task's micro-batch."""
+        """Return the registry of this task's micro-batch: the one at the query's start, with the delta of the micro-batch.
+
+        `last` is the registry that the process had before.
+        """
         context = TaskContext.get()
         sealed = None if context is None else context.getLocalProperty(PROPERTY)
         if sealed is None:
@@ -41,7 +46,7 @@ class TaskDeltaSource:
 
 
 class TaskDelta:
-    """Seal the difference between a query's closure and the newest registry, and publish it to the micro-batch's tasks."""
+    """Publish to the tasks of each micro-batch the delta between the registry in their closure and the newest registry."""
 
     def __init__(self, context: SparkContext, source: registries.RefreshedSource) -> None:
         self._context = context
@@ -52,11 +57,14 @@ class TaskDelta:
         self.source = TaskDeltaSource(source=self._at_start, key=self._key)
 
     def fits(self, newest: registries.RefreshedSource) -> bool:
-        """Return True if a delta can express the difference from the closure; otherwise the query must restart."""
+        """Return True if a delta can express the difference between the closure's registry and `newest`.
+
+        False: the driver has broadcast a new snapshot, so the query must restart.
+        """
         return bool(_without_delta(newest) == self._at_start)
 
     def publish(self, newest: registries.RefreshedSource) -> None:
-        """Publish the delta to `newest` to the tasks of this micro-batch. Call it on the thread that called foreachBatch."""
+        """Publish the delta up to `newest` to the tasks of this micro-batch. Call on the thread that called `foreachBatch`."""
         delta = getattr(newest, newest.REFRESHED)
         if not self._sealed or delta is not self._published:
             self._published, self._sealed = delta, _sealed(self._key, delta)

@@ -1,1 +1,1 @@
-"""Scale the number of executors with the load. Runs on the driver."""
+"""Scale the number of executors with the load of the lanes. Runs on the driver."""

@@ -1,6 +1,7 @@
 """Scale the number of executors while the lanes run, on a thread of its own.
 
-Runs on the driver. A failure here is logged and retried; meanwhile the lanes continue with the present executors.
+Runs on the driver. If a step fails, the failure is logged and the next step tries again. Meanwhile the lanes continue with the
+present executors.
 """
 
 from __future__ import annotations
@@ -22,29 +23,32 @@ from delivery.stages.scaling import decision, executors, load, size
 log = logging.getLogger(__name__)
 
 STEADY_S = 5.0
-"""Seconds without a change before the lanes plan for a new number, unless all wanted executors have registered. The pods of one
-request start one by one, and each new plan costs a lane a moment."""
+"""Seconds in which no executor registers or ends, before the lanes plan for the new number. If all wanted executors have
+registered, the lanes do so at once. The pods of one request start one by one, and each new plan costs a lane a moment."""
 REMOVE_WITHIN_S = 10.0
-"""Seconds to wait for a moment in which no lane needs shuffled rows. Lanes with state start no micro-batch meanwhile."""
+"""Seconds to wait for a moment in which no lane needs shuffled rows. Meanwhile the batch and retry lanes start no delivery."""
 MISSING_AFTER_S = 120.0
 """Seconds after which a warning reports that requested executors have not registered."""
 
 
 class Cluster(Protocol):
-    """The executors of the application: `executors.SparkExecutors`."""
+    """The executors of this Spark application, as `executors.SparkExecutors` controls them."""
 
     def now(self) -> executors.Executors:
         """Return the registered executors."""
 
     def request(self, number: int) -> None:
-        """Request this total number of executors."""
+        """Request from the cluster manager this total number of executors."""
 
     def decommission(self, names: tuple[str, ...]) -> None:
-        """Let these executors end when their tasks have ended."""
+        """Let these executors end as soon as their running tasks have ended."""
 
 
 class Controller:
-    """Observe the load, decide the number of executors, and request it. `clock` is monotonic, in seconds."""
+    """Observe the load of the lanes, decide the number of executors, and request that number from Spark.
+
+    `watches` hold the lag of each lane. `clock` is monotonic, in seconds.
+    """
 
     def __init__(
         self,
@@ -64,18 +68,18 @@ class Controller:
         self._is_missing_told = False
 
     def sizing(self) -> size.Sizing:
-        """Return the functions by which the lanes read the size."""
+        """Return the functions by which the lanes read the number of executors, tasks and workers."""
         return size.Sizing(now=self._size, workers=self._workers, shuffles=self._shuffles)
 
     def _size(self) -> size.Size:
         return size.Size(executors=self._planned, tasks=self._planned * self._policy.cores)
 
     def _workers(self) -> int:
-        """Return the most workers that may run before the next step: those of requested and of ending executors."""
+        """Return the largest number of workers that may run before the next step, on requested and on ending executors."""
         return max(self._state.wanted, self._living, 1) * self._policy.cores
 
     def step(self) -> None:
-        """Observe once, decide and act."""
+        """Observe the executors and the lanes, decide the number, and request or remove executors. Called at each interval."""
         now_s, found = self._clock(), self._cluster.now()
         self._observe(found, now_s)
         before = self._state.wanted
@@ -101,7 +105,7 @@ class Controller:
             self._planned = self._policy.bounded(self._registered)
 
     def _remove(self, names: tuple[str, ...]) -> None:
-        """Decommission these executors, the newest: the oldest ones have the state of most shards."""
+        """Decommission these executors. The caller names the newest: the oldest executors have the state of most shards."""
         if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
             log.info(
                 "no executor was removed: for %.0f s a lane with state always had a micro-batch in flight. A retry follows",
@@ -142,7 +146,7 @@ WHY = {
     decision.Reason.LAG: "the lag would not drain within {policy.drain_within_s:.0f} s",
     decision.Reason.IDLE: "fewer would have sufficed for {policy.scale_in_after_s:.0f} s",
 }
-"""Text of the log for the reasons that change the number."""
+"""Texts of log messages for the reasons for which the number of executors changes."""
 
 
 def _load(watch: health.Watch) -> load.Load:
@@ -159,7 +163,10 @@ def _load(watch: health.Watch) -> load.Load:
 
 
 def policy_of(config: settings.Settings) -> decision.Policy | None:
-    """Return the policy by the settings; None: the number is fixed. Raise SettingsError if it cannot be scaled."""
+    """Return the policy of scaling by the settings; None: the number of executors is fixed.
+
+    Raise SettingsError if the settings contradict each other, or if Spark's master has no executors to scale.
+    """
     area = config.scaling
     if not area.is_on:
         return None
@@ -185,7 +192,10 @@ def running(
     config: settings.Settings,
     stop: threading.Event,
 ) -> Iterator[size.Sizing]:
-    """Scale inside the context, until `stop` is set or the lanes have ended. Without a policy the number is fixed."""
+    """Scale inside the context, until `stop` is set or the context ends. Without a policy the number of executors is fixed.
+
+    Yield the functions by which the lanes read the size for which they plan.
+    """
     if policy is None:
         yield size.fixed(config.spark.parallelism)
         return

@@ -1,11 +1,12 @@
 """Decide how many executors the lanes need. Pure: observations and the time come in, a decision comes out.
 
-Runs on the driver. Must not import pyspark. The cases, in their order (docs/adr/0038-scale-on-what-waits.md):
+Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafka that no committed micro-batch has handled. The
+cases, in their order (docs/adr/0038-scale-on-what-waits.md):
 
 1. A lane is paused, or Kafka does not answer: the number stays. The rates are measured again afterwards.
-2. The lag of a lane will not drain within `drain_within_s`: the number that drains it, at once. Without a measured throughput,
-   at most twice the present number.
-3. A smaller number would have sufficed for `scale_in_after_s`: half of the way there, and again STEP_S later.
+2. The lag of a lane will not drain within `drain_within_s`: the number that drains the lag, at once. Without a measured
+   throughput, at most twice the present number.
+3. A smaller number would have sufficed for `scale_in_after_s`: half of the way to that number, and again STEP_S later.
 4. Anything else: the number stays.
 """
 
@@ -20,24 +21,24 @@ from dataclasses import dataclass, field
 from delivery.stages.scaling import load
 
 HEADROOM = 0.75
-"""Share of an executor's throughput that may be in use after a reduction. Between this share and 1 the number stays."""
+"""Share of an executor's throughput that may be in use after a reduction. While more is in use, up to 1, the number stays."""
 QUIET_S = 3.0
-"""Seconds of arrivals that a lane may have as lag while fewer executors are tried without a measured throughput."""
+"""Seconds of arrivals that a lane without a measured throughput may have as lag, if fewer executors are to be tried."""
 STEP_S = 20.0
 """Seconds between two reductions."""
 
 
 class Reason(enum.StrEnum):
-    """The reason of the wanted number."""
+    """The reason of the wanted number of executors."""
 
     LAG = "lag"
-    """More, because the lag would not drain in time."""
+    """The number rises, because the lag of a lane would not drain in time."""
     AT_MAXIMUM = "at_maximum"
     """The lag will not drain in time, and the number is at `max_executors`."""
     AT_PARTITIONS = "at_partitions"
     """The lag will not drain in time, and more executors would have no partition to read."""
     IDLE = "idle"
-    """Fewer, because they would have sufficed for a while."""
+    """The number falls, because fewer executors would have sufficed for `scale_in_after_s`."""
     ENOUGH = "enough"
     """The number suffices, and it is unknown whether a smaller one would."""
     UNKNOWN = "unknown"
@@ -50,29 +51,34 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Bounds and times of scaling."""
+    """The bounds and times of scaling, from the settings of the area `scaling`."""
 
     min_executors: int
     max_executors: int
     cores: int
     """Tasks that one executor runs at once."""
     drain_within_s: float = 60.0
+    """Seconds in which the lag of each lane must drain."""
     scale_in_after_s: float = 60.0
+    """Seconds for which a smaller number must have sufficed before the number falls."""
 
     def bounded(self, number: float) -> int:
-        """Return the nearest allowed number."""
+        """Return the number between `min_executors` and `max_executors` that is nearest to `number`."""
         return int(min(max(number, self.min_executors), self.max_executors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The state between two decisions."""
+    """The state that one decision leaves for the next."""
 
     wanted: int
+    """The number of executors that is wanted now."""
     lanes: Mapping[str, load.Measured] = field(default_factory=dict)
+    """The measurements of each lane."""
     sufficed: tuple[tuple[float, int], ...] = ()
-    """The smallest sufficient number by time, for the last `scale_in_after_s` and one older entry."""
+    """Pairs of a time and the smallest number that would have sufficed then: of the last `scale_in_after_s`, and one older."""
     fell_at_s: float = -math.inf
+    """When the wanted number last fell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,24 +90,25 @@ class Decision:
     lane: str
     """The lane that needs most executors."""
     drain_s: float
-    """Seconds until the present executors have drained the lag of that lane; infinite: never."""
+    """Seconds until the registered executors have drained the lag of `lane`; infinite: never."""
     state: State
 
 
 def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
-    """Decide by the load `seen` of each lane while this number of `executors` was registered."""
+    """Return the decision after one more observation: the load `seen` of each lane, and the registered `executors`."""
     kept = policy.bounded(state.wanted)
     for reason, is_so in ((Reason.KAFKA_AWAY, _is_away), (Reason.HOLDING, _is_paused)):
-        if lane := next((name for name, one in seen.items() if is_so(one)), None):
+        if lane := next((name for name, lane_load in seen.items() if is_so(lane_load)), None):
             paused = {name: dataclasses.replace(known, window=(), behind_since=None) for name, known in state.lanes.items()}
             after = dataclasses.replace(state, wanted=kept, lanes=paused, sufficed=())
             return Decision(wanted=kept, reason=reason, lane=lane, drain_s=math.inf, state=after)
-    lanes = {name: state.lanes.get(name, load.Measured()).observed(one, executors) for name, one in seen.items()}
+    lanes = {name: state.lanes.get(name, load.Measured()).observed(newest, executors) for name, newest in seen.items()}
     needs = {name: _need(known, kept, policy, executors) for name, known in lanes.items()}
     lane = max(needs, key=lambda name: needs[name].urgency)
     enough = max(need.sufficient for need in needs.values())
-    sufficed = (*(one for one in state.sufficed if one[0] > now_s - policy.scale_in_after_s), (now_s, enough))
-    older = [one for one in state.sufficed if one[0] <= now_s - policy.scale_in_after_s]
+    begins_s = now_s - policy.scale_in_after_s
+    sufficed = (*((at_s, number) for at_s, number in state.sufficed if at_s > begins_s), (now_s, enough))
+    older = [(at_s, number) for at_s, number in state.sufficed if at_s <= begins_s]
     after = State(wanted=kept, lanes=lanes, sufficed=(*older[-1:], *sufficed), fell_at_s=state.fell_at_s)
     wanted, reason = _number(needs[lane], after, policy, now_s=now_s)
     if reason is Reason.ENOUGH and any(known.lag is None for known in lanes.values()):
@@ -112,15 +119,16 @@ def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, execu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """The executors that one lane needs, before the bounds of the policy."""
+    """The numbers of executors that one lane needs, before the bounds of the policy."""
 
     drain_s: float
+    """Seconds until the registered executors have drained the lane's lag."""
     more: int
-    """Number that drains the lag in time; the present number if that does."""
+    """Number that drains the lag in time; the present number if the present number does."""
     useful: int
-    """Number of executors that have a partition to read."""
+    """Largest number of executors that all have a partition to read."""
     sufficient: int
-    """Number that would suffice with headroom."""
+    """Number that would suffice while only HEADROOM of its throughput is in use."""
 
     @property
     def urgency(self) -> tuple[int, float]:
@@ -147,7 +155,10 @@ def _need(known: load.Measured, kept: int, policy: Policy, executors: int) -> _N
 
 
 def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, executors: int) -> _Need:
-    """Return the need of a lane without a measured throughput. A lane that is behind handles as much as it can."""
+    """Return the need of a lane without a measured throughput.
+
+    If the lane is behind, it handles as much as it can, so its present rate stands for the throughput.
+    """
     lag, arrival_per_s = known.lag or 0, known.arrival_per_s
     if not known.is_behind:
         sufficient = math.ceil(arrival_per_s / known.proven) if known.proven else 0

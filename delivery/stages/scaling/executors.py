@@ -1,6 +1,6 @@
-"""Request executors from Spark, and decommission some.
+"""List the executors of the application, request executors from Spark, and decommission executors.
 
-Runs on the driver. It calls Spark's developer API by py4j, because PySpark has no API for it.
+Runs on the driver. The calls go to Spark's developer API by py4j, because PySpark has no API for them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from delivery.config import settings
 from delivery.stages.scaling import decision
 
 CORES = "spark.executor.cores"
+"""Spark's setting for the number of tasks that an executor runs at once."""
 WHY = "fewer executors are needed"
 """Text in Spark's log for a decommissioned executor."""
 
@@ -24,7 +25,7 @@ class Executors(NamedTuple):
     active: tuple[str, ...]
     """Executors that get tasks."""
     ending: tuple[str, ...]
-    """Decommissioned executors: their running tasks end, and they get no more."""
+    """Decommissioned executors: they finish their running tasks and get no further ones."""
 
 
 class SparkExecutors:
@@ -36,18 +37,21 @@ class SparkExecutors:
         self._gateway: Any = context._gateway  # noqa: SLF001
 
     def now(self) -> Executors:
-        """Return the registered executors."""
+        """Return the executors that are registered now."""
         backend = self._context.schedulerBackend()
         ids = sorted(self._listed(backend.getExecutorIds()), key=int)
         active = tuple(name for name in ids if backend.isExecutorActive(name))
         return Executors(active, tuple(name for name in ids if name not in active))
 
     def request(self, number: int) -> None:
-        """Request this total number: Spark starts missing ones and replaces ended ones, and ends no registered one."""
+        """Request this total number of executors.
+
+        Spark starts missing executors, and replaces executors that end. It ends no registered executor.
+        """
         self._context.requestTotalExecutors(number, 0, self._jvm.PythonUtils.toScalaMap(self._jvm.java.util.HashMap()))
 
     def decommission(self, names: tuple[str, ...]) -> None:
-        """Let these executors end when their running tasks have ended. They are not replaced."""
+        """Let these executors end when their running tasks have ended. Spark does not replace them."""
         why = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(WHY, self._jvm.scala.Option.empty())
         pairs = self._gateway.new_array(self._jvm.scala.Tuple2, len(names))
         for place, name in enumerate(names):
@@ -59,7 +63,10 @@ class SparkExecutors:
 
 
 def cores(config: settings.Spark) -> int:
-    """Return how many tasks an executor runs at once; raise SettingsError if the number of executors cannot be scaled."""
+    """Return the number of tasks that an executor runs at once, by the settings of Spark.
+
+    Raise SettingsError if the number of executors cannot be scaled with these settings.
+    """
     conf = {name: value.get_secret_value() for name, value in config.conf.items()}
     if config.master.startswith("local") and not config.master.startswith("local-cluster"):
         raise errors.SettingsError(
@@ -81,7 +88,7 @@ def cores(config: settings.Spark) -> int:
 
 
 def conf(policy: decision.Policy | None) -> dict[str, str]:
-    """Return Spark's settings for a variable number of executors."""
+    """Return Spark's settings for a number of executors that varies by `policy`; none without a policy."""
     if policy is None:
         return {}
     return {"spark.executor.instances": str(policy.min_executors), "spark.decommission.enabled": "true"}

@@ -1,6 +1,8 @@
 """Measure the load of a lane: records that arrive, records handled, and the throughput of one executor. Pure.
 
-Runs on the driver. Must not import pyspark.
+Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafka that no committed micro-batch has handled. A
+lane is behind while its lag is more than it handles in BEHIND_S. Only then does the lane handle as much as it can, and only
+then is its throughput measured.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ from dataclasses import dataclass
 WINDOW_S = 15.0
 """Seconds over which rates are averaged: several micro-batches, each of which commits thousands of events at once."""
 BEHIND_S = 10.0
-"""Seconds of throughput above which a lag counts as being behind. The current micro-batch's events are also lag, but fewer."""
+"""Seconds of handled records above which a lane counts as behind. The records of the current micro-batch are also lag, but
+fewer."""
 SETTLE_S = 30.0
-"""Seconds without a measurement after the number has changed: new workers import modules, and the queries get new plans."""
+"""Seconds without a measurement after the number of executors has changed: new workers import modules, and the queries get new
+plans."""
 MEASURE_S = 10.0
 """Shortest measurement of a throughput, in seconds."""
 AFRESH_S = 60.0
-"""Seconds after which a new measurement starts."""
+"""Seconds after which a measurement of a throughput ends, and a new one starts."""
 REMEMBER_S = 6 * 3600.0
-"""Seconds for which a measured throughput is used. One that was measured with slow endpoints would otherwise keep too many
-executors forever."""
+"""Seconds for which a measured throughput is used. Otherwise a throughput that was measured with slow endpoints would keep too
+many executors forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class Load:
     handled: int
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float
-    """When the last of these micro-batches was committed; monotonic seconds."""
+    """When the last committed micro-batch was committed; monotonic seconds."""
     partitions: int
     """Partitions that the lane reads; 0: unknown."""
     pause_reason: str | None = None
@@ -45,7 +49,7 @@ class Load:
 
     @property
     def published(self) -> int:
-        """Records that have arrived since some fixed point in time. Only differences matter."""
+        """Records that have arrived since a fixed point in time, which is unknown. Only differences of two values matter."""
         return self.handled + (self.lag or 0)
 
 
@@ -58,46 +62,47 @@ class Measured:
     executors: int = 1
     """Executors that were registered at the last observation."""
     changed_at_s: float = -math.inf
-    """When that number last changed."""
+    """When the number of registered executors last changed; monotonic seconds."""
     behind_since: Load | None = None
     """Start of the present measurement; None: the lane is not behind."""
     per_executor: float | None = None
     """Records a second that one executor handles when the lane is behind; None: not measured, or too old."""
     measured_at_s: float = -math.inf
+    """When `per_executor` was measured; monotonic seconds."""
     proven: float = 0.0
-    """Most records a second and executor that were handled while the lane was not behind."""
+    """Most records a second that one executor has handled while the lane was not behind."""
 
     @property
     def lag(self) -> int | None:
-        """Records that wait; None: unknown."""
+        """The lane's lag at the last observation, in records; None: unknown."""
         return self.window[-1].lag if self.window else None
 
     @property
     def arrival_per_s(self) -> float:
-        """Records a second that arrive."""
+        """Records a second that arrive in Kafka, averaged over the window."""
         return self._per_s(self.window[0].published, self.window[-1].published) if self.window else 0.0
 
     @property
     def handled_per_s(self) -> float:
-        """Records a second that are handled."""
+        """Records a second that the lane handles, averaged over the window."""
         return self._per_s(self.window[0].handled, self.window[-1].handled) if self.window else 0.0
 
     @property
     def is_behind(self) -> bool:
-        """Whether the lag exceeded BEHIND_S of throughput in the last two observations."""
+        """Whether the lag was more than the lane handles in BEHIND_S, in both of the last two observations."""
         least = BEHIND_S * self.handled_per_s
         return len(self.window) > 1 and all((load.lag or 0) > least for load in self.window[-2:])
 
     def observed(self, load: Load, executors: int) -> Measured:
-        """Return the measurements with one more observation, made with this number of registered executors."""
+        """Return the measurements after one more observation, which was made with this number of registered executors."""
         if self.window and load.at_s <= self.window[-1].at_s:  # Kafka was not asked again
             return self
         if load.lag is None:
             return dataclasses.replace(self, window=(load,), behind_since=None)
-        known = [one for one in self.window if one.lag is not None]
+        known = [seen for seen in self.window if seen.lag is not None]
         # The newest of the older observations stays, so that the window is not shorter than WINDOW_S.
-        older = [one for one in known if one.at_s <= load.at_s - WINDOW_S]
-        window = (*older[-1:], *(one for one in known if one.at_s > load.at_s - WINDOW_S), load)
+        older = [seen for seen in known if seen.at_s <= load.at_s - WINDOW_S]
+        window = (*older[-1:], *(seen for seen in known if seen.at_s > load.at_s - WINDOW_S), load)
         is_forgotten = load.at_s - self.measured_at_s > REMEMBER_S
         now = dataclasses.replace(
             self,
@@ -114,7 +119,7 @@ class Measured:
 
 
 def _measured(known: Measured) -> Measured:
-    """Return `known` with the throughput updated by its newest observation."""
+    """Return `known` with its throughput updated by the newest observation of its window."""
     load, since = known.window[-1], known.behind_since
     if not known.is_behind:
         is_steady = load.at_s - known.changed_at_s > WINDOW_S + SETTLE_S

@@ -1,6 +1,7 @@
-"""Give the lanes the number of executors to plan for, and protect executors whose shuffled rows are in use.
+"""Give the lanes the number of executors to plan for, and keep executors whose shuffled rows are in use.
 
-Runs on the driver. Must not import pyspark.
+Runs on the driver. Must not import pyspark. Shuffled rows lie on the executor whose task wrote them, until a task of the same
+micro-batch reads them.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size that a lane plans for."""
+    """The number of executors and tasks for which a lane plans its micro-batches."""
 
     executors: int
-    """Executors; the limit of events of a micro-batch is multiplied by this number."""
+    """Number of executors. The limit of events of a micro-batch is multiplied by it."""
     tasks: int
     """Tasks of a micro-batch."""
 
 
 class Shuffles:
-    """Keep executors while tasks still have to read rows that their micro-batch has shuffled there. Thread-safe.
+    """Let no executor be removed while tasks still have to read its shuffled rows. Thread-safe.
 
-    A decommissioned executor ends when its own tasks have ended. Spark then fails the stage whose rows are gone.
+    A decommissioned executor ends when its own tasks have ended, although tasks on other executors may still need its shuffled
+    rows. Spark fails these tasks.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,7 @@ class Shuffles:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Prevent the removal of executors inside the context. Waits for a removal that has started."""
+        """Let no executor be removed inside the context. Waits at its start for a removal that has begun."""
         with self._changing:
             self._changing.wait_for(lambda: not self._is_wanted)
             self._in_use += 1
@@ -46,7 +48,10 @@ class Shuffles:
                 self._changing.notify_all()
 
     def between(self, act: Callable[[], None], within_s: float) -> bool:
-        """Call `act` at a moment without use; return False if there is none `within_s`. No new use starts meanwhile."""
+        """Call `act`, which removes executors, at a moment in which no shuffled rows are in use; return True.
+
+        Return False if there is no such moment within `within_s` seconds. Meanwhile `in_use` waits.
+        """
         with self._changing:
             self._is_wanted = True
             try:
@@ -61,15 +66,17 @@ class Shuffles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The functions by which the lanes read the size. Without scaling, the size is constant."""
+    """The functions by which the lanes read the size for which they plan. Without scaling the size is constant."""
 
     now: Callable[[], Size]
+    """Returns the size for the next plan."""
     workers: Callable[[], int]
-    """Returns the number of worker processes that share the limits of a host or endpoint."""
+    """Returns the number of worker processes among which the limits of a host or endpoint are divided."""
     shuffles: Shuffles
+    """Entered by a lane while its micro-batch has shuffled rows."""
 
 
 def fixed(tasks: int) -> Sizing:
-    """Return the size of a job that does not scale."""
+    """Return the sizing of a job that does not scale, whose micro-batches have this number of `tasks`."""
     size = Size(executors=1, tasks=tasks)
     return Sizing(now=lambda: size, workers=lambda: tasks, shuffles=Shuffles())

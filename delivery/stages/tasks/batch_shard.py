@@ -1,6 +1,7 @@
 """Take due batches from the shards of the batch lane, as delivery.webhooks.batching.batcher decides.
 
-Defined on the driver, run in the executors' Python workers.
+Defined on the driver, run in the executors' Python workers. A shard is one key of Spark's state. It holds the pending batches
+of some endpoints.
 """
 
 from __future__ import annotations
@@ -17,20 +18,25 @@ from delivery.webhooks.state import backlog
 
 
 def batch(routed: DataFrame, look_ahead_ms: int, pending: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
-    """Return the batches to deliver now."""
+    """Return the batches that are due, in rows that `shard_state.items_of` reads.
+
+    `routed` is the result of `route.route`. A batch may leave up to `look_ahead_ms` before its due time. The tasks add to
+    `pending` the backlog of each shard: the events that still wait.
+    """
     return shard_state.decide_shards(routed, BatchDecision(look_ahead_ms=look_ahead_ms), pending, tools.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDecision:
-    """The decision of the batch lane."""
+    """The batch lane's decision function, which Spark's state calls for each shard."""
 
     look_ahead_ms: int
+    """Milliseconds by which a batch may leave before its due time."""
 
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """Decide which batches of one shard leave now."""
+        """Decide which batches of one shard leave now, and which segments the shard writes and removes."""
         known = batcher.decoded(index)
         decided = batcher.decide(known, arrived, read, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
         written = batcher.encoded(decided.index) if decided.changed else None

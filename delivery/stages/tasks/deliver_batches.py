@@ -1,6 +1,7 @@
 """Deliver due batches on the executors, and write their results.
 
-Created on the driver for each micro-batch, with the newest registry. Guarantee: as in delivery.stages.tasks.task_context.
+The driver creates these tasks for each micro-batch, with the newest registry. Guarantee: at least once, as
+delivery.stages.tasks.task_context describes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from delivery.webhooks.scheduling import deferral
 
 
 def deliver_batches(
-    left: DataFrame,
+    batches: DataFrame,
     tools: task_context.Tools,
     source: registries.Source,
     parallelism: int,
@@ -26,20 +27,21 @@ def deliver_batches(
     suppressed: deferral.SuppressedEndpoints,
     work_log: CompletedWork,
 ) -> DataFrame:
-    """Return the tasks that deliver the due batches. Batches for `suppressed` endpoints are deferred to the retry lane.
+    """Return a frame whose tasks deliver due batches; `task_context.run` runs them.
 
-    `left` has the column of `shard_state.decide_shards`, and no other.
+    `batches` is the result of `shard_state.decide_shards`, without further columns. Batches for `suppressed` endpoints are
+    deferred to the retry lane. Batches that ended according to `work_log` are left out.
 
-    The shards are coalesced, so that those of one task share a dispatcher. It waits for unresponsive endpoints of all shards at
-    the same time, not for one shard after the other.
+    The shards are coalesced to `parallelism` tasks, so that the shards of one task share a dispatcher. The dispatcher waits for
+    unresponsive endpoints of all its shards at the same time, not for one shard after the other.
     """
     partition = DeliverBatchesPartition(tools=tools, source=source, suppressed=suppressed, work_log=work_log)
-    return left.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
+    return batches.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverBatchesPartition:
-    """The partition function: Arrow batches of rows with due batches in."""
+    """The function that Spark calls for a partition of due batches: deliver them, write the results, yield no rows."""
 
     tools: task_context.Tools
     source: registries.Source

@@ -1,6 +1,7 @@
 """Deliver records on the executors, and write their results.
 
-Created on the driver for each micro-batch, with the newest registry. Guarantee: as in delivery.stages.tasks.task_context.
+The driver creates these tasks for each micro-batch, with the newest registry. Guarantee: at least once, as
+delivery.stages.tasks.task_context describes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
-"""The columns of `source` and of its Arrow batches."""
+"""Columns of the record streams that delivery.stages.kafka.source reads, and of their Arrow batches."""
 _KINDS = ("string", "int", "long", "long", "binary", "string")
 NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
-"""The same columns as SQL, for a plan without records."""
+"""COLUMNS as SQL expressions of nulls, for a plan without records."""
 
 
 def deliver(
@@ -35,23 +36,23 @@ def deliver(
     suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
     work_log: CompletedWork | None = None,
 ) -> DataFrame:
-    """Return the tasks that deliver `records`, which have COLUMNS and no others.
+    """Return a frame whose tasks deliver `records`; `task_context.run` runs them. `records` has COLUMNS and no others.
 
     Deliveries to `suppressed` endpoints are deferred to the retry lane. Deliveries that ended according to `work_log` are left
     out.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
-    coalesced to as many tasks as can run at once, and a task reads several Kafka partitions one after another.
+    coalesced to `parallelism` tasks, as many as can run at once. A task reads several Kafka partitions one after another.
     """
     partition = DeliverPartition(tools=tools, source=source, suppressed=suppressed, work_log=work_log)
     return records.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
 def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
-    """Return as many empty partitions as there are tasks. Delivering them warms up every worker process.
+    """Return a frame of `parallelism` empty partitions. The direct lane delivers it once to warm up every worker process.
 
-    The first micro-batch of a process takes seconds (imports, the snapshot, connections, the JVM's compiler). No event should
-    wait for that.
+    The first micro-batch of a process takes seconds (imports, the snapshot, connections, the JVM's compiler). With the warm-up
+    no event waits for these seconds.
     """
     nothing = spark.range(0, parallelism, 1, parallelism).where("id < 0")
     return nothing.selectExpr(*NO_RECORD)
@@ -59,7 +60,7 @@ def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverPartition:
-    """The partition function: Arrow batches of records in."""
+    """The function that Spark calls for a partition of records: deliver them, write the results, yield no rows."""
 
     tools: task_context.Tools
     source: registries.Source
@@ -72,7 +73,7 @@ class DeliverPartition:
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Yield the records of an Arrow batch with the source's columns."""
+    """Yield the records of an Arrow batch that has COLUMNS."""
     columns = (batch.column(name).to_pylist() for name in COLUMNS)
     for topic, partition, offset, appended_at_ms, value, headers in zip(*columns, strict=True):
         yield Record(
@@ -86,5 +87,5 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
 
 
 def _headers(written: str) -> tuple[tuple[str, bytes], ...]:
-    """Return the headers that the source wrote as JSON: `[{"key": …, "value": base64}, …]`, a null value left out."""
+    """Return a record's headers from the JSON of its column: `[{"key": …, "value": base64}, …]`. A null value becomes b""."""
     return tuple((pair["key"], base64.b64decode(pair.get("value", ""))) for pair in orjson.loads(written))

@@ -1,8 +1,9 @@
 """Deliver the leases of the retry lane on the executors, and write their results.
 
-Created on the driver for each micro-batch, with the newest registry. Guarantee: at least once. A micro-batch that runs again
-leaves out the deliveries that its completed-work log contains. If the report of an earlier lease is lost with its process, the
-lease expires and its entries are leased again. Entries that were accepted repeat with the same `webhook-id`.
+A lease holds retry entries of one FIFO that a worker attempts now. The driver creates these tasks for each micro-batch, with
+the newest registry. Guarantee: at least once. A micro-batch that runs again leaves out the deliveries that its completed-work
+log contains. If the report of a lease is lost with its worker process, the lease expires and its entries are leased again.
+Then entries that a receiver had accepted are sent again, with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from delivery.webhooks.routing import registries
 
 
 def deliver_leases(
-    left: DataFrame,
+    leases: DataFrame,
     tools: task_context.Tools,
     source: registries.Source,
     parallelism: int,
@@ -27,17 +28,18 @@ def deliver_leases(
     settle_s: float,
     work_log: CompletedWork,
 ) -> DataFrame:
-    """Return the tasks that deliver the leases, and report earlier micro-batches' leases that have ended meanwhile.
+    """Return a frame whose tasks deliver leases; `task_context.run` runs them.
 
-    `left` has the column of `shard_state.decide_shards`, and no other.
+    `leases` is the result of `shard_state.decide_shards`, without further columns. A task waits up to `settle_s` seconds for
+    its attempts. Attempts that take longer continue in the worker, and a later task there reports their leases.
     """
     partition = DeliverLeasesPartition(tools=tools, source=source, settle_s=settle_s, work_log=work_log)
-    return left.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
+    return leases.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverLeasesPartition:
-    """The partition function: Arrow batches of leases in."""
+    """The function that Spark calls for a partition of leases: deliver them, write the results, yield no rows."""
 
     tools: task_context.Tools
     source: registries.Source

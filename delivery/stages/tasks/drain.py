@@ -1,8 +1,8 @@
-"""Wait, when a job stops in order, until the workers have ended and reported their background work.
+"""Wait, when a job stops in order, for the attempts that still run in the workers after the last micro-batch.
 
 Created on the driver, run in the executors' Python workers. Two kinds of attempts outlive their micro-batch: background
-attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and leases of the retry lane. If they
-were aborted, the next job would repeat them.
+attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry lane's
+leases. If the job ended without waiting, these requests would be aborted, and the next job would send them again.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from delivery.stages.tasks import task_context
 
 
 def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
-    """Wait in each worker process, at most `within_s` seconds in total.
+    """Run one task in each worker process that waits until the process has no attempt in flight, at most `within_s` seconds.
 
-    Spark assigns its processes round robin, and a task slot has at most two: one that decides, and one that delivers. There are
-    more processes than slots. So a first round asks all to start nothing more; otherwise some would start attempts while this
-    job waits for others.
+    Spark assigns its worker processes round robin. A task slot has at most two: one that decides, and one that delivers. So
+    there are more processes than slots, and they wait in turns. A first round, without waiting, asks every process to start no
+    more attempts. Otherwise some would start attempts while the job waits for others.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")
-    for each_s in (0.0, within_s):
-        task_context.run(nothing.mapInArrow(DrainPartition(tools, each_s, time.time() + each_s), task_context.NO_ROWS))
+    for round_s in (0.0, within_s):
+        task_context.run(nothing.mapInArrow(DrainPartition(tools, round_s, time.time() + round_s), task_context.NO_ROWS))
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPartition:
-    """The partition function: it gets no rows."""
+    """The function that Spark calls for an empty partition: wait until the worker process has no attempt in flight."""
 
     tools: task_context.Tools
     within_s: float
+    """Longest wait of this task, in seconds."""
     until_s: float
-    """Deadline, in seconds since the epoch by the driver's clock."""
+    """End of the wait for all tasks, in seconds since the epoch by the driver's clock."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

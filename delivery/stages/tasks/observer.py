@@ -1,4 +1,4 @@
-"""Record the results of a worker: counters for the driver, log lines for standard error.
+"""Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
 Runs in the executors' Python workers. It is separate from delivery.stages.lanes.telemetry because a worker that unpickles an
 observer imports its module: the driver's metrics and settings would take 11 MB of each worker.
@@ -27,7 +27,7 @@ Term_contra = TypeVar("Term_contra", contravariant=True)
 
 
 class Accumulator(Protocol[Term_contra]):
-    """An accumulator of Spark, or a total of delivery.stages.realtime.report_buffer."""
+    """A total that results are added to: a Spark accumulator, or in the real-time lane a `report_buffer.BufferedTotal`."""
 
     def add(self, term: Term_contra, /) -> None:
         """Add a term to the total."""
@@ -72,7 +72,7 @@ class EndpointsParam(AccumulatorParam[frozenset[EndpointId]]):
 
 
 class Meter:
-    """Measure what a clock that starts at zero has advanced since the last call. Thread-safe."""
+    """Measure by how much a clock has advanced between two calls. The clock starts at zero. Thread-safe."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
@@ -80,7 +80,7 @@ class Meter:
         self._last = 0.0
 
     def spent(self) -> float:
-        """Return the time since the last call; 0 if the clock stands still or has gone backwards."""
+        """Return by how much the clock has advanced since the last call; 0 if it stands still or has gone backwards."""
         # The lanes share a meter. Without the lock, an older reading could come last, and the difference would be negative. A
         # counter refuses that, and the lane would end.
         with self._lock:
@@ -91,7 +91,7 @@ class Meter:
 
 @functools.cache  # one for each process: a worker reports its CPU time with its results, the driver at each micro-batch
 def process_cpu() -> Meter:
-    """Return this process's meter of CPU seconds."""
+    """Return the meter of the CPU seconds that this process uses: always the same one."""
     return Meter(time.process_time)
 
 
@@ -103,13 +103,15 @@ def _attempt_log(level: str, form: str, sample: float) -> attempt_log.AttemptLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Count and log the results of an Arrow batch."""
+    """Count and log the results of a task. Called in the worker with each set of results that the task writes."""
 
     total: Accumulator[Counters]
     gone: Accumulator[frozenset[EndpointId]]
+    """Endpoints that answered that they are gone for good."""
     unresponsive: Accumulator[frozenset[EndpointId]]
+    """Endpoints that did not answer within their response deadline."""
     level: str
-    """Log level; this and the next two are the settings of the area `logs`."""
+    """The settings `logs.level`, `logs.format` and `logs.attempt_sample`, as are the next two fields."""
     format: str
     attempt_sample: float
 

@@ -1,7 +1,8 @@
-"""Let a worker outlive its JVM for a moment, so that requests in flight end and their results are written.
+"""Let a worker outlive its JVM for up to ENDS_WITHIN_S, so that its requests in flight end and their results are written.
 
-Runs in the executors' Python workers. When a JVM ends, or ends its workers in order, Spark's daemon sends them SIGHUP. By
-default that ends a Python worker at once, and its requests in flight would be repeated. docs/adr/0022 describes the solution.
+Runs in the executors' Python workers. When an executor's JVM ends, or the JVM ends its workers in order, Spark's daemon sends
+SIGHUP to the workers. By default SIGHUP ends a Python worker at once, and its requests in flight would be repeated.
+docs/adr/0022 describes the solution.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Callable
 from types import FrameType
 
 ENDS_WITHIN_S = 2.0
-"""Seconds after which an orphaned worker is killed. A restarted job reads the completed-work log later than that."""
+"""Seconds between SIGHUP and the end of an orphaned worker. A restarted job reads the completed-work log after this time."""
 
 
 def outlive(on_orphaned: Callable[[], None]) -> None:
-    """Call `on_orphaned` in the thread of the task when the JVM is gone.
+    """Handle SIGHUP during a task: call `on_orphaned` in the task's thread, and end the process ENDS_WITHIN_S later.
 
-    Called as each task starts: between two tasks Spark restores the default action, and an idle worker ends at once.
+    Called as each task starts. Between two tasks Spark restores the default action of SIGHUP, so an idle worker ends at once.
     """
 
     def hung_up(_number: int, _frame: FrameType | None) -> None:

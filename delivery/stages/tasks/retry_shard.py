@@ -1,6 +1,8 @@
-"""Take leases from the shards of the retry lane, as `retries.shard_scheduler` decides.
+"""Take leases from the shards of the retry lane, as delivery.webhooks.retries.shard_scheduler decides.
 
-Created on the driver, run in the executors' Python workers. It does not use the registry, so its closure never changes.
+Created on the driver, run in the executors' Python workers. A shard is one key of Spark's state. It holds the retry entries of
+some endpoints. A lease holds retry entries of one FIFO that a worker attempts now. These tasks do not use the registry, so
+their closure stays the same while the query runs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from delivery.webhooks.retries import retry_records, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "key", "value")
+"""Columns of the retries topic that these tasks read."""
 _place = struct.Struct(">iq").pack
-"""Encode partition and offset as bytes that sort alike. An endpoint's records are in one partition and keep their order."""
+"""Encode partition and offset as bytes that sort in the same order. All records of an endpoint are in one partition."""
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
@@ -36,7 +39,12 @@ def take_leases(
     parallelism: int,
     shard_keys: tuple[int, ...],
 ) -> DataFrame:
-    """Return the leases to deliver now."""
+    """Return the leases to deliver now, in rows that `shard_state.items_of` reads.
+
+    `records` come from the retries topic: deferred deliveries, reports of leases, and other messages for the shards. Each goes
+    to the shard of its endpoint, which then decides by `policy`. An entry may leave up to `look_ahead_ms` before its due time.
+    The tasks add to `pending` the backlog of each shard: the entries that still wait.
+    """
     spread = (
         records.select(*COLUMNS)
         .where(retry_records.HAS_MESSAGE)
@@ -48,10 +56,14 @@ def take_leases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadPartition:
-    """The partition function: Arrow batches of records in, rows for the shards out. A record's key is its endpoint's id."""
+    """The function that Spark calls for a partition of records: yield a row of `route.SCHEMA` for the shard of each record.
+
+    A record's key is the id of its endpoint, and the endpoint determines the shard.
+    """
 
     tools: task_context.Tools
     shard_keys: tuple[int, ...]
+    """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
@@ -72,15 +84,16 @@ class SpreadPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDecision:
-    """The decision of the retry lane for one shard."""
+    """The retry lane's decision function, which Spark's state calls for each shard."""
 
     policy: window.ShardPolicy
     look_ahead_ms: int
+    """Milliseconds by which an entry may leave before its due time."""
 
     def __call__(
         self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """Decide which entries of one shard are leased now."""
+        """Decide which retry entries of one shard are leased now, and which segments the shard writes and removes."""
         known = shard_scheduler.decoded(index)
         decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
         written = shard_scheduler.encoded(decided.index) if decided.changed else None

@@ -1,7 +1,8 @@
-"""Route records to segments of the shards on the executors: the batch lane up to its state.
+"""Find the batch lane's endpoints for each record, and pack the events into segments for the shards of these endpoints.
 
-Created on the driver, run in the executors' Python workers. The closure is fixed when the query starts; the newest registry
-comes with each micro-batch (delivery.stages.registry.task_delta).
+Created on the driver, run in the executors' Python workers. A shard is one key of Spark's state. It holds the pending batches
+of some endpoints. A segment is one value with events of one shard. The tasks' closure is fixed when the query starts. The
+newest registry comes with each micro-batch (delivery.stages.registry.task_delta).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from delivery.webhooks.routing import intake, registries
 from delivery.webhooks.state import chunking
 
 SCHEMA = "shard int, key binary, value binary"
-"""Rows for a shard, with a key where the order matters. A row without key and value makes the shard check its due times."""
+"""Columns of the rows that go to the shards: the shard's key in Spark's state, the order among the shard's rows if it matters,
+and the value. A row without key and value makes the shard check its due times."""
 _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
 
 
@@ -40,7 +42,10 @@ def route(
     immediate_flush_s: float,
     rejects: bool,
 ) -> DataFrame:
-    """Return the segments of `records` for the shards, as SCHEMA."""
+    """Return rows of SCHEMA for the shards: the events in `records` that are due to endpoints of the batch lane.
+
+    An endpoint whose batches wait at most `immediate_flush_s` seconds is marked: its events leave in the same micro-batch.
+    """
     partition = RoutePartition(
         tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects
     )
@@ -49,14 +54,18 @@ def route(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutePartition:
-    """The partition function: Arrow batches of records in, rows for the shards out."""
+    """The function that Spark calls for a partition of records: yield rows of SCHEMA, and write the results that end here.
+
+    Skipped deliveries and rejected records end here, before the state.
+    """
 
     tools: task_context.Tools
     source: registries.Source
     shard_keys: tuple[int, ...]
+    """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
     rejects: bool
-    """False beside the direct lane, which reports every record that is not an event."""
+    """False: the direct lane of the same job reports rejected records, and this lane reports only `intake.LANE_SPECIFIC`."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)
@@ -73,7 +82,7 @@ class RoutePartition:
 
 
 def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Arrow batches of SCHEMA."""
+    """Yield these rows as Arrow batches of SCHEMA, each of at most `arrow.MAX_BATCH_BYTES`."""
     for chunk in chunking.chunks(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]

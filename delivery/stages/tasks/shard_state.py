@@ -1,9 +1,10 @@
-"""Keep each shard in Spark's state, and apply the lane's decision to it.
+"""Keep each shard of a lane in Spark's state, and decide in each micro-batch which items leave it.
 
-Runs in the executors' Python workers. One key is one shard of endpoints, because the cost of Spark's state depends on keys and
-micro-batches, not on events (docs/architecture.md). A shard's index is one small value, rewritten when it changes. Its segments
-are written once under growing numbers, read when items leave, and removed. Guarantee: Spark commits the state with the offsets,
-so a micro-batch that runs again finds the same state.
+Runs in the executors' Python workers, for the batch and the retry lane. A shard holds the waiting items of some endpoints, and
+is one key of Spark's state: the cost of the state depends on keys and micro-batches, not on events (docs/architecture.md). A
+shard has an index and segments. The index is one small value, rewritten when it changes. A segment holds items. It is written
+once under a growing number, read when items leave, and then removed. Guarantee: Spark commits the state with the offsets, so a
+micro-batch that runs again finds the same state.
 """
 
 from __future__ import annotations
@@ -25,50 +26,56 @@ from delivery.webhooks.state import chunking
 from delivery.webhooks.state.backlog import Pending
 
 ROW_BYTES = 256 * 1024
-"""Bytes of items that share one output row; a larger item has a row of its own. A row costs about 10 µs, whatever its size, and
+"""Most bytes of items in one output row; a larger item has a row of its own. A row costs about 10 µs, whatever its size, and
 ten thousand endpoints have ten thousand small batches."""
 _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
 _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
 class Decided(NamedTuple):
-    """The decision on one shard."""
+    """The decision on one shard in one micro-batch."""
 
-    left: list[bytes]
-    """Items to deliver now."""
+    due: list[bytes]
+    """Batches or leases to deliver now."""
     append: dict[int, bytes]
     """Segments to write, by number."""
     drop: list[int]
     """Numbers of the segments to remove."""
     written: bytes | None
-    """The new index; None: nothing changed, and nothing is written."""
+    """The new index; None: the shard did not change, and neither index nor segments are written."""
     pending: Pending
-    """The items that still wait."""
+    """The backlog: the items that still wait in the shard."""
 
 
 class RunningTask(Protocol):
-    """A task in its worker."""
+    """The task that decides on shards, as `task_context.Task` provides it."""
 
     def finish(self) -> object:
-        """End the task."""
+        """Write the remaining results of the worker, and end the task."""
 
 
 class Decide(Protocol):
-    """The decision function of a lane. Survives pickling."""
+    """The decision function of a lane: `BatchDecision` or `RetryDecision`. Survives pickling."""
 
     def __call__(self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int) -> Decided:
-        """Decide on a shard by its index, the values that arrived for it, and its segments."""
+        """Decide on a shard by its index, the values that arrived for the shard, and the time of the micro-batch.
+
+        `read` returns a segment of the shard by its number. `index` None: the shard is new.
+        """
 
 
 def decide_shards(
     rows: DataFrame, decide: Decide, pending: Accumulator[Pending], begin: Callable[[], RunningTask]
 ) -> DataFrame:
-    """Return the items to deliver now, in rows that `items_of` reads. "Now" is the start of the micro-batch.
+    """Return the batches or leases to deliver now, in rows that `items_of` reads. "Now" is the start of the micro-batch.
 
-    `begin` is called in the worker as each task starts. Spark writes the time into the offset log, so a micro-batch that runs
-    again decides by the same time. The timers of `transformWithState` would need a micro-batch at each trigger, even without
-    waiting items: 0.9 CPU seconds each with four shards, the empty routing included, on a busy machine. Instead each row
-    carries the time, and delivery.stages.kafka.wakeups sends a record when an item is due.
+    `rows` has the columns of `route.SCHEMA`. `begin` is called in the worker as each task starts, and `pending` adds up the
+    backlogs of the shards.
+
+    Spark writes the time into the offset log, so a micro-batch that runs again decides by the same time. The timers of
+    `transformWithState` would need a micro-batch at each trigger, even without waiting items: 0.9 CPU seconds each with four
+    shards, the empty routing included, on a busy machine. Instead each row carries the time, and delivery.stages.kafka.wakeups
+    sends a record when an item is due.
     """
     return (
         rows.select("shard", "key", "value", F.unix_millis(F.current_timestamp()).alias("now_ms"))
@@ -79,7 +86,7 @@ def decide_shards(
 
 
 def items_of(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield the items in the Arrow batches of `decide_shards`."""
+    """Yield the batches or leases in the rows that `decide_shards` returns. Called in the tasks that deliver."""
     values = (value for batch in batches for value in batch.column("value").to_pylist())
     return itertools.chain.from_iterable(map(items_in_row, values))
 
@@ -89,12 +96,12 @@ _decoder = msgspec.msgpack.Decoder(list[bytes])
 
 
 def items_in_row(value: bytes) -> list[bytes]:
-    """Return the items that share a row."""
+    """Return the batches or leases that share a row of `decide_shards`."""
     return _decoder.decode(value)
 
 
 class Shard(StatefulProcessor):
-    """The state of one shard, and the lane's decision on it in each micro-batch."""
+    """The processor that Spark calls for each shard in each micro-batch: read the shard's state, decide, write the state."""
 
     def __init__(self, decide: Decide, pending: Accumulator[Pending], begin: Callable[[], RunningTask]) -> None:
         self._decide = decide
@@ -103,12 +110,15 @@ class Shard(StatefulProcessor):
         self._task: RunningTask | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state. Called once for each task, and once on the driver before the query starts, as is `close`."""
+        """Declare the state. Spark calls `init` and `close` in each task, and once on the driver before the query starts."""
         self._index = handle.getValueState("index", _BYTES)
         self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
-        """Decide on the shard with the values that arrived for it, in the order of their keys; yield rows of due items."""
+        """Decide on one shard by the values that arrived for it, in the order of the rows' keys.
+
+        Yield rows with the batches or leases to deliver, and write what changed of the shard into Spark's state.
+        """
         self._task = self._task or self._begin()
         arrived, now_ms = [], 0
         for row in rows:
@@ -119,7 +129,7 @@ class Shard(StatefulProcessor):
         written = self._index.get()
         index = None if written is None else bytes(written[0])
         decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
-        for chunk in chunking.chunks(decided.left, len, ROW_BYTES):
+        for chunk in chunking.chunks(decided.due, len, ROW_BYTES):
             yield Row(value=_encoder.encode(chunk))
         self._pending.add(decided.pending)
         if decided.written is None:

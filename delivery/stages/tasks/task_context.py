@@ -1,8 +1,8 @@
-"""Start a task of any lane in its worker, and write its results.
+"""Start a task of any lane in its worker, and write the task's results to Kafka.
 
-Created on the driver, used in the executors' Python workers. Guarantee: at least once. A delivery repeats if a task had sent it
-and not yet written its result when the task failed or its process was killed (docs/adr/0014, 0015). Each repeat carries the
-same `webhook-id`.
+Created on the driver, used in the executors' Python workers. Guarantee: at least once. A delivery repeats if a task had sent
+the request, and failed or was killed before it wrote the result (docs/adr/0014, 0015). Each repeat carries the same
+`webhook-id`.
 """
 
 from __future__ import annotations
@@ -28,45 +28,49 @@ from delivery.webhooks.results.results import Results
 from delivery.webhooks.scheduling import background_attempts
 
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
-"""Spark's text when rows between two stages are gone, with `spark.stage.maxConsecutiveAttempts` at 1."""
+"""Part of Spark's error message when shuffled rows are gone with an executor. `spark.stage.maxConsecutiveAttempts` is 1."""
 NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
-"""The empty result of a task that has written its results itself. As text, the JVM would parse it in each micro-batch."""
+"""Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. As text, the JVM would
+parse the schema in each micro-batch."""
 LAST_FLUSH_S = 0.5
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The plan, observer and sink of each task of a lane. Survives pickling."""
+    """The values that every task of a lane needs: it travels from the driver to the workers. Survives pickling."""
 
     plan: worker_plan.Plan
+    """Settings of the worker process: limits, timeouts, topics."""
     observe: Callable[[Results], None]
-    """Called in the worker with all results."""
+    """Counts and logs results. Called in the worker with all results of the task."""
     sink: sink.Sink
+    """Creates the task's writer to Kafka."""
     created_s: float | None = None
     """When the driver created these tasks, in seconds since the epoch; None: they belong to a plan of several micro-batches."""
     workers: int | None = None
-    """Worker processes that share the limits of a host or endpoint; None: unchanged."""
+    """Worker processes among which the limits of a host or endpoint are divided; None: the worker keeps the last number."""
 
     def stamped(self, workers: int) -> Tools:
         """Return the tools with the current time and number of workers. Called on the driver for each micro-batch."""
         return dataclasses.replace(self, created_s=time.time(), workers=workers)
 
     def begin(self) -> Task:
-        """Start a task. Called in its worker."""
-        here = worker.shared_worker(self.plan)
-        here.begin_task(self.created_s, self.workers)
-        orphan.outlive(here.mark_orphaned)
-        here.write_background_results_by(self.write_background_results)
-        return Task(self, here)
+        """Start a task in this worker process, and return it. Called by the task itself, before it reads its input."""
+        process = worker.shared_worker(self.plan)
+        process.begin_task(self.created_s, self.workers)
+        orphan.outlive(process.mark_orphaned)
+        process.write_background_results_by(self.write_background_results)
+        return Task(self, process)
 
     def write_background_results(
         self, results: Results, ended: list[background_attempts.BackgroundResult], revision: Revision
     ) -> None:
-        """Write the results of background attempts. When Kafka has confirmed them, notify the shards.
+        """Write the results of background attempts, and then notify the retry lane's shards that these attempts have ended.
 
-        Called in the worker, beside its tasks; `revision` is the newest one there. The order matters: a shard that is notified
-        first could remove an entry whose result is never written.
+        Called in the worker, on a thread beside its tasks. `revision` is that of the worker's newest registry. The shards are
+        notified only after Kafka has confirmed the results. In the other order a shard could remove an entry whose result is
+        never written.
         """
         writing = self.sink()
         _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
@@ -76,20 +80,20 @@ class Tools:
 
 
 class Task:
-    """A running task. Used by one thread."""
+    """A running task: its worker process, and its writer to Kafka. Used by one thread."""
 
-    def __init__(self, tools: Tools, here: worker.Worker) -> None:
-        self.worker = here
+    def __init__(self, tools: Tools, process: worker.Worker) -> None:
+        self.worker = process
         self._observe, self._topics = tools.observe, tools.plan.topics
         self._writing = tools.sink()
 
     def write(self, results: Results) -> None:
-        """Write results, and the entries that are deferred to the retry lane."""
+        """Observe results, and enqueue their rows for Kafka: attempts, dead letters, and entries deferred to the retry lane."""
         self._observe(results)
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
     def write_leases(self, ended: retry_lane.LeaseResults) -> None:
-        """Write the results of leases; their reports list the entries that are requeued."""
+        """Observe and write the results of leases, then write the leases' reports, which tell the shards what to requeue."""
         self._observe(ended.results)
         self._writing.write(topic_rows.rows(ended.results, self._topics))
         if ended.reports:
@@ -97,10 +101,13 @@ class Task:
             self._writing.finish()
             self._writing.write(topic_rows.report_rows(ended.reports, self._topics))
 
-    def write_all(self, made: Iterable[Results]) -> Iterator[pa.RecordBatch]:
-        """Write all results, and finish. If the task fails, flush the results that it had written."""
+    def write_all(self, all_results: Iterable[Results]) -> Iterator[pa.RecordBatch]:
+        """Write all results, and finish the task; return no rows.
+
+        If a delivery or a write fails, wait for the confirmation of the rows that are already enqueued, and raise the failure.
+        """
         try:
-            for results in made:
+            for results in all_results:
                 self.write(results)
         except Exception:
             self.flush()
@@ -108,15 +115,15 @@ class Task:
         return self.finish()
 
     def flush(self) -> None:
-        """Wait up to LAST_FLUSH_S until Kafka has confirmed the rows. For a task that fails."""
+        """Wait up to LAST_FLUSH_S until Kafka has confirmed the enqueued rows. For a task that fails."""
         self._writing.flush(LAST_FLUSH_S)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Wait until Kafka has confirmed all rows; return no rows.
+        """Write the remaining results, and wait until Kafka has confirmed all rows; return no rows.
 
-        Also write the leases of the retry lane that have ended in this process, whatever the task is for. Spark assigns its
-        processes round robin, so in a quiet job one process may get the same kind of task in every micro-batch. A lease that is
-        never reported expires, and its entries are leased again.
+        A task of any lane also writes the leases of the retry lane that have ended in its process. Spark assigns its processes
+        round robin, so in a quiet job one process may get no further task of the retry lane. A lease that is never reported
+        expires, and its entries are leased again.
         """
         if (leases := self.worker.drain_leases()) is not None:
             self.write_leases(leases)
@@ -134,17 +141,20 @@ def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, r
 
 
 def completed_before(work_log: CompletedWork | None) -> frozenset[Key]:
-    """Return the deliveries that ended in an earlier run of this task. Called in the task."""
+    """Return the deliveries that must not be repeated, because they ended in an earlier run of this task.
+
+    Called in the task. `work_log` None: the micro-batch has no log, and the result is empty.
+    """
     context = TaskContext.get()
     return frozenset() if work_log is None or context is None else work_log.ended(context.attemptNumber())
 
 
 class RowsLost(Exception):
-    """An executor ended, and rows that these tasks had to read are gone. Some tasks have ended, others may still run."""
+    """An executor ended, and shuffled rows that tasks had to read are gone. Some tasks have ended, others may still run."""
 
 
 def run(tasks: DataFrame) -> None:
-    """Run tasks that write their results themselves until all have ended; raise RowsLost."""
+    """Run the tasks of a frame without rows until all have ended; raise RowsLost if an executor ended with shuffled rows."""
     try:
         tasks.write.format("noop").mode("overwrite").save()
     except Exception as failure:
