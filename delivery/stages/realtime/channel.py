@@ -86,7 +86,7 @@ class Channel:
         try:
             return pickling.unpacked(self._sealer.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound_to))
         except InvalidTag:
-            raise ChannelBroken("a message that was not sealed for here") from None
+            raise ChannelBroken("a message that was not sealed for this connection") from None
 
     def wait_without_timeout(self) -> None:
         """Let the following messages take any time. Called when the peer may be busy for long."""

@@ -49,7 +49,7 @@ def test_a_message_arrives_in_both_directions(both_ends):
 def test_a_message_of_another_key_is_refused(both_ends):
     worker, driver, _ = both_ends(channel.new_key())
     worker.send("report")
-    with pytest.raises(channel.ChannelBroken, match="not sealed for here"):
+    with pytest.raises(channel.ChannelBroken, match="not sealed for this connection"):
         driver.receive()
 
 
@@ -60,7 +60,7 @@ def test_a_message_that_is_sent_again_is_refused(both_ends):
     worker.send("report")
     wire.sendall(recorded[0])
     assert driver.receive() == "report"
-    with pytest.raises(channel.ChannelBroken, match="not sealed for here"):
+    with pytest.raises(channel.ChannelBroken, match="not sealed for this connection"):
         driver.receive()
 
 
