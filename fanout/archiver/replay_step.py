@@ -81,15 +81,15 @@ class Replayer:
         return progress.resumable(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
 
     def _advance(self, connection: connect.Connection, seen: ReplayRequest) -> bool:
-        """Execute the next chunk of a replay. Return False if there is none now.
+        """Do the next step of a replay. Return True if something was done, and False in the cases 1 and 6.
 
-        1. The replay has ended, or another process executes it at this moment: no chunk.
+        1. The replay has ended, or another process executes it at this moment: nothing is done.
         2. The replay's endpoint was deleted: the replay fails.
         3. The replay asks for one delivery: the delivery is enqueued, or the replay fails.
         4. The replay asks for a time range, and attempts are not archived: the replay fails.
         5. The replay asks for a time range, and has not begun: the offsets to read are recorded.
         6. The endpoint is paused or disabled: the replay waits, because its deliveries would only take room in the retry lane.
-        7. Otherwise the next records are read.
+        7. Otherwise the next records are read. If none are left, the replay is done.
         """
         routes = self._routes_to(connection, seen)
         with progress.locked(connection, seen) as replay:

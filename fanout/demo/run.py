@@ -262,7 +262,7 @@ def _poll_and_redrive(
 ) -> tuple[set[Due], over_http.Polled]:
     """Poll the dead letters of the failing customer, repair its endpoints, redrive, and wait for the deliveries.
 
-    Return the deliveries that were dead letters, and the polled ones.
+    Return the deliveries that were dead letters before the poll, by the records of the job, and those that the poll received.
     """
     given_up = scene.given_up(scenario.FAILING_CUSTOMER)
     published = {(placed.event.message.topic, placed.partition, placed.offset): placed.event.payload for placed in scene.placed}

@@ -57,7 +57,10 @@ class Placed:
 
 
 class Publisher:
-    """Publish messages, and report the place of each. Used by one thread."""
+    """Publish messages to Kafka. Call `on_placed` with the partition and offset of each message that Kafka has confirmed.
+
+    Used by one thread.
+    """
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
         self._producer = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(kafka))

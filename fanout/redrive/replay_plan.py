@@ -33,7 +33,7 @@ class Due(NamedTuple):
 
 
 class Routes:
-    """The present routes to one endpoint: find which events are due to it by the registry."""
+    """Decide by a snapshot of the registry which events are due to one endpoint."""
 
     def __init__(self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout) -> None:
         self.endpoint = endpoint

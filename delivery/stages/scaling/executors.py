@@ -20,7 +20,7 @@ WHY = "fewer executors are needed"
 
 
 class Executors(NamedTuple):
-    """The executors of an application, by Spark's ids, oldest first."""
+    """Spark's ids of the registered executors: those that get tasks, and those that are ending. Oldest first."""
 
     active: tuple[str, ...]
     """Executors that get tasks."""

@@ -36,7 +36,9 @@ def deliver(
     suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
     work_log: CompletedWork | None = None,
 ) -> DataFrame:
-    """Return a frame whose tasks deliver `records`; `task_context.run` runs them. `records` has COLUMNS and no others.
+    """Return a frame without rows, whose tasks deliver `records` and write the results to Kafka.
+
+    `task_context.run` runs the tasks. `records` has COLUMNS and no others.
 
     Deliveries to `suppressed` endpoints are deferred to the retry lane. Deliveries that ended according to `work_log` are left
     out.

@@ -125,7 +125,10 @@ class RetryLane:
         return await self._book.wait(wait_s)
 
     async def finish_task(self, wait_s: float) -> LeaseResults:
-        """Wait at most `wait_s` for the leases begun since the last call; return the results."""
+        """Wait at most `wait_s` for the leases begun since the last call; return all results so far, also of earlier leases.
+
+        Leases that have not ended go on. Their other results leave with a later call.
+        """
         await self._book.wait(wait_s)
         self._book.finish_task()
         self._memory.finish_task()
@@ -148,7 +151,11 @@ class RetryLane:
         await self._book.close()
 
     async def _classify(self, lease: retry_messages.Lease, settle_s: float, ended: completed_work.CompletedKeys) -> _Course:
-        """Return the course of a lease. Wait at most `settle_s` for memory, once per task."""
+        """Return what will happen to a lease.
+
+        While the leases in flight leave no room in memory, wait for the end of one of them, at most `settle_s` each time.
+        After a wait in vain, no lease of the same task waits again.
+        """
         if not lease.number:
             return _Course.GIVEN_UP
         key = completed_work.key_of_lease(lease.endpoint_id, lease.number, len(lease.entries))

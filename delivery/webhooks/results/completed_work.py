@@ -89,7 +89,11 @@ class CompletedWorkLog(abc.ABC):
         """Return, by topic, the function that adds the completed work in a record. Records of other topics complete nothing."""
 
     def add(self, value: bytes, reader: Callable[[bytes], None]) -> None:
-        """Add the completed work in a record by `reader`, the function that `readers` returned for the record's topic."""
+        """Call `reader` with the value of a record, to add the work that the record completes.
+
+        `readers` returned `reader` for the record's topic. An error of `reader` is logged. At `max_completed` keys nothing is
+        added.
+        """
         if len(self.completed) >= self._max_completed:
             return
         try:

@@ -162,7 +162,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return max(self.known_until_ms, self.failed_ms + _max_silence_ms(policy))
 
     def without_report(self) -> Window:
-        """Return a new window that keeps only the failing time. Called when the last report is not current any more."""
+        """Return a new window with only the times of the first and the last failure.
+
+        Called for an endpoint without entries, when its last report is not current any more.
+        """
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 
     def _back_off(self, policy: ShardPolicy, now_ms: int) -> None:

@@ -220,7 +220,7 @@ def _registry_id(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a text that Postgres can store and index: without NUL, of bounded length."""
+    """Return a text that Postgres can store and index: the first MAX_CHARS characters, with each NUL replaced by U+FFFD."""
     return value[:MAX_CHARS].replace("\0", "\ufffd")
 
 
