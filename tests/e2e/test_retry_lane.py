@@ -153,7 +153,8 @@ def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch
     platform.register([{}, {"endpoint": "slow"}], endpoints=("ep1", "slow"), retry={})
     with Slow() as customers:
         update(platform, "update endpoints set url = %s where endpoint_id = 'slow'", f"{customers.url}/")
-        job = Job(platform, "direct", "retry", delivery={"patience_s": 0.5})
+        # Below the time of an answer also where the worker's clock runs at its slowest speed, an eighth.
+        job = Job(platform, "direct", "retry", delivery={"patience_s": 0.1})
         ids = []
         for first in range(0, 30, 3):
             ids += platform.publish(3, first=first)
