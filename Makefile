@@ -23,15 +23,15 @@ check: setup
 quick: setup
 	$(PYTEST) -n 2 -p tests.budget tests/unit tests/properties $(ARGS)
 
-test: before-servers
+test: before-servers test-chart
 	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
 	$(PYTEST) -p tests.budget -m "not slow" $(SERVERS) $(ARGS)
 
-# What needs no server, and the jars for what does: beside each other, since the jars mostly wait for the network.
+# What needs no server, beside the jars for what does: those mostly wait for the network.
 before-servers: setup
-	@$(MAKE) --no-print-directory -j 4 lint quick test-chart prepare
+	@$(MAKE) --no-print-directory -j 3 lint quick prepare
 
-test-all: before-servers
+test-all: before-servers test-chart
 	$(PYTEST) $(SERVERS) $(ARGS)
 
 lint: setup
