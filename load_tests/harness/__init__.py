@@ -1,4 +1,4 @@
 """Functions that the scenarios share: servers, customers, traffic, figures.
 
-In: a scenario's wishes. Out: a running platform, and what it used.
+In: the parameters of a scenario. Out: a running platform, and the figures of its deliveries, CPU and memory.
 """

@@ -1,6 +1,7 @@
-"""Decide the answer of a receiver in a load test: at once, after some seconds, or with an error. Pure.
+"""Decide how an endpoint of the load tests' receiver answers: at once, after some seconds, or with an error. Pure.
 
-Runs in the receiver's process and in the scenario's.
+A scenario disturbs the receiver for some time. Meanwhile some endpoints are slow or fail, and all others answer at once. The
+functions run in the receiver's process and in the scenario's.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _STEP, _FIRST = 7, 50
-"""They spread the slow and the failing endpoints over direct and batch mode, and keep endpoint 0, the busiest, healthy."""
+"""Factor and offset of the rank of an endpoint (`_rank`).
+
+The values spread slow and failing endpoints over direct and batch mode. They keep endpoint 0, the busiest, healthy.
+"""
 
 
 class Answer(NamedTuple):
     """One response of a receiver."""
 
     after_s: float
+    """Seconds from the request to the response."""
     is_accepted: bool
-    """Whether the status is 200; otherwise it is 503."""
+    """True: the status is 200. False: 503."""
 
 
 AT_ONCE = Answer(0.0, is_accepted=True)
+"""The answer of a healthy endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +34,9 @@ class Behaviour:
     """Which endpoints are slow and which fail, while the receiver is disturbed."""
 
     slow_of_100: int = 0
+    """Number of slow endpoints among 100 with consecutive numbers."""
     failing_of_100: int = 0
+    """Number of endpoints that answer 503 among 100 with consecutive numbers."""
     slow_s: tuple[float, float] = (1.0, 10.0)
     """Shortest and longest response time of slow endpoints, seconds. Each endpoint keeps its own."""
 
@@ -37,7 +45,7 @@ class Behaviour:
         return _rank(endpoint) >= self.slow_of_100 + self.failing_of_100
 
     def answer(self, endpoint: int) -> Answer:
-        """Return how the endpoint answers while the receiver is disturbed."""
+        """Return the answer of the endpoint while the receiver is disturbed."""
         rank = _rank(endpoint)
         if rank < self.slow_of_100:
             shortest, longest = self.slow_s
@@ -48,8 +56,9 @@ class Behaviour:
 
 
 HEALTHY = Behaviour()
+"""No endpoint is slow or fails, also while the receiver is disturbed."""
 
 
 def _rank(endpoint: int) -> int:
-    """Return a number below 100; of 100 endpoints in a row, each has another one."""
+    """Return the rank of an endpoint, 0 to 99. The lowest ranks are slow. 100 consecutive endpoints have different ranks."""
     return (_STEP * endpoint + _FIRST) % 100

@@ -1,4 +1,4 @@
-"""Compute the figures of a load test. Pure."""
+"""Compute the figures of a load test from the receiver's report, the job's log and the account of the topics. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from load_tests.harness import receiver, usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Time and CPU for a backlog: right after the start, and once the platform was warm."""
+    """Time and CPU in which the job delivered a backlog: during the warm-up, and after it."""
 
     first_s: float
-    """Until the first delivery, from the start of the job."""
+    """Seconds from the start of the job to the first delivery."""
     warm_s: float
+    """Seconds from the start of the job to the end of the warm-up."""
     warm: usage.Usage
+    """CPU of the job until the end of the warm-up."""
     warm_count: int
+    """Events that were delivered during the warm-up."""
     took_s: float
+    """Seconds from the end of the warm-up to the last delivery."""
     spent: usage.Usage
+    """CPU of the job in `took_s`."""
     count: int
-    """Events that were delivered after the warm-up."""
+    """Events that were delivered in `took_s`."""
 
     def document(self) -> dict[str, Any]:
-        """Return it for machines, CPU by the million events."""
+        """Return the throughput as JSON values, with the CPU seconds of a million events."""
         return {
             "deliveries": self.count,
             "deliveries_per_s": round(self.count / self.took_s),
@@ -48,7 +53,7 @@ class Throughput:
 
 
 class Request(NamedTuple):
-    """One that came in: a single event, or a batch."""
+    """One request that arrived at the receiver, with a single event or a batch."""
 
     endpoint: int
     numbers: Sequence[int]
@@ -56,16 +61,16 @@ class Request(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """One that was committed."""
+    """One committed micro-batch of a lane, from the job's log."""
 
     ended_at_s: float
-    """Since the epoch."""
+    """Time of the commit, seconds since the epoch."""
     records: int
     took_ms: int
 
 
 def micro_batches(log: Iterable[bytes], lane: str) -> Iterator[MicroBatch]:
-    """Yield those that a lane has committed, by the lines of the job's log in JSON."""
+    """Yield the committed micro-batches of a lane from the lines of the job's log (`logs.format` json)."""
     for line in log:
         if b'"micro-batch committed"' in line and (entry := orjson.loads(line))["lane"] == lane:
             ended_at_s = dt.datetime.fromisoformat(entry["at"]).timestamp()
@@ -73,7 +78,7 @@ def micro_batches(log: Iterable[bytes], lane: str) -> Iterator[MicroBatch]:
 
 
 def requests(report: receiver.Report) -> Iterator[Request]:
-    """Yield the requests in the order of their arrival."""
+    """Yield the requests of a report in the order of arrival, except requests without an event."""
     ends = itertools.accumulate(report.requests, initial=0)
     for first, end in itertools.pairwise(ends):
         if first < end:
@@ -81,15 +86,16 @@ def requests(report: receiver.Report) -> Iterator[Request]:
 
 
 def requests_between(report: receiver.Report, first: int, end: int) -> int:
-    """Return how many requests brought the events from the `first` to the `end` of all that arrived."""
+    """Return the number of requests whose first event is among the arrivals `first` to `end` - 1, counted from 0."""
     starts = list(itertools.accumulate(report.requests, initial=0))[:-1]
     return sum(first <= start < end for start in starts)
 
 
 def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
-    """Return the numbers of lost, repeated, wrongly addressed and unverified deliveries.
+    """Return the numbers of lost, repeated, unexpected and unverified deliveries.
 
-    `due` has the endpoint of each event, by its number.
+    A delivery is unexpected at an endpoint to which its event is not due. It is unverified if its signature is wrong. `due`
+    has the endpoint of each event, by the event's number.
     """
     times, unexpected = [0] * len(due), 0
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
@@ -107,7 +113,7 @@ def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
 
 
 def overtook(report: receiver.Report, endpoints: Collection[int]) -> int:
-    """Return how many earlier events of its endpoint one of these endpoints' events came before, at most."""
+    """Return the most events that one event overtook: earlier events of its endpoint that arrived later. Repeats are ignored."""
     arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
         if endpoint in arrived:
@@ -116,7 +122,7 @@ def overtook(report: receiver.Report, endpoints: Collection[int]) -> int:
 
 
 def _overtook(numbers: Sequence[int]) -> int:
-    """Return the most numbers smaller than one that come after it."""
+    """Return the largest count, over all numbers, of smaller numbers that come later in the sequence."""
     ranks = {number: rank for rank, number in enumerate(sorted(numbers))}
     before: list[int] = []  # sorted
     most = 0
@@ -128,7 +134,10 @@ def _overtook(numbers: Sequence[int]) -> int:
 
 
 def reconciled(account: accounting.Account, report: receiver.Report) -> dict[str, Any]:
-    """Return what the topics say themselves, and whether the receiver says the same."""
+    """Return the counts of outcomes by the topics.
+
+    `holds` is True if the topics have no finding, and as many deliveries as events arrived at the receiver.
+    """
     lanes = account.lanes.values()
     delivered = sum(lane.counts.delivered for lane in lanes)
     return {
@@ -142,7 +151,7 @@ def reconciled(account: accounting.Account, report: receiver.Report) -> dict[str
 
 
 def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
-    """Return what became of records that are no events, by why they are to be rejected."""
+    """Return the numbers of published and of rejected poison records by reject reason, and the number not rejected."""
     return {
         "poison": {"published": dict(published), "rejected": dict(sorted(rejected.items()))},
         "not_rejected": (published - rejected).total(),
@@ -150,29 +159,29 @@ def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
 
 
 def of_receiver(report: receiver.Report) -> dict[str, Any]:
-    """Return what the receiver took, which no other figure counts."""
+    """Return the CPU seconds of the receiver for a million events, and its number of connections."""
     per_million = 1e6 / len(report.numbers)
     return {"cpu_s_per_million": round(report.cpu_s * per_million, 1), "connections": report.connections}
 
 
 def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool] = lambda _: True) -> dict[str, int]:
-    """Return how old the events with these numbers were when they arrived, at some endpoints."""
+    """Return percentiles, in ms, of the age at arrival, of the events with these numbers at endpoints where `at` is True."""
     arrived = zip(report.numbers, report.endpoints, report.ages_ms, strict=True)
     return percentiles(age for number, endpoint, age in arrived if number in numbers and at(endpoint))
 
 
 def ratios(before: Mapping[str, float], after: Mapping[str, float], *names: str) -> dict[str, float]:
-    """Return by how much some figures have grown."""
+    """Return the figures `names` of `after`, each divided by the same figure of `before`."""
     return {name: round(after[name] / before[name], 2) for name in names}
 
 
 def percentiles(values: Iterable[float]) -> dict[str, int]:
-    """Return p50, p90, p99 and the largest, in whole numbers."""
+    """Return p50, p90, p99 and the largest of the values, rounded to whole numbers; all 0 without a value."""
     return {name: round(value) for name, value in cuts(values).items()}
 
 
 def cuts(values: Iterable[float]) -> dict[str, float]:
-    """Return p50, p90, p99 and the largest."""
+    """Return p50, p90, p99 and the largest of the values; all 0 without a value."""
     known = list(values)
     if len(known) < 2:
         return dict.fromkeys(("p50", "p90", "p99", "max"), sum(known))

@@ -1,8 +1,8 @@
 """Run `fanout archive` and `fanout serve` beside the job, with customers who poll far more than usual.
 
 Some customers poll at a fixed pace, with pages and leases. One exceeds its limit, and acknowledges nothing. Some read their
-answers slowly. In production these processes run on their own machines; here they share the machine of the job. So the job has
-priority for a core, and their usage is reported.
+answers slowly. In production `fanout archive`, `fanout serve` and Postgres run on machines of their own. In a load test these
+processes share the machine of the job. So the job has priority for a core, and the usage of these processes is reported.
 """
 
 from __future__ import annotations
@@ -17,29 +17,34 @@ from load_tests.harness import letter_archive, phases, platform, polling, usage
 from subscriptions_db.postgres import connect
 
 CATCH_UP_S = 300
+"""Seconds within which `fanout archive` must have archived the attempts of all deliveries before the phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flood:
-    """Size of the flood."""
+    """Size of the flood of polls beside the job."""
 
     letters: int = 20_000
+    """Dead letters in the archive when the polls begin."""
     customers: int = 50
+    """Customers who poll; the dead letters are distributed evenly among them."""
     polls_per_s: float = 40.0
     """Polls a second of all customers together."""
     limit: int = 10
-    """Dead letters of a poll."""
+    """Largest number of dead letters of a poll."""
     greedy_per_s: float = 200.0
+    """Additional polls a second of the greedy customer, who acknowledges nothing."""
     allowed_per_s: float = 20.0
     """`api.max_requests_per_s`, the limit that the greedy customer exceeds."""
     slow_readers: int = 4
+    """Connections whose client reads its answers slowly."""
     nice: int = 10
-    """Nice value of these processes and of Postgres, so that the job has priority for a core. 0: no priority."""
+    """Nice value of `fanout archive`, `fanout serve`, the pollers and Postgres. 0: the job has no priority for a core."""
     seed: int = 1
 
     @contextlib.contextmanager
     def around(self, scene: phases.Scene) -> Iterator[Beside]:
-        """Run the flood around a phase. The phase begins when all earlier deliveries are archived."""
+        """Run the flood while the context is open. The context opens when the earlier deliveries' attempts are archived."""
         servers, port = scene.servers, kafka.free_port()
         usage.step_back(servers.postgres_pid, self.nice)
         with connect.connect(servers.config.database) as connection:
@@ -53,7 +58,7 @@ class Flood:
             archive.wait_until_ready()
             count = scene.customers.count
             archived_s = archive.wait_until(
-                lambda: _archived(archive) >= count, within_s=CATCH_UP_S, what="the attempts until now"
+                lambda: _archived(archive) >= count, within_s=CATCH_UP_S, goal="the archived attempts of all earlier deliveries"
             )
             scene.say(f"the archive has caught up after {archived_s:.1f} s")
             serve = stack.enter_context(servers.command("serve", serving, nice=self.nice))
@@ -78,7 +83,7 @@ class Flood:
 
 
 class Beside:
-    """The running flood."""
+    """The running flood, beside the events of a phase."""
 
     def __init__(
         self, pollers: polling.Pollers, archive: platform.Command, meters: Mapping[str, usage.Meter], nice: int
@@ -90,12 +95,12 @@ class Beside:
         self.reset()
 
     def reset(self) -> None:
-        """Reset the counters."""
+        """Let the figures count from now on."""
         self._pollers.reset()
         self._archived, self._before = _archived(self._archive), self._read()
 
     def figures(self) -> dict[str, Any]:
-        """Return archived attempts, results of the polls, and the usage of the processes."""
+        """Return, since the last reset: archived attempts, results of the polls, and CPU seconds by process."""
         spent = {name: used.since(self._before[name]) for name, used in self._read().items()}
         report = self._pollers.report()
         cpu_s = {name: round(used.jvm_s + used.python_s, 1) for name, used in spent.items()}

@@ -17,10 +17,13 @@ from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 
 KEPT = writer.Retention(letters=30, attempts=7)
+"""Days for which the archive keeps dead letters and attempts."""
 TOPIC = "letters-of-no-lane"
-"""Name of their topic, which does not exist, so that `fanout archive` does not confuse them with a topic that it follows."""
+"""Topic of the dead letters. It does not exist: `fanout archive` follows no topic with this name."""
 TOGETHER = 1_000
+"""Most dead letters that are written to the archive at once."""
 PAYLOAD_BYTES, DETAIL_BYTES = 450, 500
+"""Bytes of a dead letter's payload, and of the response in its attempt history."""
 
 
 def customers(count: int) -> list[str]:
@@ -29,7 +32,7 @@ def customers(count: int) -> list[str]:
 
 
 def write(connection: connect.Connection, customer_ids: Sequence[str], count: int, *, seed: int) -> None:
-    """Write dead letters of these customers, evenly, as `fanout archive` does."""
+    """Write `count` dead letters, distributed evenly among the customers, as `fanout archive` does."""
     rng, now = random.Random(seed), dt.datetime.now(dt.UTC)
     made = _letters(customer_ids, count, rng, now)
     while together := [taken for _, taken in zip(range(TOGETHER), made, strict=False)]:
@@ -37,7 +40,7 @@ def write(connection: connect.Connection, customer_ids: Sequence[str], count: in
 
 
 def admit(connection: connect.Connection, customer_ids: Sequence[str]) -> list[str]:
-    """Create missing customers and their consumers; return a new poller key for each customer."""
+    """Create missing customers, and a consumer for each customer; return a new API key for polling for each customer."""
     with connection.transaction():
         for customer_id in customer_ids:
             connection.execute("insert into customers (customer_id) values (%s) on conflict do nothing", [customer_id])

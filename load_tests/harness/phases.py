@@ -18,15 +18,17 @@ from typing import Any, NamedTuple, Protocol
 from load_tests.harness import figures, platform, receiver, stage, traffic, usage
 
 SETTINGS = {"spark.master": "local[4,4]", "retry.shards": "2"}
-"""Settings of the job: task slots for each of the two lanes, as an operator sets them, so that no lane waits for the other; and
-as many shards as a lane has slots (a shard takes 0.06 CPU seconds of each micro-batch of its lane)."""
+"""Settings of the job: two task slots for each of the two lanes, as an operator sets them, so that no lane waits for the other.
+The retry lane has as many shards as slots: a shard takes 0.06 CPU seconds of each micro-batch."""
 LANES = "direct,retry"
 IDLE_S = 30
+"""Seconds within which a phase's events must have arrived after the last one was published."""
 RECOVERY_S = 120
+"""Seconds within which the deliveries that wait for a hanging endpoint must have arrived after both phases."""
 
 
 class Scene(NamedTuple):
-    """Servers, customers and traffic while the job runs."""
+    """The servers, the receiver of all customers, the traffic and the running job. Each phase gets the same scene."""
 
     servers: platform.Platform
     customers: receiver.Receiver
@@ -39,7 +41,7 @@ class Beside(Protocol):
     """A load beside the events of a phase."""
 
     def reset(self) -> None:
-        """Reset the counters: the earlier time is not measured."""
+        """Let the figures count from now on. Called when the measurement of the phase begins."""
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the load. Called once, at the end of the phase."""
@@ -64,25 +66,25 @@ def nothing(_: Scene) -> Iterator[Beside]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Events of a phase, and the load beside them."""
+    """One phase: its events, and the load beside them."""
 
     per_s: int
     """Events a second."""
     hot: float = 0.0
-    """Additional share of events that are due to the hot endpoint."""
+    """Share of the events that are due to the hot endpoint, besides its even share."""
     poison_per_s: int = 0
     """Additional records a second that are not events."""
     hangs: int | None = None
     """Endpoint that accepts requests and never answers, until the end of the phase."""
     around: Callable[[Scene], contextlib.AbstractContextManager[Beside]] = nothing
-    """Load beside the events."""
+    """Context in which the load beside the events runs."""
     settle_s: int = 0
     """Seconds of the phase before its measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Both phases, and their common parameters."""
+    """Parameters of a comparison: both phases, and what they have in common."""
 
     customers: traffic.Customers
     first: Phase
@@ -93,6 +95,7 @@ class Plan:
     """Events of the warm-up."""
     seed: int
     settings: Mapping[str, str]
+    """Settings of the job (`area.field`)."""
     topics: traffic.Topics = traffic.TOPICS
 
 
@@ -100,14 +103,15 @@ class Measured(NamedTuple):
     """Measurement of a phase."""
 
     numbers: range
-    """Numbers of its events."""
+    """Numbers of the measured events."""
     used: usage.Usage
+    """CPU of the job from the first measured event to the last delivery."""
     took_s: float
-    """Seconds until the last delivery, without those of a hanging endpoint."""
+    """Seconds from the first measured event to the last delivery, except deliveries to a hanging endpoint."""
     left: int
-    """Number of deliveries that wait for a hanging endpoint."""
+    """Deliveries of the phase that wait for a hanging endpoint."""
     beside: Mapping[str, Any]
-    """Figures of the load beside it."""
+    """Figures of the load beside the events."""
 
 
 class Compared(NamedTuple):
@@ -116,14 +120,14 @@ class Compared(NamedTuple):
     first: Measured
     second: Measured
     recovered_s: float
-    """Seconds until the waiting deliveries were delivered."""
+    """Seconds from the end of the second phase until the deliveries that waited for a hanging endpoint had arrived."""
     report: receiver.Report
     outcome: Mapping[str, Any]
-    """Figures of the whole run."""
+    """Figures of the whole run, as JSON values."""
 
 
 def compare(plan: Plan, terms: stage.Terms) -> Compared:
-    """Run both phases."""
+    """Run both phases on one platform, and return their measurements."""
     chosen = {**plan.settings, **terms.overrides}
     with terms.stage(plan.customers, seed=plan.seed, topics=plan.topics) as (servers, customers, sent):
         sent.publish(plan.warm_up)
@@ -134,7 +138,7 @@ def compare(plan: Plan, terms: stage.Terms) -> Compared:
             first = _measured(scene, plan.first, plan.seconds, "the first phase")
             second = _measured(scene, plan.second, plan.seconds, "the second phase")
             ended_s = job.elapsed_s()
-            recovered_s = _wait_for_all(scene, RECOVERY_S, "what was left of both phases") - ended_s
+            recovered_s = _wait_for_all(scene, RECOVERY_S, "the waiting deliveries of both phases") - ended_s
             job.meter.read()
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)
@@ -150,7 +154,7 @@ def compare(plan: Plan, terms: stage.Terms) -> Compared:
 
 
 def _measured(scene: Scene, phase: Phase, seconds: int, name: str) -> Measured:
-    """Run a phase until all deliveries have arrived, without those of a hanging endpoint."""
+    """Run a phase until all deliveries have arrived, except deliveries to a hanging endpoint; return its measurement."""
     sent, job = scene.sent, scene.job
     scene.customers.hang(phase.hangs)
     with phase.around(scene) as beside:
@@ -170,7 +174,7 @@ def _publish(sent: traffic.Traffic, phase: Phase, for_s: int) -> range:
     return sent.publish_steadily(phase.per_s, for_s, hot=phase.hot, poison_per_s=phase.poison_per_s)
 
 
-def _wait_for_all(scene: Scene, within_s: float, what: str, *, less: int = 0) -> float:
+def _wait_for_all(scene: Scene, within_s: float, goal: str, *, less: int = 0) -> float:
     """Wait until all published records, minus `less`, are delivered or rejected; return the seconds since the job's start."""
     due, poison = len(scene.sent.due) - less, scene.sent.poison.total()
 
@@ -179,4 +183,4 @@ def _wait_for_all(scene: Scene, within_s: float, what: str, *, less: int = 0) ->
             return False
         return not poison or scene.job.metric("fanout_rejected_total", lane="direct") >= poison
 
-    return scene.job.wait_until(is_done, within_s=within_s, what=what)
+    return scene.job.wait_until(is_done, within_s=within_s, goal=goal)

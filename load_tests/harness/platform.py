@@ -1,4 +1,4 @@
-"""The platform of a load test: real Kafka, real Postgres, and `fanout run` as a user starts it."""
+"""Start the platform of a load test: real Kafka, real Postgres, and `fanout run` as a user starts it; read its metrics."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
 
 START_TIMEOUT_S = 120
+"""Seconds within which a started command must be ready, and the job must make its first delivery."""
 WORK_TIMEOUT_S = 180
+"""Seconds within which a backlog must be delivered."""
 END_TIMEOUT_S = 60
+"""Seconds within which the other processes of the job must end after the driver or the JVM was killed."""
 TELLING = (
     "fanout_deliveries_total",
     "fanout_rejected_total",
@@ -49,7 +52,7 @@ TELLING = (
 
 
 class Platform:
-    """Servers of one run, its settings, and their folder."""
+    """The running servers of one load test, with the settings and the folder of the platform on them."""
 
     def __init__(self, folder: Path, servers: stack.Stack) -> None:
         self.folder = folder
@@ -64,24 +67,24 @@ class Platform:
         registry_commands.apply_manifest(self.config, manifest.check(document, worker_plans.guard_of(self.config.delivery)))
 
     def checkpoint_mb(self, lane: str) -> float:
-        """Return the bytes of a lane's checkpoint on disk."""
+        """Return the size of a lane's checkpoint on disk, in MB."""
         files = (self.folder / self.config.spark.checkpoint / lane).rglob("*")
         return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
     def account(self) -> accounting.Account:
-        """Return the account of `fanout reconcile`, when no job runs."""
+        """Return the account of `fanout reconcile`. Called when no job runs."""
         return proving.reconcile(self.config, settle_s=0).account
 
     @contextlib.contextmanager
     def job(self, lanes: str, overrides: Mapping[str, str]) -> Iterator[Job]:
-        """Run lanes (`direct,retry`) with settings (`area.field`) replaced by `overrides`. Stopped in order at the end."""
+        """Run lanes (`direct,retry`), with settings (`area.field`) replaced by `overrides`. The context's end stops the job."""
         port = _free_port()
         with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lanes) as process:
             yield Job(process, port, self.folder / local_job.LOG)
 
     @contextlib.contextmanager
     def command(self, name: str, overrides: Mapping[str, str], *, nice: int) -> Iterator[Command]:
-        """Run a command beside the job (`archive`, `serve`), with a `nice` value, so that the job has priority for a core."""
+        """Run a command of `fanout` beside the job (`archive`, `serve`). With `nice` above 0, the job has priority for a core."""
         port = _free_port()
         replaced = {"metrics.port": str(port), **overrides}
         with local_process.running(self.folder, name, log=f"{name}.log", overrides=replaced) as process:
@@ -97,27 +100,27 @@ class Platform:
             reasons[row.topic, row.partition, row.offset] = row.reason
 
         with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
-            scanner.read(scanner.extents([self.config.delivery.rejected_topic]), "what was rejected", take)
+            scanner.read(scanner.extents([self.config.delivery.rejected_topic]), "rejected records", take)
         return collections.Counter(reasons.values())
 
     @property
     def postgres_pid(self) -> int:
-        """Return the pid of the server. Its other processes are its children."""
+        """Return the pid of Postgres' first process. All other processes of Postgres are its children."""
         return self._servers.postgres.pid
 
     @property
     def kafka(self) -> local_kafka.EmbeddedKafka:
-        """Return the broker."""
+        """Return the Kafka broker, to kill it and start it again."""
         return self._servers.kafka
 
     @property
     def kafka_pid(self) -> int:
-        """Return the pid of the broker."""
+        """Return the pid of the Kafka broker."""
         return self._servers.kafka.pid
 
 
 class Command:
-    """Command that runs until it is stopped."""
+    """A running command of `fanout`, with its usage, its metrics and its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.meter = usage.Meter(process.pid)
@@ -127,22 +130,26 @@ class Command:
         self._began = time.monotonic()
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the start."""
+        """Return the seconds since the start of the command."""
         return time.monotonic() - self._began
 
-    def wait_until(self, is_so: Callable[[], bool], *, within_s: float, what: str) -> float:
-        """Wait for `is_so`, and return the seconds since the start. Raise with the end of the log if it takes too long."""
+    def wait_until(self, is_so: Callable[[], bool], *, within_s: float, goal: str) -> float:
+        """Wait until `is_so()` is True, and return the seconds since the start of the command.
+
+        Raises LocalStackError after `within_s` seconds, and if the command ends. The error names the goal, and has the metrics
+        and the end of the log.
+        """
         deadline = time.monotonic() + within_s
         while not is_so():
             if self.has_ended() or time.monotonic() > deadline:
-                why = "it has ended" if self.has_ended() else f"not within {within_s:.0f} s"
-                raise errors.LocalStackError(f"{what}: {why}\n{self.condition()}\n{self._log.read_text()[-4000:]}")
+                why = "the command has ended" if self.has_ended() else f"not reached within {within_s:.0f} s"
+                raise errors.LocalStackError(f"{goal}: {why}\n{self.condition()}\n{self._log.read_text()[-4000:]}")
             time.sleep(0.01)
         return self.elapsed_s()
 
     def wait_until_ready(self) -> float:
-        """Wait until `/readyz` reports ready, and return the seconds since the start."""
-        return self.wait_until(self.is_ready, within_s=START_TIMEOUT_S, what="readiness")
+        """Wait until `/readyz` reports ready, and return the seconds since the start of the command."""
+        return self.wait_until(self.is_ready, within_s=START_TIMEOUT_S, goal="readiness")
 
     def has_ended(self) -> bool:
         """Return True if the process has ended."""
@@ -152,10 +159,10 @@ class Command:
         """Return the present sum of a metric over all series with these labels; 0 if there are none."""
         _, text = self._got("/metrics")
         samples = (sample for family in parser.text_string_to_metric_families(text) for sample in family.samples)
-        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+        return sum(sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items())
 
     def metric_by(self, name: str, label: str) -> dict[str, float]:
-        """Return the sums of a metric by the values of one label."""
+        """Return the present sums of a metric, by the values of the label `label`."""
         _, text = self._got("/metrics")
         sums: dict[str, float] = {}
         for family in parser.text_string_to_metric_families(text):
@@ -165,14 +172,15 @@ class Command:
         return sums
 
     def condition(self) -> str:
-        """Return /readyz and metrics of the process, for the message of a failed wait."""
+        """Return the answer of /readyz and the metrics in TELLING, as text for the message of a failed wait."""
         try:
             status, ready = self._got("/readyz")
             _, text = self._got("/metrics")
         except OSError as exc:
-            return f"it does not answer: {exc}"
+            return f"the command does not answer over HTTP: {exc}"
         samples = [sample for family in parser.text_string_to_metric_families(text) for sample in family.samples]
-        shown = [f"{one.name}{dict(one.labels)}: {one.value:,.0f}" for one in samples if one.value and one.name in TELLING]
+        telling = [sample for sample in samples if sample.value and sample.name in TELLING]
+        shown = [f"{sample.name}{dict(sample.labels)}: {sample.value:,.0f}" for sample in telling]
         return "\n".join([f"/readyz: {status} {ready.strip()}", *shown])
 
     def is_ready(self) -> bool:
@@ -193,23 +201,23 @@ class Command:
 
 
 class Job(Command):
-    """The running job."""
+    """The running job (`fanout run`)."""
 
     def work_off(
         self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
     ) -> figures.Throughput:
-        """Wait until the customers have `until` events. The measurement starts after `warm_up` events."""
+        """Wait until the receiver has `until` events in all; return the throughput after the first `warm_up` events of this job."""
         before = customers.count
 
         def reached(count: int) -> Callable[[], bool]:
             return lambda: customers.count >= count
 
-        first_s = self.wait_until(reached(before + 1), within_s=START_TIMEOUT_S, what="the first delivery")
+        first_s = self.wait_until(reached(before + 1), within_s=START_TIMEOUT_S, goal="the first delivery")
         say(f"first delivery after {first_s:.1f} s")
-        warm_s = self.wait_until(reached(before + warm_up), within_s=WORK_TIMEOUT_S, what="the warm-up")
+        warm_s = self.wait_until(reached(before + warm_up), within_s=WORK_TIMEOUT_S, goal="the warm-up")
         warm, warm_count = self.meter.read(), customers.count
         say(f"warm after {warm_s:.1f} s: JVM {warm.jvm_s:.1f} s, Python {warm.python_s:.1f} s of CPU")
-        took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, what="the last delivery") - warm_s
+        took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, goal="the last delivery") - warm_s
         spent, count = self.meter.read().since(warm), customers.count - warm_count
         say(f"{count:,} deliveries in {took_s:.1f} s")
         return figures.Throughput(
@@ -223,13 +231,13 @@ class Job(Command):
         )
 
     def kill(self, role: str, rng: random.Random) -> None:
-        """Send SIGKILL to the driver, its JVM or a worker, and wait until the processes that depend on it have ended."""
+        """Send SIGKILL to the `driver`, its `jvm` or a random `worker`. Except for a worker, wait until the whole job has ended."""
         processes = self.meter.processes()
-        found = sorted((process for process, of in processes if of == role), key=lambda process: process.pid)
+        found = sorted((process for process, its_role in processes if its_role == role), key=lambda process: process.pid)
         if role == "worker":
             found = [process for process in found if process.parent() in found]  # without the daemons that forked them
         if not found:
-            raise errors.LocalStackError(f"the job has no process that is a {role}")
+            raise errors.LocalStackError(f"the job has no process with the role {role}")
         rng.choice(found).kill()
         if role != "worker":
             psutil.wait_procs([process for process, _ in processes], timeout=END_TIMEOUT_S)
@@ -242,7 +250,7 @@ class Job(Command):
 
 @contextlib.contextmanager
 def started(root: Path | None = None) -> Iterator[Platform]:
-    """Start Kafka and Postgres in their own folder."""
+    """Start Kafka and Postgres in the folder `root`, or in a temporary one. `root` is emptied first."""
     with contextlib.ExitStack() as context:
         folder = root or Path(context.enter_context(tempfile.TemporaryDirectory(prefix="fanout-load-")))
         yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True)))

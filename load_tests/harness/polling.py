@@ -1,7 +1,7 @@
 """Poll dead letters over HTTP as many customers, in a separate process, at a pace that does not depend on the API.
 
-A poll begins when it is due, on one of a few persistent connections. If all connections are busy, it waits for one, and the
-wait is part of its latency. So a slow API does not reduce the number of polls.
+A poll begins at its due time, on one of a few persistent connections. If all connections are busy, the poll waits for one.
+The wait is part of the poll's latency. So a slow API does not reduce the number of polls.
 """
 
 from __future__ import annotations
@@ -28,37 +28,46 @@ import uvloop
 from load_tests.harness import figures, usage
 
 CONSUMER = "load"
+"""Name of each customer's dead letter consumer."""
 LEASE_S = 60
+"""Seconds for which a poll leases dead letters."""
 PAGE, LEASE, ACK, GREEDY, SLOW = "page", "lease", "ack", "greedy", "slow"
+"""Kinds of requests: read a page, lease, acknowledge, lease beyond the limit, and read a page slowly."""
 MODEST = (PAGE, LEASE, ACK)
-"""Kinds of requests within their limits: each must be answered with 200."""
+"""Kinds of requests within their limits. The API must answer each with 200."""
 START_TIMEOUT_S = 20
+"""Seconds within which the polling process must have begun."""
 REQUEST_TIMEOUT_S = 30
+"""Seconds after which a request counts as unanswered."""
 GREEDY_CONNECTIONS = 8
+"""Connections of the greedy customer."""
 SLOW_LETTERS, SLOW_BYTES, SLOW_PER_S, SLOW_PAUSE_S = 100, 1024, 10, 1.0
-"""Slow readers: size of their page, bytes of a read, seconds between reads, and seconds to wait after a closed connection."""
+"""A slow reader's dead letters in a page, bytes of a read, reads a second, and seconds of pause after a broken connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polls:
-    """Parameters of the polls."""
+    """Parameters of the polls: pace, customers and kinds."""
 
     port: int
+    """Port of `fanout serve` on this machine."""
     keys: Sequence[str]
     """API keys of the customers. Each poll is by any customer except the greedy one."""
     per_s: float
-    """Polls a second, pages and leases. Each lease is followed by its acknowledgement, which is not counted."""
+    """Polls a second: pages and leases. The acknowledgement after a lease is not counted."""
     connections: int = 16
+    """Connections of all polls together, without greedy and slow ones."""
     limit: int = 100
     """Largest number of dead letters of a poll."""
     leases: float = 0.5
-    """Share of leases among the polls; the others are pages."""
+    """Share of the polls that lease; the other polls read pages."""
     greedy_per_s: float = 0.0
     """Additional leases a second of the first customer, who acknowledges none and ignores Retry-After."""
     slow_readers: int = 0
     """Additional connections of the last customer, who reads answers at 10 kB a second."""
     seed: int = 1
     nice: int = 0
+    """Nice value of the polling process."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,12 +75,13 @@ class Report:
     """Results of the requests, by kind."""
 
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
-    """Latencies of requests that were answered with 200."""
+    """By kind: latencies of requests that were answered with 200, milliseconds."""
     statuses: collections.Counter[tuple[str, int]] = field(default_factory=collections.Counter)
+    """Answers by kind and status."""
     broken: collections.Counter[str] = field(default_factory=collections.Counter)
-    """Requests without an answer: the connection closed, or the answer was late."""
+    """By kind: requests without an answer, because the connection closed or REQUEST_TIMEOUT_S passed."""
     letters: int = 0
-    """Dead letters in the answers, without slow readers."""
+    """Dead letters in the answers, without those to slow readers."""
     slow_bytes: int = 0
     """Bytes that slow readers read."""
     cpu_s: float = 0.0
@@ -79,12 +89,12 @@ class Report:
 
     @property
     def failed(self) -> int:
-        """Return the number of wrong answers: not 200 within limits, and 5xx beyond them."""
+        """Return the number of failed requests: of kinds in MODEST, all without a 200; of other kinds, each 5xx."""
         wrong = sum(count for (kind, status), count in self.statuses.items() if status >= (201 if kind in MODEST else 500))
         return wrong + sum(self.broken[kind] for kind in MODEST)
 
     def document(self) -> dict[str, Any]:
-        """Return the results for machines."""
+        """Return the results as JSON values."""
         answers: dict[str, dict[str, int]] = {}
         for (kind, status), count in sorted(self.statuses.items()):
             answers.setdefault(kind, {})[str(status)] = count
@@ -102,7 +112,7 @@ class Report:
 
 
 class _Pollers:
-    """Send requests, and record their results."""
+    """Send the requests of all customers, and record their results. Runs in the polling process."""
 
     def __init__(self, polls: Polls) -> None:
         self._polls = polls
@@ -113,7 +123,7 @@ class _Pollers:
         self.seen = Report()
 
     def reset(self) -> None:
-        """Reset the results."""
+        """Let the results count from now on."""
         self.seen, self._cpu_s = Report(), _cpu_s()
 
     def report(self) -> Report:
@@ -122,7 +132,7 @@ class _Pollers:
         return self.seen
 
     async def run(self) -> None:
-        """Send requests until cancelled."""
+        """Send requests until the task is cancelled."""
         polls = self._polls
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)  # the tasks are the bound: one for each connection
@@ -152,7 +162,7 @@ class _Pollers:
             await self._ask(GREEDY, self._polls.keys[0], at, "lease", self._leasing())
 
     async def _read_page(self, key: str, at: float) -> None:
-        """Read the next page; after the last page the first one again."""
+        """Read the next page of the customer with this key. After the last page comes the first page again."""
         cursor = f"&cursor={self._cursors[key]}" if key in self._cursors else ""
         page = await self._ask(PAGE, key, at, f"/v1/dead-letters?limit={self._polls.limit}{cursor}")
         if page is not None and page["has_more"]:
@@ -172,7 +182,10 @@ class _Pollers:
     async def _ask(
         self, kind: str, key: str, at: float, path: str, document: dict[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Return the body of an answer with 200; None for any other answer. A document goes to the customer's consumer."""
+        """Send a request that is due at `at`; return the body of a 200, and None for any other answer.
+
+        Without a document, it is a GET of `path`. A document is posted to the action `path` of the customer's consumer.
+        """
         method, headers = "GET", {"authorization": f"Bearer {key}"}
         if document is not None:
             method, path = "POST", f"/v1/dead-letter-consumers/{CONSUMER}/{path}"
@@ -202,7 +215,7 @@ class _Pollers:
             connection = socket.socket()
             connection.setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES
-            )  # so that the rest stays in the server's buffer
+            )  # so that the unread part of the answer stays in the server's buffer
             connection.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._polls.port))
@@ -224,7 +237,7 @@ class _Pollers:
 
 
 def schedule(began: float, per_s: float) -> Iterator[float]:
-    """Yield the due time of each request. Several tasks may share the iterator."""
+    """Yield the due times of requests, on the clock of `began`, without end. Several tasks may share the iterator."""
     return (began + number / per_s for number in itertools.count())
 
 
@@ -247,7 +260,7 @@ def _run(polls: Polls, pipe: Connection) -> None:
         polling = asyncio.create_task(pollers.run())
         pipe.send("begun")
         with contextlib.suppress(EOFError):  # the parent process has ended
-            while await loop.run_in_executor(None, pipe.recv) == "anew":
+            while await loop.run_in_executor(None, pipe.recv) == "reset":
                 pollers.reset()
             if polling.done():
                 polling.result()  # raises its error
@@ -260,7 +273,7 @@ def _run(polls: Polls, pipe: Connection) -> None:
 
 
 class Pollers:
-    """Context in which the customers poll."""
+    """A context in which the customers poll, in a process of its own."""
 
     def __init__(self, polls: Polls) -> None:
         context = multiprocessing.get_context("spawn")
@@ -279,8 +292,8 @@ class Pollers:
         self._process.join()
 
     def reset(self) -> None:
-        """Reset the results after the warm-up of the API."""
-        self._pipe.send("anew")
+        """Let the results count from now on. Called after the warm-up of the API."""
+        self._pipe.send("reset")
 
     def report(self) -> Report:
         """Stop the polls, and return the results since the last reset."""

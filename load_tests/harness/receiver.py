@@ -1,7 +1,7 @@
 """Receive webhooks in a load test: an HTTP server in its own process, cheap enough that the platform is measured.
 
-It understands only the HTTP that the platform sends. It verifies every signature and records every event, single or in a batch.
-One process serves all endpoints, by their paths.
+The server understands only the HTTP that the platform sends. It verifies every signature and records every event, single or in
+a batch. One process serves all endpoints: endpoint 7 has the path `/ep7`.
 """
 
 from __future__ import annotations
@@ -26,43 +26,52 @@ import uvloop
 from load_tests.harness import behaviour
 
 KEY = b"0123456789abcdef0123456789abcdef"
+"""Signing key of all endpoints."""
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-"""Signing secret of all endpoints."""
+"""KEY as the registry has it: the signing secret of all endpoints."""
 START_TIMEOUT_S = 20
+"""Seconds within which the receiver's process must serve."""
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 _EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
-"""Pattern for the payload of an event: the number at the end of its id, and its time of sending."""
+"""Pattern for the payload of an event: the number at the end of the id, and the time of publishing in ms since the epoch."""
 _NONE = -1
+"""Value of `_Shared.hanging` when no endpoint hangs."""
 _GZIP = 31
 """Window bits by which zlib reads gzip."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Arrivals: number, endpoint and age of each event, in the order of arrival."""
+    """The arrivals: number, endpoint and age of each event, in the order of arrival. A repeated event has two entries."""
 
     numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
     endpoints: array.array[int] = field(default_factory=lambda: array.array("l"))
     ages_ms: array.array[float] = field(default_factory=lambda: array.array("d"))
-    """Milliseconds from the Kafka client to the arrival."""
+    """Milliseconds from the publisher's call of the Kafka client to the arrival at the receiver."""
     requests: array.array[int] = field(default_factory=lambda: array.array("l"))
-    """Number of events of each request."""
+    """Number of events of each request, in the order of arrival."""
     unverified: int = 0
+    """Requests with a wrong signature."""
     connections: int = 0
+    """Connections that were opened."""
     cpu_s: float = 0.0
+    """CPU seconds of the receiver's process."""
 
 
 class _Shared(NamedTuple):
-    """Values in memory that the receiver's process and the scenario's share."""
+    """Values in memory that the receiver's process shares with the scenario's process."""
 
     count: Any
+    """Number of different events that have arrived."""
     hanging: Any
+    """Number of the endpoint that takes requests and never answers, or _NONE."""
     is_disturbed: Any
+    """1 while the receiver is disturbed, else 0."""
 
 
 class _Protocol(asyncio.Protocol):
-    """Answer each request of a keep-alive connection: 200, or as the disturbed endpoint's behaviour says."""
+    """Answer each request of a persistent connection with 200; while the receiver is disturbed, by the endpoint's behaviour."""
 
     def __init__(self, seen: Report, known: set[int], shared: _Shared, disturbed: behaviour.Behaviour) -> None:
         self._seen = seen
@@ -86,7 +95,7 @@ class _Protocol(asyncio.Protocol):
                 break
             endpoint = int(request.split(b" ")[1].removeprefix(b"/ep"))
             if endpoint == self._shared.hanging.value:
-                return  # no answer, to this one and to what else comes by this connection
+                return  # no answer to this request, nor to later requests of this connection
             if self._shared.is_disturbed.value:
                 self._answer_disturbed(endpoint, headers, data[end + 4 : body_end])
             else:
@@ -127,7 +136,7 @@ class _Protocol(asyncio.Protocol):
 
 
 def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) -> None:
-    # The customers are on other machines in reality: here they are not to interrupt the sender for each request that arrives.
+    # In production the receivers are on other machines. With SCHED_BATCH, an arriving request does not interrupt the sender.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
     async def main() -> None:
@@ -144,7 +153,7 @@ def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) ->
 
 
 class Receiver:
-    """Context in which the server runs."""
+    """A context in which the receiver's process runs. `disturbed` is the behaviour of endpoints while it is disturbed."""
 
     def __init__(self, disturbed: behaviour.Behaviour = behaviour.HEALTHY) -> None:
         context = multiprocessing.get_context("spawn")
@@ -165,19 +174,19 @@ class Receiver:
 
     @property
     def count(self) -> int:
-        """Return how many events have come so far; what comes again is not counted again."""
+        """Return the number of different events that have arrived so far."""
         return int(self._shared.count.value)
 
     def hang(self, endpoint: int | None) -> None:
-        """Let one endpoint take requests and never answer them, from now on; None: all of them answer."""
+        """Let one endpoint take requests and never answer, from now on. None: every endpoint answers again."""
         self._shared.hanging.value = _NONE if endpoint is None else endpoint
 
     def disturb(self, *, is_disturbed: bool) -> None:
-        """Let endpoints answer as the behaviour says from now on, or let all of them accept at once."""
+        """From now on, let endpoints answer as the behaviour says (True), or let all endpoints accept at once (False)."""
         self._shared.is_disturbed.value = is_disturbed
 
     def report(self) -> Report:
-        """Stop the server, and return the arrivals."""
+        """Stop the receiver, and return the report of all arrivals. Called once, at the end."""
         self._pipe.send("report")
         report: Report = self._pipe.recv()
         return report

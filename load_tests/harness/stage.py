@@ -12,7 +12,7 @@ from load_tests.harness import behaviour, platform, receiver, traffic
 
 
 class Stage(NamedTuple):
-    """Servers, customers and traffic before the job starts."""
+    """The running servers, the receiver of all customers, and the traffic, before the job starts."""
 
     platform: platform.Platform
     customers: receiver.Receiver
@@ -21,10 +21,12 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Common parameters of all scenarios."""
+    """Parameters that all scenarios share, from the command line."""
 
     say: Callable[[str], None]
+    """Called with each line about the progress."""
     folder: Path | None = None
+    """Folder for data and logs, emptied first. None: a temporary folder."""
     overrides: Mapping[str, str] = field(default_factory=dict)
     """Settings of the job (`area.field`) that replace those of the scenario."""
 
@@ -37,7 +39,7 @@ class Terms:
         topics: traffic.Topics = traffic.TOPICS,
         disturbed: behaviour.Behaviour = behaviour.HEALTHY,
     ) -> Iterator[Stage]:
-        """Start the servers, register the endpoints, and create the topics. `disturbed` is for `Receiver.disturb`."""
+        """Start the servers, register the population, and create the topics. `disturbed` is the argument of `Receiver`."""
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver(disturbed) as customers:
             servers.register(registered.registry(customers.url))

@@ -1,4 +1,4 @@
-"""Stop a load test in order on SIGTERM, with all its processes, as on Ctrl-C."""
+"""On SIGTERM, stop a load test and all processes that it started, as on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 from types import FrameType
 
 SIGTERM_STATUS = 128 + signal.SIGTERM
+"""Exit status of a load test that SIGTERM ended, as shells report it."""
 
 
 def exit_in_order(_number: int, _frame: FrameType | None) -> None:
-    """Raise an exception in the main thread, so that every open context stops its processes."""
+    """Raise SystemExit in the main thread, so that every open context stops its processes. The handler of SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM would interrupt the orderly stop
     sys.exit(SIGTERM_STATUS)
 

@@ -1,4 +1,8 @@
-"""Define customers and traffic: each event is due to one endpoint, by its type and tenant."""
+"""Define the customers of a load test, and publish events to them. Each event is due to one endpoint, by its type and tenant.
+
+Events have numbers, from 0 in the order of publishing. Endpoints have numbers too: endpoint 7 has the id `ep7`. Poison: records
+that are not events, which the job must reject.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +25,40 @@ from load_tests.harness import receiver
 EVENT_TYPES = [f"load.{number}" for number in range(10)]
 ALL_TYPES = range(len(EVENT_TYPES))
 POISON_TYPE = "load.poison"
+"""Name of the topic for poison, without the prefix of topics."""
 POISON = ("not_json", "missing_attribute")
-"""Reasons for which the poison records are rejected, in rotation."""
+"""Reject reasons of the poison records, in rotation."""
 EVENT_BYTES = 450
+"""Size of an event's record value."""
 TICKS_PER_S = 10
-"""Seconds of the steps of a steady pace."""
+"""Portions a second in which events of a steady pace are published."""
 HOT_ENDPOINT = 0
+"""Number of the endpoint that gets an additional share of the events."""
 NOBODYS = 99_999_999
-"""Number of a record that is not an event. A delivery with this number is wrong."""
+"""Event number in poison. A delivery with this number is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
-    """Properties of the topics."""
+    """Properties of the topics that events are published to."""
 
     partitions: int = 2
     """Partitions of the topic of an event type."""
     by_tenant: bool = False
     """True: the key of an event is its tenant, so that a tenant's events are in one partition. False: events have no key."""
     with_poison: bool = False
-    """True if there is also a topic for records that are not events."""
+    """True if there is also a topic for poison."""
 
 
 TOPICS = Topics()
+"""Topics with the defaults."""
 
 
 class Drawn(NamedTuple):
-    """Tenant and event type of an event, and the endpoint to which it is due."""
+    """A randomly drawn event: its event type, its tenant, and the endpoint to which it is due."""
 
     type_number: int
+    """Index in the population's `event_types`."""
     tenant: int
     endpoint: int
     sub_tenant: int | None = None
@@ -71,13 +80,13 @@ class Population(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customers:
-    """Endpoints: the same number for each event type, with its tenants distributed evenly."""
+    """A population with the same number of endpoints for each event type. The tenants are distributed evenly over them."""
 
     endpoints: int
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Additional fields of each endpoint."""
+    """Additional fields of each endpoint in the manifest."""
     fields_by_type: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Additional fields of the endpoints of an event type, by its number."""
+    """Additional fields of the endpoints of one event type, by the number of the event type."""
 
     @property
     def event_types(self) -> Sequence[str]:
@@ -98,11 +107,11 @@ class Customers:
 
     @property
     def tenants(self) -> int:
-        """Return the number of tenants: at least one for each endpoint of a type."""
+        """Return the number of tenants: at least 100, and at least one for each endpoint of an event type."""
         return max(100, self.of_a_type)
 
     def endpoint_of(self, type_number: int, tenant: int) -> int:
-        """Return the endpoint to which an event is due."""
+        """Return the endpoint to which events of this event type and tenant are due."""
         return type_number * self.of_a_type + tenant % self.of_a_type
 
     def endpoints_of(self, types: Iterable[int]) -> set[int]:
@@ -110,7 +119,7 @@ class Customers:
         return {endpoint for number in types for endpoint in range(number * self.of_a_type, (number + 1) * self.of_a_type)}
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest."""
+        """Return the manifest, with every endpoint below `url`."""
         return {
             "tenants": [{"id": f"t{number}"} for number in range(self.tenants)],
             "customers": [{"id": "load"}],
@@ -148,20 +157,20 @@ def is_other(endpoint: int) -> bool:
 
 
 def spoiled(document: Mapping[str, Any], reason: str) -> bytes:
-    """Return the record of a broken producer, by its reject reason: truncated, or without a tenant."""
+    """Return an event's document as a poison record: truncated for `not_json`, else without its tenant."""
     if reason == "not_json":
         return orjson.dumps(document)[: EVENT_BYTES // 2]
     return orjson.dumps({name: value for name, value in document.items() if name != "tenant_id"})
 
 
 class Traffic:
-    """Publish events, numbered in order, and record the endpoint to which each is due."""
+    """Publish events, number them in order, and record the endpoint to which each event is due."""
 
     def __init__(self, customers: Population, config: settings.Settings, seed: int, wanted: Topics) -> None:
         self.due: array.array[int] = array.array("l")
-        """The endpoint of each event."""
+        """The endpoint to which each event is due, by the event's number."""
         self.poison: collections.Counter[str] = collections.Counter()
-        """Numbers of published records that are not events, by their reject reason."""
+        """Numbers of published poison records, by reject reason."""
         self._by_tenant = wanted.by_tenant
         self._customers = customers
         self._prefix = config.source.topic_prefix
@@ -174,9 +183,9 @@ class Traffic:
         self._publisher = publishing.Publisher(config.kafka)
 
     def publish(self, count: int, *, types: Sequence[int] | None = None, hot: float = 0.0, is_flushed: bool = True) -> range:
-        """Publish `count` events of some types, by default of all; return their numbers.
+        """Publish `count` events of the given types, by default of all types; return the numbers of the events.
 
-        Without `is_flushed`, the client sends them later: the caller calls `flush` at its end.
+        With `is_flushed`, return when Kafka has all events. Without it, the caller calls `flush` after its last events.
         """
         first = len(self.due)
         for _ in range(count):
@@ -188,9 +197,9 @@ class Traffic:
     def publish_steadily(
         self, per_s: int, for_s: int, *, types: Sequence[int] | None = None, hot: float = 0.0, poison_per_s: int = 0
     ) -> range:
-        """Publish at a steady pace, with an additional share for the hot endpoint; return the events' numbers.
+        """Publish `per_s` events a second for `for_s` seconds; return the numbers of the events.
 
-        `poison_per_s` adds records that are not events.
+        The share `hot` of the events is due to the hot endpoint. `poison_per_s` poison records a second come in addition.
         """
         first, began = len(self.due), time.monotonic()
         for tick in range(1, for_s * TICKS_PER_S + 1):
@@ -203,7 +212,7 @@ class Traffic:
         return range(first, len(self.due))
 
     def publish_evenly(self, per_s: int, for_s: float, *, types: Sequence[int] = ALL_TYPES) -> tuple[range, list[float]]:
-        """Publish single events at a pace; return their numbers and times."""
+        """Publish events one by one at equal intervals; return their numbers and their times, in seconds since the epoch."""
         first, began, at = len(self.due), time.time(), []
         for count in range(int(per_s * for_s)):
             time.sleep(max(0.0, began + count / per_s - time.time()))
@@ -217,7 +226,7 @@ class Traffic:
         self._publisher.flush()
 
     def publish_until(self, enough: threading.Event, per_s: int) -> None:
-        """Publish at a steady pace until `enough` is set. Runs in a thread; no other thread may publish meanwhile."""
+        """Publish `per_s` events a second until `enough` is set. Runs in a thread; no other thread may publish meanwhile."""
         while not enough.is_set():
             self.publish_steadily(per_s, 1)
 
@@ -245,6 +254,6 @@ class Traffic:
             "note": "",
             **({} if sub_tenant is None else {"sub_tenant_id": str(sub_tenant)}),
         }
-        # Digits compress to about a half, as human text does. Equal letters would compress to nothing.
+        # Hexadecimal digits compress to about a half, as human text does. Equal letters would compress to nothing.
         document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]
         return document

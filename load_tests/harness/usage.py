@@ -1,4 +1,7 @@
-"""Measure CPU seconds and memory of the job's processes, for the JVM and Python separately."""
+"""Measure CPU seconds and memory of a process and its descendants.
+
+Each process has a role: `jvm`, `driver` (the measured process itself) or `worker` (any other descendant).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """CPU seconds since the processes began."""
+    """CPU seconds by role, since the processes began."""
 
     jvm_s: float = 0.0
+    """CPU seconds of the JVM."""
     driver_s: float = 0.0
     """CPU seconds of the driver's Python."""
     workers_s: float = 0.0
@@ -26,16 +30,16 @@ class Usage:
 
     @property
     def python_s(self) -> float:
-        """Return the CPU seconds of Python."""
+        """Return the CPU seconds of the driver's Python and of all workers."""
         return self.driver_s + self.workers_s
 
     def per_million(self, count: int) -> dict[str, float]:
-        """Return the CPU seconds for a million, if this usage was for `count`."""
+        """Return the CPU seconds for a million events, when this usage was for `count` events."""
         seconds = {"jvm": self.jvm_s, "python": self.python_s, "total": self.jvm_s + self.python_s}
         return {name: round(used * 1e6 / count, 1) for name, used in seconds.items()}
 
     def since(self, earlier: Usage) -> Usage:
-        """Return the usage since `earlier`."""
+        """Return the usage since the reading `earlier` of the same processes."""
         return Usage(
             jvm_s=self.jvm_s - earlier.jvm_s,
             driver_s=self.driver_s - earlier.driver_s,
@@ -72,10 +76,10 @@ class Meter:
         return Usage(jvm_s=self._sum("jvm"), driver_s=self._sum("driver"), workers_s=self._sum("worker"))
 
     def _sum(self, role: str) -> float:
-        return sum(seconds for of, seconds, _ in self._read.values() if of == role)
+        return sum(seconds for its_role, seconds, _ in self._read.values() if its_role == role)
 
     def resident_mb(self) -> dict[str, float]:
-        """Return the resident size of the JVM, the driver's Python and all workers together now, in MB."""
+        """Return the present resident size by role, in MB. For `worker` it is the sum of all workers."""
         sizes: dict[str, float] = {}
         for process, role in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -83,19 +87,19 @@ class Meter:
         return sizes
 
     def heap_mb(self) -> int | None:
-        """Return the live bytes of the JVM's heap after a full collection; None if the JDK has no `jcmd`."""
+        """Run a full garbage collection of the JVM; return the live heap in MB. None without a JVM, or without the JDK's `jcmd`."""
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:
             return None
         lines = [
-            subprocess.run([jcmd, str(jvms[0]), what], capture_output=True, text=True, check=True).stdout
-            for what in ("GC.run", "GC.heap_info")
+            subprocess.run([jcmd, str(jvms[0]), command], capture_output=True, text=True, check=True).stdout
+            for command in ("GC.run", "GC.heap_info")
         ]
         spaces = re.findall(r"(?:PSYoungGen|ParOldGen) +total \d+K, used (\d+)K", lines[-1])
         return round(sum(map(int, spaces)) / 1024)
 
     def peak_mb(self) -> dict[str, float]:
-        """Return the largest resident size of the JVM, the driver's Python and the largest worker, in MB, as last read."""
+        """Return the peak resident size by role, in MB, at the last `read`. For `worker` it is that of the largest worker."""
         peaks: dict[str, float] = {}
         for role, _, peak in self._read.values():
             peaks[role] = max(peaks.get(role, 0.0), peak)
@@ -106,7 +110,7 @@ def step_back(pid: int, nice: int) -> None:
     """Lower the priority of a new process and its descendants.
 
     With `sched_autogroup`, Linux first divides the CPU between sessions, and a nice value counts only within its session. So
-    the session's value is set too.
+    the function also sets the nice value of the session.
     """
     psutil.Process(pid).nice(nice)
     with contextlib.suppress(FileNotFoundError):

@@ -104,10 +104,10 @@ def _away(away_s: int, at: Scene) -> float:
     def is_told() -> bool:
         return job.metric("fanout_source_up") == 0 and not job.is_ready()
 
-    job.wait_until(lambda: not is_told(), within_s=NOTICED_S, what="word that the source is back")
+    job.wait_until(lambda: not is_told(), within_s=NOTICED_S, goal="word that the source is back")
     at.servers.kafka.kill()
     began_s = job.elapsed_s()
-    noticed_s = job.wait_until(is_told, within_s=NOTICED_S, what="word that the source is away") - began_s
+    noticed_s = job.wait_until(is_told, within_s=NOTICED_S, goal="word that the source is away") - began_s
     while job.elapsed_s() - began_s < away_s:
         if job.has_ended() or not is_told():
             raise errors.LocalStackError("the job has ended, or did not notice that the broker is stopped")
@@ -118,8 +118,8 @@ def _away(away_s: int, at: Scene) -> float:
 
 def _wait_until_at_work(at: Scene) -> None:
     least = at.customers.count + PROGRESS
-    at.job.wait_until(lambda: at.customers.count >= least, within_s=LAST_S, what="deliveries before a kill")
+    at.job.wait_until(lambda: at.customers.count >= least, within_s=LAST_S, goal="deliveries before a kill")
 
 
-def _wait_for_all(at: Scene, what: str) -> float:
-    return at.job.wait_until(lambda: at.customers.count >= len(at.sent.due), within_s=LAST_S, what=what)
+def _wait_for_all(at: Scene, goal: str) -> float:
+    return at.job.wait_until(lambda: at.customers.count >= len(at.sent.due), within_s=LAST_S, goal=goal)

@@ -57,14 +57,14 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
         patience_s = IDLE_S + scenario.max_wait_s
 
-        def wait_for_all(job: platform.Job, what: str) -> float:
-            return job.wait_until(lambda: customers.count >= len(sent.due), within_s=patience_s, what=what)
+        def wait_for_all(job: platform.Job, goal: str) -> float:
+            return job.wait_until(lambda: customers.count >= len(sent.due), within_s=patience_s, goal=goal)
 
         with servers.job("batch", chosen) as job:
             ready_s = job.wait_until_ready()
             terms.say(f"ready after {ready_s:.1f} s")
             sent.publish(COLD_EVENTS)
-            cold_s = job.wait_until(lambda: customers.count > 0, within_s=patience_s, what="the first batch") - ready_s
+            cold_s = job.wait_until(lambda: customers.count > 0, within_s=patience_s, goal="the first batch") - ready_s
             terms.say(f"first batch {cold_s:.1f} s later")
             wait_for_all(job, "what was sent first")
         filled = sent.publish(scenario.warm_up + scenario.events)

@@ -54,7 +54,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             enough.set()
             publisher.join()
             with servers.job("direct,retry", chosen) as job:
-                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, goal="the last delivery")
         finally:
             enough.set()
             publisher.join()
@@ -80,7 +80,7 @@ def kill_at_work(
 ) -> int:
     """Kill a process of a delivering job; return the number of events that had arrived."""
     enough = customers.count + PROGRESS
-    job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, what="deliveries before a kill")
+    job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, goal="deliveries before a kill")
     time.sleep(rng.uniform(0, MOMENT_S))
     say(f"killing a {role} after {customers.count:,} deliveries")
     job.kill(role, rng)

@@ -42,7 +42,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         with servers.job("direct", chosen) as job:
             throughput = job.work_off(customers, scenario.warm_up, len(filled), terms.say)
             sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)
-            job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, what="the steady deliveries")
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, goal="the steady deliveries")
             job.meter.read()
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)

@@ -68,7 +68,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
                 terms.say(f"{rate} events/s …")
                 sent.publish_evenly(rate, scenario.settle_s, types=[TOPIC])
                 spans[rate] = sent.publish_evenly(rate, scenario.seconds, types=[TOPIC])
-            job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, goal="the last delivery")
             commits = [one.ended_at_s for one in job.micro_batches("realtime")]
         roles = _kill(scenario, stage.Stage(servers, customers, sent), chosen, terms)
         report = customers.report()
@@ -111,7 +111,7 @@ def _kill(scenario: Scenario, on: stage.Stage, chosen: Mapping[str, str], terms:
         enough.set()
         publisher.join()
         with servers.job(scenario.lanes, chosen) as job:
-            job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, goal="the last delivery")
     finally:
         enough.set()
         publisher.join()

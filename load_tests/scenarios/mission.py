@@ -184,12 +184,12 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             ready_s = job.wait_until_ready()
             terms.say(f"ready after {ready_s:.1f} s")
             sent.publish(scenario.warm_up)
-            job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, what="the warm-up")
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, goal="the warm-up")
             paces = []
             for per_s in (0, *scenario.per_s):
                 paces.append(_paced(sent, job, per_s, scenario))
                 job.wait_until(
-                    lambda: customers.count >= len(sent.due), within_s=IDLE_S, what=f"all events at {per_s} a second"
+                    lambda: customers.count >= len(sent.due), within_s=IDLE_S, goal=f"all events at {per_s} a second"
                 )
                 terms.say(f"all events at {per_s} a second have arrived")
             job.meter.read()

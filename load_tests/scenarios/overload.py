@@ -96,7 +96,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             scene = Scene(servers, customers, sent, job, terms.say)
             with watching(job, customers) as watch:
                 measured = _measured(scenario, scene, watch)
-                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, what="the last delivery")
+                job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, goal="the last delivery")
             handed_over = sum(
                 job.metric("fanout_deliveries_total", lane=lane, outcome="postponed") for lane in ("direct", "batch")
             )
@@ -125,7 +125,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
     """Measure the throughput, disturb the job, and measure until the throughput has recovered."""
     job, customers = scene.job, scene.customers
-    job.wait_until(lambda: customers.count >= scenario.warm_up, within_s=platform.START_TIMEOUT_S + LAST_S, what="the warm-up")
+    job.wait_until(lambda: customers.count >= scenario.warm_up, within_s=platform.START_TIMEOUT_S + LAST_S, goal="the warm-up")
     time.sleep(WINDOW_S)
     before = per_s(watch.counts)
     scene.say(f"{before:,.0f} deliveries a second; now with {scenario.busy} busy loops and {scenario.hog_mb} MB")
@@ -143,7 +143,7 @@ def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
         is_over = customers.count >= len(scene.sent.due)
         return is_over or (time.monotonic() > ended + WINDOW_S and per_s(watch.counts) >= BACK_SHARE * before)
 
-    job.wait_until(is_back, within_s=BACK_WITHIN_S, what=f"{BACK_SHARE:.0%} of the throughput before")
+    job.wait_until(is_back, within_s=BACK_WITHIN_S, goal=f"{BACK_SHARE:.0%} of the throughput before")
     if customers.count >= len(scene.sent.due):
         raise errors.LocalStackError("all events were delivered before the throughput could be measured: use more --events")
     return Throughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))

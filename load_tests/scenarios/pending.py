@@ -43,7 +43,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             terms.say(f"published {count:,} events in {published_s:.0f} s")
             filled_s = (
                 job.wait_until(
-                    lambda: job.metric("fanout_pending_events", lane=LANE) >= count, within_s=FILL_S, what="the filling"
+                    lambda: job.metric("fanout_pending_events", lane=LANE) >= count, within_s=FILL_S, goal="the filling"
                 )
                 - began_s
             )

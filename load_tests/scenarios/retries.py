@@ -94,7 +94,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
         def wait_for_all(job: platform.Job, types: Sequence[int], within_s: float) -> float:
             count = due(types)
-            return job.wait_until(lambda: customers.count >= count, within_s=within_s, what=f"{count:,} deliveries")
+            return job.wait_until(lambda: customers.count >= count, within_s=within_s, goal=f"{count:,} deliveries")
 
         def work_steadily(job: platform.Job) -> Phase:
             ready_s = job.wait_until_ready()
@@ -120,7 +120,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             began_s = job.elapsed_s()
             sent.publish(scenario.pending, types=PAUSED)
             published_s = job.elapsed_s() - began_s
-            fill_s = job.wait_until(lambda: _pending(job) >= scenario.pending, within_s=FILL_S, what="the filling") - began_s
+            fill_s = job.wait_until(lambda: _pending(job) >= scenario.pending, within_s=FILL_S, goal="the filling") - began_s
             terms.say(f"{scenario.pending:,} deliveries wait after {fill_s:.1f} s; starting the job again")
             job.meter.read()
         with servers.job("direct,retry", chosen) as again:

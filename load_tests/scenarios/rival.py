@@ -139,7 +139,7 @@ def _turn(side: str, scenario: Scenario, terms: stage.Terms, chosen: Mapping[str
             steady, _ = _steady(scenario, sent, customers)
             burst = sent.publish(scenario.burst)
             half = len(sent.due) - scenario.burst // 2
-            job.wait_until(lambda: customers.count >= half, within_s=platform.WORK_TIMEOUT_S, what="half of the burst")
+            job.wait_until(lambda: customers.count >= half, within_s=platform.WORK_TIMEOUT_S, goal="half of the burst")
             job.meter.read()
             peak_mb = job.meter.peak_mb()
             job.kill("driver", random.Random(scenario.seed))
@@ -147,7 +147,7 @@ def _turn(side: str, scenario: Scenario, terms: stage.Terms, chosen: Mapping[str
         terms.say(f"killed the {side} when {len(sent.due) - at_kill:,} events of the burst were not there")
         with start(is_again=True) as job:
             back_s = job.wait_until(
-                lambda: customers.count > at_kill, within_s=platform.START_TIMEOUT_S, what="a delivery after the kill"
+                lambda: customers.count > at_kill, within_s=platform.START_TIMEOUT_S, goal="a delivery after the kill"
             )
             arrived_after(customers, len(sent.due))
             customers.hang(HANGING)

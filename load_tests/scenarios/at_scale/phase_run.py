@@ -167,7 +167,7 @@ class Runner:
 
     def _require_job(self) -> None:
         if self.job.has_ended():  # raises, with the end of the job's log
-            self.job.wait_until(lambda: False, within_s=0, what="the job")
+            self.job.wait_until(lambda: False, within_s=0, goal="the job")
 
 
 def is_growing(samples: Sequence[Sample], per_s: float) -> bool:

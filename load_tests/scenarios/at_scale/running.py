@@ -45,7 +45,7 @@ def run(scenario: plan.Scenario, terms: stage.Terms) -> dict[str, Any]:
             ready_s = job.wait_until_ready()
             terms.say(f"ready after {ready_s:.1f} s")
             sent.publish(scenario.warm_up)
-            job.wait_until(lambda: customers.count >= len(sent.due), within_s=WARM_UP_S, what="the warm-up")
+            job.wait_until(lambda: customers.count >= len(sent.due), within_s=WARM_UP_S, goal="the warm-up")
             sampler = Sampler(job, servers.kafka_pid, lambda: len(sent.due), lambda: customers.count, _every_s(scenario))
             with sampler:
                 runner = Runner(
