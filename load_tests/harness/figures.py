@@ -113,7 +113,7 @@ def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
 
 
 def overtook(report: receiver.Report, endpoints: Collection[int]) -> int:
-    """Return the most events that one event overtook: earlier events of its endpoint that arrived later. Repeats are ignored."""
+    """Return the most events that one event overtook: earlier events of its endpoint that arrived later. Ignore repeats."""
     arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
         if endpoint in arrived:

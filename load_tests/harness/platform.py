@@ -84,7 +84,7 @@ class Platform:
 
     @contextlib.contextmanager
     def command(self, name: str, overrides: Mapping[str, str], *, nice: int) -> Iterator[Command]:
-        """Run a command of `fanout` beside the job (`archive`, `serve`). With `nice` above 0, the job has priority for a core."""
+        """Run `fanout archive` or `fanout serve` beside the job. With `nice` above 0, the job has priority for a core."""
         port = _free_port()
         replaced = {"metrics.port": str(port), **overrides}
         with local_process.running(self.folder, name, log=f"{name}.log", overrides=replaced) as process:
@@ -206,7 +206,7 @@ class Job(Command):
     def work_off(
         self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
     ) -> figures.Throughput:
-        """Wait until the receiver has `until` events in all; return the throughput after the first `warm_up` events of this job."""
+        """Wait until the receiver has `until` events; return the throughput after the first `warm_up` events of this job."""
         before = customers.count
 
         def reached(count: int) -> Callable[[], bool]:
@@ -231,7 +231,7 @@ class Job(Command):
         )
 
     def kill(self, role: str, rng: random.Random) -> None:
-        """Send SIGKILL to the `driver`, its `jvm` or a random `worker`. Except for a worker, wait until the whole job has ended."""
+        """Send SIGKILL to the `driver`, the `jvm` or a random `worker`. After driver or JVM, wait for the job's end."""
         processes = self.meter.processes()
         found = sorted((process for process, its_role in processes if its_role == role), key=lambda process: process.pid)
         if role == "worker":

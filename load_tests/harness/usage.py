@@ -87,7 +87,7 @@ class Meter:
         return sizes
 
     def heap_mb(self) -> int | None:
-        """Run a full garbage collection of the JVM; return the live heap in MB. None without a JVM, or without the JDK's `jcmd`."""
+        """Run a full garbage collection of the JVM; return the live heap in MB. None without a JVM or without `jcmd`."""
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:
             return None
