@@ -46,7 +46,10 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 def _problem(pattern: str) -> str:
-    """Return a description of the first construct that Java and Python do not share; empty if there is none."""
+    """Return what is wrong with the first construct that ALLOWED does not list, as a clause without a subject.
+
+    Return an empty text if there is none.
+    """
     if not pattern.isascii() or not pattern.isprintable():
         return "has a character that no topic's name has"
     at, can_repeat = 0, False

@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
-    """Start to serve the three paths until the process ends, on a thread. `watches` has a watch for each lane.
+    """If `metrics.port` is set, start a thread that serves the three paths until the process ends.
 
-    Called first at the start of a process. Raise SettingsError if the port is taken.
+    `watches` has a watch for each lane, or that of another process, by name. Called first at the start of a process. Raise
+    SettingsError if the port cannot be opened.
     """
     metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
     if not config.port:

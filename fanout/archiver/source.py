@@ -90,7 +90,10 @@ class Source:
         return starts
 
     def poll(self, wait_s: float) -> list[confluent_kafka.Message]:
-        """Return new records as soon as there are any. Raise KafkaUnavailable if the caller must begin again."""
+        """Return the records that arrive within `wait_s`, perhaps none; earlier once MAX_RECORDS_PER_POLL messages are there.
+
+        Raise KafkaUnavailable if Kafka cannot be read. The caller must then create a new Source and call `begin`.
+        """
         with self._translated():
             records = [message for message in self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s) if self._is_record(message)]
         if records:

@@ -69,11 +69,12 @@ def decide(identity: str, observed: Observed, renewed_at: float | None, now: flo
 
     `renewed_at` is when this driver sent its last successful write; None: this driver does not hold the Lease.
 
-    1. This driver holds the Lease, and RENEW_DEADLINE_S is over: LOST, even if no other driver took the Lease yet.
+    1. This driver holds the Lease, and its last successful write is RENEW_DEADLINE_S old: LOST, even if no other driver took
+       the Lease yet.
     2. This driver held the Lease, and the record names another holder: LOST.
     3. This driver holds the Lease: RENEW. If somebody deleted the Lease, the renewal creates it again.
     4. There is no Lease, nobody holds it, or the record names this driver (the answer to its write was lost): ACQUIRE.
-    5. The holder has not renewed for as long as it claimed: ACQUIRE.
+    5. The record has not changed for its own `duration_s`, by this driver's clock: ACQUIRE.
     6. Anything else: WAIT.
     """
     record = observed.record

@@ -34,7 +34,7 @@ def batches(
     consumer.assign(list(starts))
     while unread:
         messages = []
-        for message in consumer.consume(max_records, wait_s):
+        for message in _poll(consumer, max_records, wait_s):
             place, error = (str(message.topic()), message.partition() or 0), message.error()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
@@ -49,3 +49,9 @@ def batches(
                     unread.discard(place)
         yield messages
     consumer.unassign()
+
+
+def _poll(consumer: confluent_kafka.Consumer, max_records: int, wait_s: float) -> list[confluent_kafka.Message]:
+    """Return the messages that are there once one is. A single call would wait for `wait_s`, or for all `max_records`."""
+    messages = consumer.consume(1, wait_s)
+    return messages + consumer.consume(max_records - 1, 0) if messages else messages

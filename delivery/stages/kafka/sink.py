@@ -74,7 +74,10 @@ class Kafka:
 
 
 def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
-    """Return the sink for the options `client` of librdkafka (delivery.config.kafka_clients.for_librdkafka)."""
+    """Return a sink that connects to Kafka with `client`.
+
+    `client` has the options of librdkafka, as delivery.config.kafka_clients.for_librdkafka returns them.
+    """
     return Kafka(tuple(sorted(client.items())))
 
 

@@ -109,7 +109,10 @@ def _await_creation(created: concurrent.futures.Future[None]) -> None:
 
 
 def _await_leaders(admin: AdminClient, names: set[str]) -> None:
-    """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic."""
+    """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic.
+
+    Raise KafkaException after TIMEOUT_S.
+    """
     deadline = time.monotonic() + TIMEOUT_S
     while names:
         known = admin.list_topics(timeout=TIMEOUT_S).topics

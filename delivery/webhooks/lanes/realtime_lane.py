@@ -159,7 +159,10 @@ class RealtimeLane:
         self._wake()
 
     def end_slice(self) -> None:
-        """End the current slice at the next check, so that the next slice takes a new registry."""
+        """End the current slice at the lane's next periodic check (CHECK_EVERY_S). The next slice begins with the new registry.
+
+        Returns at once.
+        """
         self._must_end_slice = True
 
     def next_results(self) -> SliceResults | None:

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from delivery.model import Endpoint, EndpointId
 
 SHARE = 1 / 8
-"""Longest interval between two hints of a worker about one endpoint, as a share of `retry.disable_after_s`. With 100 workers,
-10,000 endpoints and the default of five days: some 25 records of 60 bytes a second."""
+"""Longest time for which a worker sends no further hint about an endpoint that accepts requests, as a share of
+`retry.disable_after_s`. With 100 workers, 10,000 endpoints and the default of five days: some 25 records of 60 bytes a
+second."""
 SHORTEST = 0.5
 """Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
 of many endpoints do not stay in step."""
@@ -25,14 +26,17 @@ MAX_KNOWN = 100_000
 
 
 def report_interval_s(disable_after_s: float) -> float:
-    """Return the longest interval between two hints about one endpoint. An acceptance is reported at most this late."""
+    """Return the longest time for which a worker sends no further hint about one endpoint, in seconds.
+
+    A worker's last hint is at most this much older than the last request that the endpoint accepted from it.
+    """
     return disable_after_s * SHARE
 
 
 class Acceptances:
     """The health hints of one worker about accepting endpoints. The first acceptance of an endpoint is reported at once.
 
-    `every_s` is the longest interval between two hints about one endpoint, in seconds.
+    `every_s` is the longest time for which no further hint about one endpoint is sent, in seconds.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None) -> None:

@@ -151,7 +151,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """
         if self.failing_since_ms is None or now_ms - self.failed_ms >= RECENT_FAILURE_MS:
             return False
-        # A fast lane reports an acceptance this late.
+        # The last hint of a fast lane is this much older than the last acceptance.
         enough_s = policy.disable_after_s + health_hints.report_interval_s(policy.disable_after_s)
         return self.failed_ms - self.failing_since_ms >= enough_s * 1000
 

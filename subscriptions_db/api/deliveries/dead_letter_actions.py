@@ -25,7 +25,10 @@ Limit = Annotated[int, Field(ge=1, le=MAX_MARKED)]
 
 
 class DeadLettersToMark(DeadLetterTimeQuery):
-    """The waiting dead letters to mark. Give search criteria, or `everything: true`; an empty body is refused."""
+    """The waiting dead letters to redrive or to discard. Give search criteria, or `everything: true`.
+
+    Both together are refused, and so is an empty body.
+    """
 
     everything: bool = False
     cursor: Cursor | None = None
