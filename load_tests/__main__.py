@@ -30,9 +30,9 @@ from load_tests.scenarios.at_scale import command as at_scale_command
 
 S = TypeVar("S")
 WRONG = ("lost", "beyond", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
-"""Figures that must be zero."""
+"""Figures that must be zero or empty. Otherwise the command exits with 1."""
 MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 0.001, "back_after_s": 10}
-"""Figures with an upper bound."""
+"""Upper bounds of figures. Above one of them, the command exits with 1."""
 
 app = typer.Typer(help="Load tests: measure the whole platform on this machine.", no_args_is_help=True)
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
@@ -41,7 +41,7 @@ Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of th
 _AWAY = away_scenario.Scenario()
 _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
-_BESIDE = beside_scenario.Scenario(what=beside_scenario.What.POISON)
+_BESIDE = beside_scenario.Scenario(load=beside_scenario.Load.POISON)
 _CRASH = crash_scenario.Scenario()
 _ISOLATION = isolation_scenario.Scenario()
 _LATENCY = latency_scenario.Scenario()
@@ -86,7 +86,7 @@ def batch(
     settle_s: Annotated[int, typer.Option(help="Seconds of the steady pace before the measurement.")] = _BATCH.settle_s,
     steady_s: Annotated[int, typer.Option(help="Seconds of the steady pace.")] = _BATCH.steady_s,
     hot: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the events to one endpoint, in one more phase.")
+        float, typer.Option(min=0, max=1, help="Share of the events that are due to one endpoint, in an additional phase.")
     ] = _BATCH.hot,
     folder: Folder = None,
     replaced: Replaced = None,
@@ -118,15 +118,15 @@ def isolation(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Let one endpoint of 1,000 hang, with 5 % of the events, and measure how long the others wait."""
+    """Let one endpoint of 1,000 hang, with 5 % of the events, and measure how long the events of all others wait."""
     scenario = isolation_scenario.Scenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
     _run(isolation_scenario.run, scenario, json_file, folder, replaced)
 
 
 @app.command()
 def beside(
-    what: Annotated[
-        beside_scenario.What,
+    load: Annotated[
+        beside_scenario.Load,
         typer.Argument(help="Load beside the events: records that are not events, a hot tenant, or archive and polls."),
     ],
     json_file: JsonFile = None,
@@ -148,9 +148,9 @@ def beside(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Deliver events alone, then beside another load, and measure how much longer they wait."""
+    """Deliver events alone, then beside another load, and measure how much longer the events wait."""
     scenario = beside_scenario.Scenario(
-        what=what,
+        load=load,
         endpoints=endpoints,
         warm_up=warm_up,
         settle_s=settle_s,
@@ -173,7 +173,7 @@ def away(
         int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
     ] = _AWAY.endpoints,
     per_s: Annotated[int, typer.Option(help="Events a second.")] = _AWAY.per_s,
-    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = _AWAY.seed,
+    seed: Annotated[int, typer.Option(help="Seed of the moments of the kills.")] = _AWAY.seed,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
@@ -199,7 +199,7 @@ def overload(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Take CPU and memory away at full speed, stop a worker, collect the JVM's garbage: are endpoints suppressed for it?"""
+    """Take CPU and memory away at full speed, stop a worker, collect the JVM's garbage: are healthy endpoints suppressed?"""
     scenario = overload_scenario.Scenario(events=events, endpoints=endpoints, busy=busy, hog_mb=hog_mb, disturbed_s=disturbed_s)
     _run(overload_scenario.run, scenario, json_file, folder, replaced)
 
@@ -212,7 +212,7 @@ def crash(
         int, typer.Option(min=10, help="Endpoints, distributed evenly over ten event types.")
     ] = _CRASH.endpoints,
     per_s: Annotated[int, typer.Option(help="Events a second.")] = _CRASH.per_s,
-    seed: Annotated[int, typer.Option(help="Seed of the moments and of the killed processes.")] = _CRASH.seed,
+    seed: Annotated[int, typer.Option(help="Seed of the moments of the kills and of the killed processes.")] = _CRASH.seed,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
@@ -249,7 +249,9 @@ def mission(
     topics: Annotated[int, typer.Option(min=2, help="Event types, each with a topic of one partition.")] = _MISSION.topics,
     tenants: Annotated[int, typer.Option(min=10, help="Tenants of the endpoints' customers.")] = _MISSION.tenants,
     endpoints: Annotated[int, typer.Option(min=10, help="Endpoints; three of ten take batches.")] = _MISSION.endpoints,
-    per_s: Annotated[list[int] | None, typer.Option(help="Events a second; repeat it for one pace after another.")] = None,
+    per_s: Annotated[
+        list[int] | None, typer.Option(help="Events a second. Repeat the option for several paces in turn.")
+    ] = None,
     seconds: Annotated[int, typer.Option(min=10, help="Seconds at each pace.")] = _MISSION.seconds,
     folder: Folder = None,
     replaced: Replaced = None,
@@ -265,11 +267,15 @@ def mission(
 def rival(
     json_file: JsonFile = None,
     events: Annotated[int, typer.Option(min=1000, help="Events at full speed that are measured.")] = _RIVAL.events,
-    warm_up: Annotated[int, typer.Option(min=0, help="Events before those.")] = _RIVAL.warm_up,
-    steady_per_s: Annotated[int, typer.Option(help="Events a second for the latency.")] = _RIVAL.steady_per_s,
-    steady_s: Annotated[int, typer.Option(help="Seconds at that pace.")] = _RIVAL.steady_s,
-    burst: Annotated[int, typer.Option(min=1000, help="Events of the burst in which SIGKILL comes.")] = _RIVAL.burst,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each side, of about two minutes each.")] = _RIVAL.rounds,
+    warm_up: Annotated[int, typer.Option(min=0, help="Events of the warm-up, before the measurement.")] = _RIVAL.warm_up,
+    steady_per_s: Annotated[
+        int, typer.Option(help="Events a second of the steady pace, which measures latency.")
+    ] = _RIVAL.steady_per_s,
+    steady_s: Annotated[int, typer.Option(help="Seconds at the pace that measures latency.")] = _RIVAL.steady_s,
+    burst: Annotated[int, typer.Option(min=1000, help="Events of the burst in which the process gets SIGKILL.")] = _RIVAL.burst,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Turns of the platform and of the plain consumer each, of about two minutes.")
+    ] = _RIVAL.rounds,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
@@ -290,7 +296,7 @@ def retries(
     per_s: Annotated[
         int, typer.Option(help="Events a second to the other endpoints, through the retry lane.")
     ] = _RETRIES.per_s,
-    seconds: Annotated[int, typer.Option(help="Seconds of each of the two phases.")] = _RETRIES.seconds,
+    seconds: Annotated[int, typer.Option(help="Seconds of each of the two measurements.")] = _RETRIES.seconds,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
@@ -337,13 +343,20 @@ def run_at_scale(
     scenario: Annotated[str, typer.Argument(help=f"One of: {', '.join(at_scale_command.NAMES)}.")],
     json_file: JsonFile = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots to this file.")] = None,
-    share: Annotated[float, typer.Option(min=1e-6, help="Share of the full rate; where it is searched, the first.")] = 1.0,
-    seconds: Annotated[int | None, typer.Option(min=3, help="Seconds of each phase, or of each size.")] = None,
+    share: Annotated[
+        float,
+        typer.Option(min=1e-6, help="Share of the full rate. average_5k and peak_50k begin their search with this share."),
+    ] = 1.0,
+    seconds: Annotated[
+        int | None, typer.Option(min=3, help="Seconds of each phase, or of each tried share of the rate.")
+    ] = None,
     topics: Annotated[int | None, typer.Option(min=2, help="Event types, each with a topic.")] = None,
     tenants: Annotated[int | None, typer.Option(min=10, help="Tenants.")] = None,
     endpoints: Annotated[int | None, typer.Option(min=100, help="Endpoints; three of ten take batches.")] = None,
     warm_up: Annotated[int | None, typer.Option(min=1, help="Events before all phases.")] = None,
-    bound: Annotated[list[str] | None, typer.Option(help="Another limit, as figure=limit.")] = None,
+    bound: Annotated[
+        list[str] | None, typer.Option(help="Replace the limit of a bound, as figure=limit. May be repeated.")
+    ] = None,
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:

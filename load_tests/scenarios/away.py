@@ -24,9 +24,11 @@ LANES = "direct,retry"
 PROGRESS = 2_000
 """Events that must arrive before the broker is killed, so that the job is delivering."""
 MOMENT_S = 5.0
-"""Seconds after that within which the broker is killed."""
+"""Seconds after those arrivals within which the broker is killed, at a random moment."""
 NOTICED_S = 60
+"""Seconds within which the job must report that Kafka is unavailable, or available again."""
 LAST_S = 180
+"""Seconds within which all published events must arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class Scenario:
     """Parameters of the scenario."""
 
     bounces: int = 5
+    """Number of times that the broker is killed and started again."""
     away_s: int = 600
     """Seconds of the long outage of the broker."""
     backlog: int = 100_000
@@ -50,12 +53,12 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         with servers.job(LANES, chosen) as job:
             at = Scene(servers, customers, sent, job, terms.say)
             _bounce(scenario, at)
-            _wait_for_all(at, "what came while the broker was killed")
+            _wait_for_all(at, "the events that were published while the broker was killed")
             noticed_s = _away(scenario.away_s, at)
             began_s = job.elapsed_s()
             sent.publish(scenario.backlog)
-            back_s = _wait_for_all(at, "what came when the broker was back") - began_s
-            largest = max(one.records for one in job.micro_batches("direct"))
+            back_s = _wait_for_all(at, "the events that were published when the broker was back") - began_s
+            largest = max(micro_batch.records for micro_batch in job.micro_batches("direct"))
             job.meter.read()
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)
@@ -97,20 +100,20 @@ def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
 
 
 def _away(away_s: int, at: Scene) -> float:
-    """Stop the broker for long; return the seconds until the job reported it."""
+    """Stop the broker for `away_s` seconds, and start it; return the seconds until the job reported that."""
     job = at.job
     at.say(f"the broker is away for {away_s} s")
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         return job.metric("fanout_source_up") == 0 and not job.is_ready()
 
-    job.wait_until(lambda: not is_told(), within_s=NOTICED_S, goal="word that the source is back")
+    job.wait_until(lambda: not is_reported(), within_s=NOTICED_S, goal="the report that Kafka is available")
     at.servers.kafka.kill()
     began_s = job.elapsed_s()
-    noticed_s = job.wait_until(is_told, within_s=NOTICED_S, goal="word that the source is away") - began_s
+    noticed_s = job.wait_until(is_reported, within_s=NOTICED_S, goal="the report that Kafka is unavailable") - began_s
     while job.elapsed_s() - began_s < away_s:
-        if job.has_ended() or not is_told():
-            raise errors.LocalStackError("the job has ended, or did not notice that the broker is stopped")
+        if job.has_ended() or not is_reported():
+            raise errors.LocalStackError("the job has ended, or reports Kafka as available while the broker is stopped")
         time.sleep(1)
     at.servers.kafka.start()
     return noticed_s

@@ -25,7 +25,9 @@ SETTINGS = {
 """Settings of the job, for two cores that it shares with broker and receiver. With this number of events in a micro-batch,
 10,000 endpoints get 40 events in each request when the lane is behind (docs/adr/0030-more-at-a-time.md)."""
 IDLE_S = 30
+"""Seconds, besides `max_wait_s`, within which all published events must arrive."""
 COLD_EVENTS = 100
+"""Events of step 1, which are the first of a job that is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +40,15 @@ class Scenario:
     """Events of the warm-up, also whole micro-batches."""
     endpoints: int = 1_000
     max_events: int = 1_000
-    """Bound of each endpoint's batches, as is the next field."""
+    """Most events of a batch."""
     max_wait_s: float = 1.0
+    """Seconds that an event may wait for its batch."""
     steady_per_s: int = 5_000
     settle_s: int = 60
     """Seconds of the steady pace before its measurement."""
     steady_s: int = 15
     hot: float = 0.0
-    """Share of the events of the last phase that are due to one endpoint; 0: there is no such phase."""
+    """Share of the events of step 4 that are due to one endpoint. 0: step 4 is left out."""
     seed: int = 1
 
 
@@ -66,7 +69,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             sent.publish(COLD_EVENTS)
             cold_s = job.wait_until(lambda: customers.count > 0, within_s=patience_s, goal="the first batch") - ready_s
             terms.say(f"first batch {cold_s:.1f} s later")
-            wait_for_all(job, "what was sent first")
+            wait_for_all(job, "the first events")
         filled = sent.publish(scenario.warm_up + scenario.events)
         terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
         with servers.job("batch", chosen) as job:
@@ -99,8 +102,10 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         "waiting_ms_while_settling": {"seconds": scenario.settle_s, **_longest_waits(_in(requests, settling))},
         "hot": {
             "share": scenario.hot,
-            "waiting_ms": _longest_waits(one for one in _in(requests, hot) if one.endpoint == traffic.HOT_ENDPOINT),
-            "waiting_ms_of_others": _longest_waits(one for one in _in(requests, hot) if one.endpoint != traffic.HOT_ENDPOINT),
+            "waiting_ms": _longest_waits(request for request in _in(requests, hot) if traffic.is_hot(request.endpoint)),
+            "waiting_ms_of_others": _longest_waits(
+                request for request in _in(requests, hot) if traffic.is_other(request.endpoint)
+            ),
         }
         if hot
         else None,
@@ -113,10 +118,10 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _in(requests: Iterable[figures.Request], phase: range) -> Sequence[figures.Request]:
-    """Return the requests with events of a phase. No request has events of two phases: a phase waits for all its events."""
+    """Return the requests with events of a phase, a range of event numbers. No request has events of two phases."""
     return [request for request in requests if request.numbers[0] in phase]
 
 
 def _longest_waits(requests: Iterable[figures.Request]) -> dict[str, int]:
-    """Return the age of the oldest event of each batch at its arrival, which `max_wait_s` bounds."""
+    """Return percentiles, in ms, of the age at arrival of each batch's oldest event. `max_wait_s` bounds its wait."""
     return figures.percentiles(max(request.ages_ms) for request in requests)

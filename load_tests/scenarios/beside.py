@@ -1,4 +1,4 @@
-"""Add another load beside the measured events: how much longer do they wait, and how much more do they cost?
+"""Add another load beside the measured events: how much longer do the events wait, and how much more CPU do they cost?
 
 Events come at a steady pace, first alone, then beside one of these loads:
 
@@ -17,7 +17,7 @@ from typing import Any
 from load_tests.harness import figures, flood, phases, stage, traffic
 
 
-class What(enum.StrEnum):
+class Load(enum.StrEnum):
     """Load beside the measured events."""
 
     POISON = "poison"
@@ -29,7 +29,8 @@ class What(enum.StrEnum):
 class Scenario:
     """Parameters of the scenario."""
 
-    what: What
+    load: Load
+    """Load beside the measured events, in the second phase."""
     endpoints: int = 100
     warm_up: int = 20_000
     """Events of the warm-up."""
@@ -40,34 +41,36 @@ class Scenario:
     seconds: int = 60
     """Seconds of each of the two phases."""
     hot: float = 0.8
-    """Share of the hot tenant in all events."""
+    """Share of the hot tenant in all events of the second phase, for the load `hot`."""
     flood: flood.Flood = field(default_factory=flood.Flood)
+    """Archive and polls, for the load `archive`."""
     seed: int = 1
 
 
 def first(scenario: Scenario) -> phases.Phase:
-    """Return the first phase: the measured events, and others in place of a hot tenant's."""
+    """Return the first phase: the measured events alone. For the load `hot`, it has as many events as the second phase."""
     return phases.Phase(per_s=_together(scenario), settle_s=scenario.settle_s)
 
 
 def second(scenario: Scenario) -> phases.Phase:
     """Return the second phase: the measured events, and the load beside them."""
-    match scenario.what:
-        case What.POISON:
+    match scenario.load:
+        case Load.POISON:
             return phases.Phase(per_s=scenario.per_s, poison_per_s=scenario.per_s, settle_s=scenario.settle_s)
-        case What.HOT:
+        case Load.HOT:
             return phases.Phase(per_s=_together(scenario), hot=scenario.hot, settle_s=scenario.settle_s)
-        case What.ARCHIVE:
+        case Load.ARCHIVE:
             return phases.Phase(per_s=scenario.per_s, around=scenario.flood.around, settle_s=scenario.settle_s)
 
 
 def _together(scenario: Scenario) -> int:
-    return round(scenario.per_s / (1 - scenario.hot)) if scenario.what is What.HOT else scenario.per_s
+    """Return the events a second of both the measured and the hot tenants."""
+    return round(scenario.per_s / (1 - scenario.hot)) if scenario.load is Load.HOT else scenario.per_s
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
-    is_hot = scenario.what is What.HOT
+    is_hot = scenario.load is Load.HOT
     plan = phases.Plan(
         customers=traffic.Customers(endpoints=scenario.endpoints),
         first=first(scenario),
@@ -76,12 +79,12 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
         warm_up=scenario.warm_up,
         seed=scenario.seed,
         settings=phases.SETTINGS,
-        topics=traffic.Topics(by_tenant=is_hot, with_poison=scenario.what is What.POISON),
+        topics=traffic.Topics(by_tenant=is_hot, with_poison=scenario.load is Load.POISON),
     )
     found = phases.compare(plan, terms)
     alone, beside = (_document(phase, found, is_hot=is_hot) for phase in (found.first, found.second))
     return {
-        "scenario": f"beside {scenario.what}",
+        "scenario": f"beside {scenario.load}",
         "deliveries": len(found.report.numbers),
         "at_per_s": scenario.per_s,
         "latency_ratio": figures.ratios(alone["latency_ms"], beside["latency_ms"], "p50", "p99"),
@@ -94,7 +97,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _document(phase: phases.Measured, found: phases.Compared, *, is_hot: bool) -> dict[str, Any]:
-    """Return a phase for machines. The usage of the job is for all events of the phase, including the load beside them."""
+    """Return the figures of a phase as JSON values. The CPU of the job includes the load beside the measured events."""
     latencies = {"latency_ms": figures.latency_ms(found.report, phase.numbers)}
     if is_hot:
         latencies = {

@@ -17,12 +17,18 @@ from typing import Any
 from load_tests.harness import figures, platform, receiver, stage, traffic
 
 SETTINGS: Mapping[str, str] = {}
+"""Settings of the job: the defaults."""
 KINDS = ("driver", "jvm", "worker")
+"""Processes of the job that are killed."""
 PROGRESS = 200
 """Events that must arrive before the next kill, so that it hits a delivering job."""
 MOMENT_S = 15.0
-"""Seconds after that within which the kill comes: sometimes while the job has a backlog, sometimes at the steady pace."""
+"""Seconds after those arrivals within which the kill comes, at a random moment.
+
+The job sometimes has a backlog then, and sometimes delivers at the steady pace.
+"""
 LAST_S = 120
+"""Seconds within which all published events must arrive after the last start of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,7 @@ class Scenario:
     """Parameters of the scenario."""
 
     kills: int = 3
+    """Number of processes that are killed, one after another."""
     endpoints: int = 100
     per_s: int = 1000
     seed: int = 1
@@ -78,7 +85,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 def kill_at_work(
     job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
 ) -> int:
-    """Kill a process of a delivering job; return the number of events that had arrived."""
+    """Wait until the job delivers, kill its process with this role, and return the number of events that had arrived."""
     enough = customers.count + PROGRESS
     job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, goal="deliveries before a kill")
     time.sleep(rng.uniform(0, MOMENT_S))
@@ -88,7 +95,10 @@ def kill_at_work(
 
 
 def _repeated_after(killed_at: Sequence[int], arrived: Iterable[int]) -> list[int]:
-    """Return the number of repeated events after each kill. The number of earlier arrivals identifies a kill."""
+    """Return the number of repeated deliveries after each kill.
+
+    `killed_at` has, for each kill, the number of different events that had arrived before.
+    """
     repeated, known = [0] * len(killed_at), set[int]()
     for number in arrived:
         if number in known:

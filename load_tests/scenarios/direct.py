@@ -17,6 +17,7 @@ SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_
 """Settings of the job, for two cores that it shares with broker and receiver. One worker leaves the other core to the JVM; two
 workers take more CPU for each delivery. Micro-batches are large, because the job has a backlog."""
 IDLE_S = 30
+"""Seconds within which the events of the steady pace must arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Scenario:
     """Events of the warm-up."""
     endpoints: int = 100
     steady_per_s: int = 1_000
+    """Events a second of the steady pace."""
     steady_s: int = 15
     seed: int = 1
 

@@ -1,7 +1,7 @@
-"""Let one endpoint of many hang: how much longer do the others wait?
+"""Let one endpoint of many hang: how much longer do the events of all others wait?
 
-1. Events come at a steady pace. 5 % of them are due to one endpoint, which answers like all others.
-2. The same pace continues, and that endpoint accepts requests without ever answering.
+1. Events come at a steady pace. 5 % of the events are due to one endpoint, which answers like all others.
+2. The same pace continues. The endpoint with 5 % of the events accepts requests without ever answering.
 3. The endpoint answers again, and gets its waiting deliveries. Nothing may be lost.
 """
 

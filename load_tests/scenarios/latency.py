@@ -1,8 +1,8 @@
 """Publish single events to a topic of the real-time lane, and measure the time until each request arrives.
 
-Each rate lasts some minutes, in which several batches end. The time of an event starts when the Kafka client gets it; the
-client sends it at once. Then the job is killed repeatedly under load, as in `crash`: is anything lost, and how much is sent
-twice?
+Each rate lasts some minutes, in which several micro-batches of the lane end. The time of an event starts when the Kafka client
+gets the event; the client sends it at once. Then the job is killed repeatedly under load, as in `crash`: is anything lost, and
+how much is sent twice?
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ BOUNDS_MS: Mapping[int, Mapping[str, float]] = {
     200: {"p50": 4, "p99": 15},
     1000: {"p99": 50},
 }
-"""Upper bounds of the figures of a rate."""
+"""Upper bounds of the latency in ms, by the rate in events a second."""
 ROLES = ("driver", "worker")
+"""Processes of the job that are killed."""
 NEAR_S = 1.0
-"""Seconds before the commit of a batch. An event published in this time met the boundary of two batches."""
+"""Seconds before and after the commit of a micro-batch. An event of this time met the boundary of two micro-batches."""
 LAST_S = 120
+"""Seconds within which all published events must arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +45,16 @@ class Scenario:
     """Parameters of the scenario."""
 
     rates: Sequence[int] = (50, 200, 1000)
+    """Events a second, one rate after another."""
     seconds: int = 180
+    """Measured seconds of each rate."""
     settle_s: int = 20
+    """Seconds of each rate before its measurement."""
     endpoints: int = 10
     kills: int = 3
+    """Number of kills after the rates."""
     kills_per_s: int = 200
+    """Events a second while the job is killed."""
     lanes: str = "realtime"
     seed: int = 1
 
@@ -69,7 +76,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
                 sent.publish_evenly(rate, scenario.settle_s, types=[TOPIC])
                 spans[rate] = sent.publish_evenly(rate, scenario.seconds, types=[TOPIC])
             job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, goal="the last delivery")
-            commits = [one.ended_at_s for one in job.micro_batches("realtime")]
+            commits = [micro_batch.ended_at_s for micro_batch in job.micro_batches("realtime")]
         roles = _kill(scenario, stage.Stage(servers, customers, sent), chosen, terms)
         report = customers.report()
         reconciled = figures.reconciled(servers.account(), report)
@@ -91,7 +98,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _kill(scenario: Scenario, on: stage.Stage, chosen: Mapping[str, str], terms: stage.Terms) -> list[str]:
-    """Kill the job while it delivers, let the next start deliver the rest, and return the killed process."""
+    """Kill a driver or worker of the delivering job, again and again; then wait for all events. Return the killed roles."""
     rng = random.Random(scenario.seed)
     roles = [rng.choice(ROLES) for _ in range(scenario.kills)]
     servers, customers, sent = on
@@ -124,7 +131,7 @@ def _cuts(report: receiver.Report, numbers: range) -> dict[str, float]:
 
 
 def _boundaries(report: receiver.Report, span: tuple[range, Sequence[float]], commits: Iterable[float]) -> dict[str, Any]:
-    """Return the longest time of the events at each end of a batch, and the times of all other events."""
+    """Return the longest latency near the commit of each micro-batch, and percentiles for all other events, in ms."""
     numbers, sent_at = span
     ages = {number: age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number in numbers}
     longest, near = [], set[int]()
@@ -142,6 +149,7 @@ def _boundaries(report: receiver.Report, span: tuple[range, Sequence[float]], co
 
 
 def _beyond(rates: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
+    """Yield a text for each figure above its bound in BOUNDS_MS."""
     for rate, found in rates.items():
         for name, most in BOUNDS_MS.get(int(rate), {}).items():
             if found[name] > most:

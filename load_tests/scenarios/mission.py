@@ -1,8 +1,8 @@
-"""Measure the platform at its target size: hundreds of topics, thousands of endpoints, all lanes, a steady pace.
+"""Measure the platform at the size of its mission: hundreds of topics, thousands of endpoints, three lanes, steady paces.
 
 1. The registry has 30,000 tenants and 10,000 endpoints by default. Of ten endpoints, three take batches. A third of the
    subscriptions names departments, the others name tenants, and one subscription takes a whole event type.
-2. The job starts and warms up. Then nothing is published for a while: the usage of the job in this time is the cost of its
+2. The job starts and warms up. Then nothing is published for a while. The usage of the job in this time is the cost of the
    topics.
 3. Events come at several paces in turn. For each pace the receiver measures the age of each event at its arrival.
 
@@ -28,17 +28,18 @@ LANES = "direct,batch,retry"
 WHOLE_TYPE = "audit.everything"
 """Event type to which one endpoint subscribes without a filter."""
 DEPARTMENTS = 3
-"""Departments of each tenant."""
+"""Departments (sub-tenants) of each tenant."""
 BATCH = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 5}}
 BATCH_OF_TEN = 3
-"""Number of ten endpoints that take batches."""
+"""Endpoints of ten that take batches."""
 APPLY_TIMEOUT_S = 300
 IDLE_S = 120
+"""Seconds within which all published events must arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Tenants, their endpoints and their event types."""
+    """The population of the mission: tenants, endpoints and event types. Each event is due to one endpoint, by its tenant."""
 
     topics: int
     tenants: int
@@ -46,11 +47,11 @@ class Population:
 
     @cached_property
     def event_types(self) -> Sequence[str]:
-        """Return the names of all event types; the first is rare and taken whole by one endpoint."""
+        """Return the names of all event types. The first is rare, and endpoint 0 subscribes to all its events."""
         return [WHOLE_TYPE, *(f"load.{number}" for number in range(self.topics - 1))]
 
     def endpoint_of(self, type_number: int, tenant: int) -> int:
-        """Return the endpoint to which an event is due."""
+        """Return the endpoint to which events of this event type and tenant are due."""
         return tenant % self.endpoints if type_number else 0
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> traffic.Drawn:
@@ -65,7 +66,7 @@ class Population:
         return endpoint % 10 >= 10 - BATCH_OF_TEN
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest."""
+        """Return the manifest, with every endpoint below `url`."""
         departments = [str(number) for number in range(1, DEPARTMENTS + 1)]
         return {
             "tenants": [{"id": f"t{number}", "sub_tenants": departments} for number in range(self.tenants)],
@@ -110,6 +111,7 @@ def _zipf(count: int) -> list[float]:
 
 
 def _drawn(rng: random.Random, cumulative: Sequence[float]) -> int:
+    """Return a random index, by these cumulative weights."""
     return bisect.bisect_left(cumulative, rng.random() * cumulative[-1])
 
 
@@ -137,13 +139,16 @@ class _Pace:
 
     per_s: int
     numbers: range
+    """Numbers of the measured events."""
     took_s: float
+    """Seconds of the measurement."""
     used: usage.Usage
+    """CPU of the job in `took_s`."""
     micro_batches_ms: Mapping[str, Sequence[int]]
-    """Durations of the micro-batches that ended in this time, by lane."""
+    """Durations in ms of the micro-batches that ended during the measurement, by lane."""
 
     def document(self, report: receiver.Report, population: Population) -> dict[str, Any]:
-        """Return the measurement for machines. Cores are CPU seconds a second."""
+        """Return the measurement as JSON values. Cores are CPU seconds a second."""
         used, is_batch = self.used, population.is_batch
         return {
             "per_s": self.per_s,
@@ -161,13 +166,13 @@ class _Pace:
 
 
 def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: Scenario) -> _Pace:
-    """Publish at a pace, at first unmeasured; return the measurement."""
+    """Publish at a pace, for `settle_s` without measurement and then with it; return the measurement."""
     sent.publish_steadily(per_s, scenario.settle_s)
     before, began_s = job.meter.read(), time.time()
     numbers = sent.publish_steadily(per_s, scenario.seconds)
     used, ended_s = job.meter.read().since(before), time.time()
     micro_batches_ms = {
-        lane: [one.took_ms for one in job.micro_batches(lane) if began_s <= one.ended_at_s <= ended_s]
+        lane: [batch.took_ms for batch in job.micro_batches(lane) if began_s <= batch.ended_at_s <= ended_s]
         for lane in LANES.split(",")
     }
     return _Pace(per_s=per_s, numbers=numbers, took_s=ended_s - began_s, used=used, micro_batches_ms=micro_batches_ms)

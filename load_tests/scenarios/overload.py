@@ -38,14 +38,17 @@ SETTINGS = {
 }
 """Settings of the job: a task slot for each lane, and micro-batches short enough to measure the throughput of some seconds."""
 BATCH_TYPES = range(5, 10)
+"""Numbers of the event types whose endpoints take batches."""
 STOPPED_S = 3.0
 """Seconds for which a worker is stopped."""
 WINDOW_S = 6
 """Seconds over which the throughput is measured: some micro-batches of each lane."""
 BACK_SHARE = 0.8
-"""Share of the earlier throughput that counts as recovered. Windows with a micro-batch more or less differ by the rest."""
+"""Share of the throughput before the disturbance that counts as recovered. One micro-batch more or less is the rest."""
 BACK_WITHIN_S = 60
+"""Seconds within which the throughput must have recovered after the disturbance."""
 LAST_S = 300
+"""Seconds within which all published events must arrive."""
 _BUSY = "while True: pass"
 _HOG = (
     "import sys, time\nheld = bytearray({size})\nwhile True:\n    held[::4096] = bytes(len(held) // 4096)\n    time.sleep(0.2)"
@@ -57,31 +60,36 @@ class Scenario:
     """Parameters of the scenario."""
 
     warm_up: int = 150_000
-    """Events before the throughput is measured; they are among `events`."""
+    """Events that are delivered before the throughput is measured. They are part of `events`."""
     events: int = 1_200_000
+    """All published events."""
     endpoints: int = 200
     busy: int = 2
     """Number of processes that run busy loops."""
     hog_mb: int = 2048
+    """MB of memory that one process allocates and touches."""
     disturbed_s: int = 20
+    """Seconds of the disturbance."""
     seed: int = 1
 
 
 class Throughput(NamedTuple):
-    """Throughput, in deliveries a second."""
+    """Throughput before and during the disturbance, in deliveries a second."""
 
     before: float
     disturbed: float
     back_after_s: float
+    """Seconds from the end of the disturbance until the throughput had recovered."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Highest numbers of suppressed and disabled endpoints that the job reported."""
+    """Samples of the job's deliveries and suppressed endpoints."""
 
     held: float = 0.0
+    """Highest number of suppressed endpoints that the job reported."""
     counts: list[tuple[float, int]] = field(default_factory=list)
-    """Deliveries over time, one sample each second."""
+    """Times on the monotonic clock and numbers of delivered events, one sample a second."""
 
 
 def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
@@ -137,20 +145,20 @@ def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
         time.sleep(max(0.0, began + scenario.disturbed_s - time.monotonic()))
     ended = time.monotonic()
     during = (customers.count - count) / (ended - began)
-    scene.say(f"{during:,.0f} deliveries a second meanwhile; all of it has ended")
+    scene.say(f"{during:,.0f} deliveries a second during the disturbance, which has ended")
 
     def is_back() -> bool:
         is_over = customers.count >= len(scene.sent.due)
         return is_over or (time.monotonic() > ended + WINDOW_S and per_s(watch.counts) >= BACK_SHARE * before)
 
-    job.wait_until(is_back, within_s=BACK_WITHIN_S, goal=f"{BACK_SHARE:.0%} of the throughput before")
+    job.wait_until(is_back, within_s=BACK_WITHIN_S, goal=f"{BACK_SHARE:.0%} of the throughput before the disturbance")
     if customers.count >= len(scene.sent.due):
         raise errors.LocalStackError("all events were delivered before the throughput could be measured: use more --events")
     return Throughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))
 
 
 def per_s(counts: list[tuple[float, int]]) -> float:
-    """Return the deliveries a second of the last WINDOW_S seconds."""
+    """Return the deliveries a second over the last WINDOW_S seconds of `Watch.counts`."""
     (last_at, last) = counts[-1]
     first_at, first = next((at, count) for at, count in counts if at >= last_at - WINDOW_S)
     return (last - first) / max(1.0, last_at - first_at)
@@ -158,7 +166,7 @@ def per_s(counts: list[tuple[float, int]]) -> float:
 
 @contextlib.contextmanager
 def watching(job: platform.Job, customers: receiver.Receiver) -> Iterator[Watch]:
-    """Read the numbers of deliveries and suppressed endpoints each second."""
+    """Read the numbers of deliveries and suppressed endpoints each second, in a thread, while the context is open."""
     watch, enough = Watch(counts=[(time.monotonic(), customers.count)]), threading.Event()
 
     def look() -> None:
@@ -178,7 +186,7 @@ def watching(job: platform.Job, customers: receiver.Receiver) -> Iterator[Watch]
 
 @contextlib.contextmanager
 def disturbed(scenario: Scenario) -> Iterator[None]:
-    """Take CPU and memory away from all other processes."""
+    """Take CPU and memory away from all other processes while the context is open."""
     hog = _HOG.format(size=scenario.hog_mb * 1024 * 1024)
     started = [subprocess.Popen([sys.executable, "-c", code]) for code in (*[_BUSY] * scenario.busy, hog)]
     try:
@@ -190,7 +198,7 @@ def disturbed(scenario: Scenario) -> Iterator[None]:
 
 
 def stop_a_worker(job: platform.Job, say: Callable[[str], None]) -> None:
-    """Stop the worker with the highest CPU use, for STOPPED_S."""
+    """Stop the worker that used most CPU for STOPPED_S, by SIGSTOP and SIGCONT."""
     workers = [process for process, role in job.meter.processes() if role == "worker"]
     [worker] = sorted(workers, key=_cpu_s)[-1:]
     say(f"worker {worker.pid} stops for {STOPPED_S:.0f} s")

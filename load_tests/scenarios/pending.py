@@ -2,7 +2,7 @@
 
 1. The job starts. Each endpoint waits an hour for a batch that is larger than the number of its events.
 2. `each` events are published for each endpoint, on average. The job collects them, and closes no batch.
-3. Memory and disk of the job are read. Nothing may be lost: all events must be pending by the topics.
+3. Memory and disk of the job are read. Nothing may be lost: by the topics, all events must wait for their batches.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from load_tests.scenarios import batch
 
 LANE = "batch"
 FILL_S = 1_800
+"""Seconds within which the batch lane must have collected all published events."""
 TOO_MANY = 10
 """Size of a batch, as a multiple of the mean number of events of an endpoint."""
 
@@ -25,7 +26,7 @@ class Scenario:
 
     endpoints: int = 10_000
     each: int = 99
-    """Waiting events of each endpoint."""
+    """Waiting events of each endpoint, on average."""
     seed: int = 1
 
 

@@ -1,10 +1,11 @@
 """Let many deliveries wait in the retry lane, and measure its micro-batches, memory and disk.
 
 1. The job starts. Events come at a steady pace to endpoints with an order, so that all of them go through the retry lane.
-   They warm the lane up, then measure its micro-batches while nothing waits.
+   The first events warm the lane up. Then its micro-batches are measured while nothing waits.
 2. `pending` events are published for paused endpoints. The direct lane defers them to the retry lane, where they wait.
-3. The job starts again, so that it is as cold as before, and the same work is measured while they wait.
-4. A ninth of the paused endpoints is resumed, and gets its waiting deliveries. Nothing may be lost, and the rest still waits.
+3. The job starts again, so that it is as cold as in step 1. The same work is measured while the `pending` events wait.
+4. A ninth of the paused endpoints is resumed, and gets its waiting deliveries. Nothing may be lost. All other deliveries still
+   wait.
 
 All steps are in one run, because figures of two runs on a shared machine cannot be compared.
 """
@@ -24,12 +25,18 @@ SETTINGS = {"spark.master": "local[4,4]", "logs.format": "json"}
 AWAKE = traffic.ALL_TYPES[-1:]
 PAUSED = traffic.ALL_TYPES[:-1]
 RESUMED = PAUSED[:1]
-"""Event types, each of a tenth of the endpoints."""
+"""Numbers of the event types of active endpoints, of paused ones, and of the paused ones that step 4 resumes.
+
+Each event type has a tenth of the endpoints.
+"""
 TOPICS = traffic.Topics(partitions=1)
 """One partition, so that the events of an endpoint are read in the order in which they were published."""
 IDLE_S = 120
+"""Seconds within which the events of active endpoints must arrive."""
 FILL_S = 900
+"""Seconds within which all `pending` deliveries must wait in the retry lane."""
 RECOVERY_S = 400
+"""Seconds within which the deliveries of resumed endpoints must arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +61,25 @@ class Phase:
     """Measurement of steady work after a start, and the usage of the job at its end."""
 
     ready_s: float
+    """Seconds from the start of the job until `/readyz` reported ready."""
     numbers: range
-    """Numbers of the events."""
+    """Numbers of the measured events."""
     batches: Sequence[figures.MicroBatch]
+    """Micro-batches of the retry lane that ended during the measurement."""
     first: figures.MicroBatch
-    """First micro-batch of the job, before these events. It loads the state."""
+    """First micro-batch of the retry lane after the start of the job. It loads the state."""
     used: usage.Usage
+    """CPU of the job during the measurement."""
     taken: Mapping[str, Any]
+    """Memory and disk usage of the job after the measurement, as JSON values."""
 
     @property
     def micro_batch_ms(self) -> dict[str, int]:
-        """Return the durations of the micro-batches of the lane."""
-        return figures.percentiles(one.took_ms for one in self.batches)
+        """Return percentiles of the durations of `batches`, in ms."""
+        return figures.percentiles(batch.took_ms for batch in self.batches)
 
     def document(self, report: receiver.Report) -> dict[str, Any]:
-        """Return the measurement for machines."""
+        """Return the measurement as JSON values."""
         arrived = zip(report.numbers, report.ages_ms, strict=True)
         return {
             "ready_s": round(self.ready_s, 1),
@@ -107,7 +118,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             phase = Phase(
                 ready_s=ready_s,
                 numbers=numbers,
-                batches=[one for one in batches if one.ended_at_s >= began_s],
+                batches=[batch for batch in batches if batch.ended_at_s >= began_s],
                 first=first,
                 used=used,
                 taken=_taken(servers, job),
@@ -159,11 +170,12 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _pending(job: platform.Job) -> float:
+    """Return the number of deliveries that wait in the retry lane."""
     return job.metric("fanout_pending_events", lane="retry")
 
 
 def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
-    """Return the present memory and disk usage of the job."""
+    """Return the present memory and disk usage of the job and of the retry lane's state, as JSON values."""
     return {
         "heap_mb": job.meter.heap_mb(),
         "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},

@@ -1,10 +1,11 @@
-"""The platform against a plain consumer, on the same work and in turns: what does Spark cost, and what does it bring?
+"""Compare the platform with a plain consumer, on the same work and in turns: what does Spark cost, and what does it bring?
 
-Each turn has its own Kafka, Postgres and receiver, and the same events by one seed. A turn has four phases:
+The plain consumer, called rival, is `load_tests.rivals.plain_consumer`. The two sides are the platform and the rival. Each turn
+is one side's. Each turn has its own Kafka, Postgres and receiver, and the same events by one seed. A turn has four phases:
 
 1. Full speed: the topics are filled before the start. CPU and wall time count from the end of the warm-up.
-2. Steady pace: events come one by one at a pace that both carry. The receiver measures the age of each.
-3. SIGKILL: it hits the consumer, or the platform's driver, when half of a burst has arrived. Then the process starts again.
+2. Steady pace: events come one by one at a pace that both sides carry. The receiver measures the age of each event.
+3. SIGKILL: the rival, or the platform's driver, is killed when half of a burst has arrived. Then the side starts again.
 4. A hanging endpoint: the events of phase 2 again, while one endpoint of all takes requests and never answers.
 
 The platform runs its direct lane. After the kill the retry lane runs too, because phase 4 has deliveries that must wait.
@@ -25,14 +26,18 @@ from load_tests.rivals import process as rival_process
 
 PLATFORM, RIVAL = "platform", "rival"
 TURNS = (PLATFORM, RIVAL, RIVAL, PLATFORM)
-"""Order of the turns, repeated. Neither side has the machine's better hours."""
+"""Order of the turns, repeated, so that neither side has the better hours of the machine."""
 SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
 """Settings of the platform, as in the scenario `direct`: one worker, as the rival is one process."""
 AFTER_KILL = {"spark.master": "local[2,4]", "retry.max_probe_interval_s": "5"}
-"""One task slot for each of the two lanes. The hanging endpoint is noticed soon after it answers again."""
+"""Settings of the platform after the kill, in addition: one task slot for each of the two lanes, and frequent probes.
+
+With frequent probes, the platform soon notices that the hanging endpoint answers again.
+"""
 QUIET_S = 15.0
-"""Seconds without a delivery after which the missing ones count as lost. The retry lane's first wait is 5 seconds."""
+"""Seconds without an arrival after which missing events count as lost. The retry lane's first wait is 5 seconds."""
 HANGING = traffic.HOT_ENDPOINT
+"""Number of the endpoint that hangs in phase 4."""
 LOG_OF = {PLATFORM: "job.log", RIVAL: rival_process.LOG}
 
 
@@ -41,26 +46,28 @@ class Scenario:
     """The size of each phase."""
 
     events: int = 100_000
-    """Events of the first phase that are measured."""
+    """Measured events of phase 1."""
     warm_up: int = 100_000
-    """Events before those."""
+    """Events of phase 1 before its measurement."""
     endpoints: int = 100
     steady_per_s: int = 500
+    """Events a second of phases 2 and 4."""
     steady_s: int = 20
+    """Measured seconds of phase 2 and of phase 4."""
     settle_s: int = 10
-    """Seconds at the steady pace before it is measured."""
+    """Seconds at the steady pace before the measurement."""
     burst: int = 20_000
-    """Events of the third phase."""
+    """Events of phase 3."""
     rounds: int = 2
     """Turns of each side."""
     seed: int = 1
 
 
 class Side(Protocol):
-    """One of the two: how to start it."""
+    """Start one side, the platform or the rival, on the servers of a turn."""
 
     def __call__(self, *, is_again: bool) -> contextlib.AbstractContextManager[platform.Job]:
-        """Run it inside the context. `is_again`: after a kill."""
+        """Run the side while the context is open. `is_again` is True for the start after the kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +79,11 @@ class Turn:
     steady: Mapping[str, float]
     """Age of an event at its arrival in phase 2, in ms: p50, p90, p99, max."""
     back_s: float
-    """Seconds from the second start to the first delivery after it."""
+    """Seconds from the start after the kill to the first delivery after it."""
     killed: Mapping[str, int]
     """Numbers of lost and repeated events, up to the end of phase 3."""
     beside: Mapping[str, float]
-    """As `steady`, in phase 4, of the events for all other endpoints."""
+    """Age at arrival in phase 4, in ms, of the events for all endpoints except the hanging one: p50, p90, p99, max."""
     hanging_lost: int
     """Events for the hanging endpoint that did not arrive after it answered again."""
     total: Mapping[str, int]
@@ -84,10 +91,10 @@ class Turn:
     deliveries: int
     peak_mb: Mapping[str, float]
     reconciled: Mapping[str, Any] | None = field(default=None)
-    """The account from the platform's own topics. The rival has none."""
+    """The counts of the platform by its topics. None for the rival, which writes no topics."""
 
     def document(self) -> dict[str, Any]:
-        """Return the turn for machines."""
+        """Return the figures of the turn as JSON values."""
         return {
             "side": self.side,
             **self.throughput.document(),
@@ -129,7 +136,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _turn(side: str, scenario: Scenario, terms: stage.Terms, chosen: Mapping[str, str]) -> Turn:
-    """Run the four phases with one side."""
+    """Run the four phases with one side, and return the figures of this turn."""
     registered = traffic.Customers(endpoints=scenario.endpoints)
     with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
         start = _starter(side, servers, chosen)
@@ -173,7 +180,7 @@ def _turn(side: str, scenario: Scenario, terms: stage.Terms, chosen: Mapping[str
 
 
 def _starter(side: str, servers: platform.Platform, chosen: Mapping[str, str]) -> Side:
-    """Return how one side is started on these servers."""
+    """Return the function that starts one side on these servers."""
 
     @contextlib.contextmanager
     def plain(*, is_again: bool) -> Iterator[platform.Job]:  # noqa: ARG001  # the same both times
@@ -187,7 +194,10 @@ def _starter(side: str, servers: platform.Platform, chosen: Mapping[str, str]) -
 
 
 def _steady(scenario: Scenario, sent: traffic.Traffic, customers: receiver.Receiver) -> tuple[range, range]:
-    """Publish at the steady pace; return the numbers of the measured events, and of all with those that settle."""
+    """Publish at the steady pace, and wait for all events except those of a hanging endpoint.
+
+    Return the numbers of the measured events, and the numbers of all events, including those before the measurement.
+    """
     settling, _ = sent.publish_evenly(scenario.steady_per_s, scenario.settle_s)
     measured, _ = sent.publish_evenly(scenario.steady_per_s, scenario.steady_s)
     hung = sum(sent.due[number] == HANGING for number in range(settling.start, measured.stop))
@@ -202,7 +212,7 @@ def arrived_after(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait until `due` events have arrived, or until none arrives for QUIET_S; return True if all have arrived."""
+    """Wait until `due` events have arrived, or no event has arrived for QUIET_S; return True if `due` events have arrived."""
     known, changed_at = customers.count, clock()
     while known < due and clock() - changed_at < QUIET_S:
         sleep(0.01)
@@ -212,7 +222,7 @@ def arrived_after(
 
 
 def arrivals(report: receiver.Report, count: int) -> Sequence[int]:
-    """Return how often each of `count` events arrived, by its number."""
+    """Return the number of arrivals of each of `count` events, by the event's number."""
     times = [0] * count
     for number in report.numbers:
         times[number] += 1
@@ -220,13 +230,16 @@ def arrivals(report: receiver.Report, count: int) -> Sequence[int]:
 
 
 def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
-    """Return how many of these events never arrived, and how many arrivals were repeats."""
-    some = times[numbers.start : numbers.stop]
-    return {"lost": some.count(0), "repeated": sum(some) - sum(map(bool, some))}
+    """Return how many of the events `numbers` never arrived, and how many of their arrivals were repeats.
+
+    `times` is the result of `arrivals`.
+    """
+    chosen = times[numbers.start : numbers.stop]
+    return {"lost": chosen.count(0), "repeated": sum(chosen) - sum(map(bool, chosen))}
 
 
 def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool]) -> dict[str, float]:
-    """Return p50, p90, p99 and the largest age of these events at some endpoints, each at its first arrival."""
+    """Return percentiles, in ms, of the age at first arrival, of the events `numbers` at endpoints where `at` is True."""
     ages: dict[int, float] = {}
     for number, endpoint, age_ms in zip(report.numbers, report.endpoints, report.ages_ms, strict=True):
         if number in numbers and at(endpoint):
@@ -235,7 +248,7 @@ def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool
 
 
 def mean_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the means of one side's turns, and the sums of what it lost and repeated."""
+    """Return the means over one side's turns, and the sums of lost and repeated events."""
 
     def mean(value: Callable[[Turn], float]) -> float:
         return round(statistics.fmean(map(value, turns)), 1)
@@ -261,19 +274,20 @@ def mean_of(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many times the platform takes of what the rival takes. None where the rival takes nothing."""
+def ratio(platform_means: Mapping[str, Any], rival_means: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the platform's figures divided by the rival's, None for a divisor of 0. Leave out lost and repeated events."""
 
     def of(mine: Any, theirs: Any) -> Any:
         if isinstance(mine, Mapping):
             return {name: of(mine[name], theirs[name]) for name in mine}
         return round(mine / theirs, 2) if theirs else None
 
-    return {name: of(one[name], other[name]) for name in one if "lost" not in name and "repeated" not in name}
+    names = [name for name in platform_means if "lost" not in name and "repeated" not in name]
+    return {name: of(platform_means[name], rival_means[name]) for name in names}
 
 
 def rounded(cuts: Mapping[str, float]) -> dict[str, float]:
-    """Return times in ms with one decimal."""
+    """Return the percentiles of times in ms, rounded to one decimal."""
     return {name: round(value, 1) for name, value in cuts.items()}
 
 
@@ -294,7 +308,7 @@ ROWS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("events lost by the hanging endpoint", ("lost_by_hanging",)),
     ("events lost otherwise", ("lost_otherwise",)),
 )
-"""Lines of the table: the text, and the keys that lead to the figure."""
+"""Lines of the table: the text, and the path of keys to the figure in the means of a side."""
 
 
 def table(document: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from delivery import errors
 from delivery.webhooks.events import parsing
 from load_tests.harness import figures, polling, receiver, traffic, usage
 from load_tests.scenarios import beside
-from load_tests.scenarios.beside import What
+from load_tests.scenarios.beside import Load
 from tests.support import builders
 
 DOCUMENT = {"id": "e1", "tenant_id": "t1", "sent_at_ms": 1, "amount": 5, "note": "0" * traffic.EVENT_BYTES}
@@ -44,19 +44,19 @@ def test_poison_that_was_not_rejected_is_missed_by_its_reason():
 
 @pytest.mark.parametrize("hot", [0.5, 0.8, 0.9])
 def test_beside_a_hot_tenant_the_others_keep_their_pace_and_there_were_as_many_events_before(hot):
-    scenario = beside.Scenario(what=What.HOT, per_s=1000, hot=hot)
+    scenario = beside.Scenario(load=Load.HOT, per_s=1000, hot=hot)
     phase = beside.second(scenario)
     assert phase.per_s * (1 - phase.hot) == pytest.approx(1000)
     assert beside.first(scenario) == dataclasses.replace(phase, hot=0.0)
 
 
 def test_poison_comes_as_often_as_events():
-    phase = beside.second(beside.Scenario(what=What.POISON, per_s=1000))
+    phase = beside.second(beside.Scenario(load=Load.POISON, per_s=1000))
     assert (phase.per_s, phase.poison_per_s) == (1000, 1000)
 
 
 def test_the_flood_of_polls_is_around_the_same_events():
-    scenario = beside.Scenario(what=What.ARCHIVE, per_s=1000)
+    scenario = beside.Scenario(load=Load.ARCHIVE, per_s=1000)
     phase = beside.second(scenario)
     assert (phase.per_s, phase.hot, phase.poison_per_s) == (1000, 0.0, 0)
     assert phase.around == scenario.flood.around
