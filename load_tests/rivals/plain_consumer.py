@@ -1,6 +1,6 @@
-"""Deliver events with a plain asyncio consumer: what a good engineer would write in two days instead of the platform.
+"""Deliver events with a plain asyncio consumer, such as a good engineer would write in two days, without the platform.
 
-Run: `python -m load_tests.rivals.plain_consumer` in a folder with `local.toml`. It ends in order on SIGTERM.
+Run: `python -m load_tests.rivals.plain_consumer` in a folder with `local.toml`. SIGTERM ends it after the current chunk.
 
 The loop takes a chunk from Kafka, sends the chunk's requests, waits for all responses, and commits the offsets. It has the
 platform's parsing, routing, payloads and signatures. It has the platform's bounds on requests in flight, in all and to one
@@ -12,7 +12,7 @@ It leaves out, on purpose:
 2. A log of attempts. Nothing proves afterwards what was delivered.
 3. Isolation. A chunk ends with its slowest response, so one hanging endpoint delays the events of all others.
 4. Batches, order by key, rate limits, circuit breakers, and pauses of endpoints.
-5. Changes of the registry. It is read once, at the start.
+5. Changes of the registry. The plain consumer reads the registry once, at the start.
 6. The address guard at the time of the connection, and OAuth. Endpoints with OAuth are refused.
 7. Scaling by itself. More processes in the same consumer group share the partitions.
 
@@ -53,13 +53,13 @@ log = logging.getLogger(__name__)
 GROUP = "rival"
 """The consumer group in Kafka."""
 CHUNK_RECORDS = 1_000
-"""Most records of a chunk. A larger chunk hides the slowest response better, and repeats more after SIGKILL."""
+"""Most records of a chunk. In a larger chunk, the slowest response delays less. After SIGKILL, a larger chunk repeats more."""
 POLL_S = 0.1
 """Seconds to wait for the first record of a chunk. SIGTERM takes effect after at most this long."""
 RECORDS_BETWEEN_IO = 32
 """Records after which the event loop runs once, so that requests leave while the chunk is still parsed."""
 SESSION_TIMEOUT_MS = 6_000
-"""Time until Kafka gives the partitions of a killed consumer to the next one. The client's default is 45 seconds."""
+"""Milliseconds until Kafka gives the partitions of a killed consumer to the next one. The client's default is 45 seconds."""
 COMMIT_EVERY_S = 0.1
 """Seconds between two commits. One for each chunk is too much at a steady pace: chunks have a few records there, and the
 commits queue up for seconds in the Kafka client. After SIGKILL all of their events repeat."""
@@ -78,7 +78,7 @@ class PlainConsumer:
 
     def __init__(self, config: settings.Settings, http: aiohttp.ClientSession) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
-        """Requests by result: `delivered`, or the error class of the dropped ones. Records by result: `rejected`."""
+        """Numbers of `delivered` requests, of dropped requests by status or exception, and of `rejected` records."""
         self._guard = worker_plans.guard_of(config.delivery)
         self._layout = worker_plans.layout_of(config)
         self._bound = config.delivery.max_in_flight_per_endpoint
@@ -97,7 +97,7 @@ class PlainConsumer:
         self._consumer.subscribe([f"^{config.source.topic_pattern}$"])
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver chunk after chunk until `stop` is set. What is committed is delivered, or dropped."""
+        """Deliver chunk after chunk until `stop` is set. Every event with a committed offset is delivered or dropped."""
         loop = asyncio.get_running_loop()
         has_news, commit_at = False, loop.time()
         with concurrent.futures.ThreadPoolExecutor(1) as polling, contextlib.closing(self._consumer):
@@ -113,14 +113,14 @@ class PlainConsumer:
                 self._consumer.commit(asynchronous=False)
 
     def _next_chunk(self) -> Sequence[confluent_kafka.Message]:
-        """Wait for a record; return it with the others that the Kafka client has fetched already."""
+        """Wait up to POLL_S for a record; return it and the records that the Kafka client has already fetched, as one chunk."""
         first = self._consumer.poll(POLL_S)
         if first is None:
             return ()
         return [first, *self._consumer.consume(CHUNK_RECORDS - 1, timeout=0)]
 
     async def _deliver(self, messages: Sequence[confluent_kafka.Message]) -> None:
-        """Send all that is due of a chunk, and wait for the responses."""
+        """Send all requests that are due for the records of a chunk, and wait for their responses."""
         async with asyncio.TaskGroup() as group:
             for count, message in enumerate(messages, start=1):
                 if message.error():
@@ -153,7 +153,7 @@ class PlainConsumer:
             log.warning("dropped %s for endpoint %s: %s", request.webhook_id, request.endpoint.endpoint_id, result)
 
     def _destination(self, endpoint: Endpoint) -> Destination:
-        """Return what is the same in all requests to an endpoint; keep it for the next one."""
+        """Return the unchanging parts of requests to an endpoint, and keep them for its next request."""
         target = request_heads.prepare(endpoint, self._guard)
         if target.grant is not None:
             raise errors.TargetRefused("auth", "the plain consumer has no OAuth")
@@ -175,7 +175,7 @@ def http_client(config: settings.Settings) -> aiohttp.ClientSession:
 
 
 async def main() -> None:
-    """Deliver until SIGTERM, by the settings in the current folder."""
+    """Deliver until SIGTERM, by the settings in `local.toml` of the current folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = loader.read(os.environ, Path("local.toml"))
     stop = asyncio.Event()

@@ -10,8 +10,9 @@ from pathlib import Path
 from fanout.local import process
 
 LOG = "rival.log"
+"""Name of the plain consumer's log in its folder."""
 
 
 def running(folder: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run the plain consumer by the `local.toml` in `folder`, where its log is too. SIGTERM stops it at the end."""
+    """Return a context in which the plain consumer runs, by `local.toml` in `folder`. The context's end sends SIGTERM."""
     return process.running_command([sys.executable, "-m", "load_tests.rivals.plain_consumer"], folder, log=LOG)

@@ -1,6 +1,6 @@
 """Turn a Kafka record into the requests that are due, by the platform's own parsing, routing, payload and signature.
 
-Runs in the plain consumer. Decides only: no Kafka, no network, no Postgres.
+Runs in the plain consumer. Pure: no Kafka, no network, no Postgres.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def record_of(message: confluent_kafka.Message) -> Record:
 
 
 def requests_of(record: Record, router: matching.Router, layout: parsing.Layout) -> Iterator[Request]:
-    """Yield the requests that are due to active endpoints in direct mode; raise EventRejected if there is no event.
+    """Yield the requests that are due to active endpoints in direct mode; raise EventRejected if the record is no event.
 
     Events for paused, disabled and quarantined endpoints are dropped, where the platform would keep them.
     """

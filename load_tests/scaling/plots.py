@@ -10,11 +10,13 @@ import matplotlib as mpl
 from matplotlib import figure
 
 SCALED, FIXED = "#0b6e99", "#c4570a"
+"""Colours of the number of executors that follows the load, and of the fixed number."""
 ZOOM_BEFORE_S, ZOOM_AFTER_S = 120.0, 1200.0
+"""Seconds before and after the beginning of the first spike that the right column shows."""
 
 
 def draw(figures: dict[str, Any], file: Path) -> None:
-    """Write the plot: load, executors and lag over a day, and over the first spike."""
+    """Draw load, executors and lag, over the first day and around the first spike; write the plot as SVG."""
     rows = figures["shown"]
     spike = figures["scenario"]["spike"]
     began_s = next(now["at_s"] for before, now in itertools.pairwise(rows) if now["per_s"] > spike / 2 * before["per_s"])
@@ -37,6 +39,6 @@ def _column(axes: Any, figures: dict[str, Any], times: list[float], rows: list[d
     executors.legend(frameon=False, fontsize=7.5)
     lag.plot(times, [row["lag"] / 1e6 for row in rows], color=SCALED, linewidth=1)
     lag.set(title="lag, million events", xlabel=label, ylim=(0, None))
-    for one in axes:
-        one.grid(visible=True, linewidth=0.3)
-        one.spines[["top", "right"]].set_visible(False)
+    for axis in axes:
+        axis.grid(visible=True, linewidth=0.3)
+        axis.spines[["top", "right"]].set_visible(False)

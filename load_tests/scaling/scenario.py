@@ -1,6 +1,6 @@
-"""Simulate days of load with spikes, with the platform's decision on the number of executors: costs, and waiting times.
+"""Simulate days of load with spikes, and the platform's decision on the number of executors; compute costs and waiting times.
 
-`load_tests.scaling.simulation` runs with the measured figures below. The same seed gives the same figures.
+The constants of this module are the measured costs for `load_tests.scaling.simulation`. The same seed gives the same figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from load_tests.scaling import simulation
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 CPU_S_PER_EVENT = 170e-6
-"""CPU seconds of the JVM and of Python for a delivery of the direct lane, 155 to 181 a million:
+"""CPU seconds of the JVM and of Python for a delivery of the direct lane. Measured were 155 to 181 for a million:
 docs/benchmarks/2026-11-21-direct-lane.md, its last table."""
 MICRO_BATCH_S = 0.3
 """Seconds of the fixed part of a micro-batch: docs/adr/0029-small-micro-batches.md."""
@@ -28,30 +28,32 @@ START_S = (6.0, 20.0)
 PLAN_S = 5.0
 """Seconds for a new plan of a lane's query, assumed. docs/adr/0038-scale-on-what-waits.md has measurements."""
 CORES = 2
+"""Cores of an executor."""
 MAX_EVENTS_PER_BATCH = 20_000
-"""`source.max_events_per_batch` by default, for each executor."""
+"""Default of `source.max_events_per_batch`: most events of a micro-batch, for each executor."""
 DAY_SWING = 0.4
 """Share by which the load exceeds its mean in the afternoon, and falls below it in the night."""
 FIXED_LOAD = 0.75
-"""Share of its throughput that a fixed number of executors uses at the peak, as after a scale-in."""
+"""Share of their throughput that executors of a fixed number use at the peak, as executors do after a scale-in."""
 EVERY_S = 5.0
+"""Seconds between two decisions."""
 SHOWN_EVERY_S = 60.0
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DRAINED_S = 5.0
-"""Seconds of load. A smaller lag is only that of the micro-batches in flight."""
+"""Lag in seconds of load, up to which a spike counts as drained. Micro-batches in flight cause as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Load, and bounds of the number of executors."""
+    """Parameters of the simulation: the load, and the bounds of the number of executors."""
 
     base_per_s: int = 5_000
-    """Mean of the load without spikes."""
+    """Mean of the load without spikes, events a second."""
     spike: float = 10.0
-    """Factor on the load of that hour."""
+    """Factor of a spike on the load of its hour."""
     spikes_a_day: int = 4
     spike_s: tuple[float, float] = (300.0, 900.0)
-    """Shortest and longest duration of a spike."""
+    """Shortest and longest duration of a spike, seconds."""
     days: int = 3
     max_executors: int = 12
     partitions: int = 60
@@ -60,14 +62,14 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A time with more load."""
+    """A time with a multiple of the load, in seconds of the simulation."""
 
     began_s: float
     ended_s: float
 
 
 def spikes(scenario: Scenario) -> list[Spike]:
-    """Return spikes at random moments, at least half an hour apart."""
+    """Return the spikes of all days at random moments, at least half an hour apart, in order."""
     rng = random.Random(scenario.seed)
     slot_s = DAY_S / scenario.spikes_a_day
     found = []
@@ -79,7 +81,7 @@ def spikes(scenario: Scenario) -> list[Spike]:
 
 
 def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]:
-    """Return the events a second by the time."""
+    """Return the function from the time in seconds to the events a second: daily swing, and the spikes `at`."""
 
     def per_s(now_s: float) -> float:
         day = 1 - DAY_SWING * math.cos(2 * math.pi * now_s / DAY_S)
@@ -96,7 +98,7 @@ def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]
 
 
 def run(scenario: Scenario) -> dict[str, Any]:
-    """Return figures for a number of executors that follows the load, and for one that is fixed for the peak."""
+    """Simulate executors whose number follows the load, and a fixed number for the peak; return the figures of both."""
     at = spikes(scenario)
     per_s = load_of(scenario, at)
     peak_per_s = max(per_s(minute * 60.0) for minute in range(round(scenario.days * DAY_S / 60)))
@@ -104,7 +106,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
     scaled, always = (
         _history(scenario, per_s, least=least, most=most) for least, most in ((1, scenario.max_executors), (fixed, fixed))
     )
-    hours, fixed_hours = (sum(one.executors for one in moments) * EVERY_S / HOUR_S for moments in (scaled, always))
+    hours, fixed_hours = (sum(moment.executors for moment in moments) * EVERY_S / HOUR_S for moments in (scaled, always))
     reactions = [_reaction(scaled, spike) for spike in at]
     return {
         "scenario": dataclasses.asdict(scenario),
@@ -112,20 +114,20 @@ def run(scenario: Scenario) -> dict[str, Any]:
         "peak_per_s": round(peak_per_s),
         "fixed": {"executors": fixed, "executor_hours": round(fixed_hours), "wait_s": _waits(always)},
         "scaled": {
-            "most_executors": max(one.executors for one in scaled),
+            "most_executors": max(moment.executors for moment in scaled),
             "executor_hours": round(hours),
             "wait_s": _waits(scaled),
         },
         "saved_share": round(1 - hours / fixed_hours, 2),
         "changes": sum(now.decided.wanted != before.decided.wanted for before, now in itertools.pairwise(scaled)),
         "spikes": len(reactions),
-        "asked_after_s": _spread([one["asked_after_s"] for one in reactions]),
-        "drained_after_s": _spread([one["drained_after_s"] for one in reactions]),
-        "as_before_after_s": sorted(round(one["as_before_after_s"]) for one in reactions),
+        "asked_after_s": _spread([reaction["asked_after_s"] for reaction in reactions]),
+        "drained_after_s": _spread([reaction["drained_after_s"] for reaction in reactions]),
+        "as_before_after_s": sorted(round(reaction["as_before_after_s"]) for reaction in reactions),
         "shown": [
-            {"at_s": one.at_s, "per_s": round(one.per_s), "lag": one.lag, "executors": one.executors}
-            for one in scaled
-            if one.at_s <= DAY_S
+            {"at_s": moment.at_s, "per_s": round(moment.per_s), "lag": moment.lag, "executors": moment.executors}
+            for moment in scaled
+            if moment.at_s <= DAY_S
         ],
     }
 
@@ -140,13 +142,17 @@ def _history(scenario: Scenario, per_s: Callable[[float], float], *, least: int,
 
 
 def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, float]:
-    """Return the time from a spike to the request of executors, and from its end to the earlier state."""
+    """Return three delays in seconds after a spike.
+
+    From the spike's beginning: until more executors are requested. From its end: until the lag is drained, and until no more
+    executors are requested than before the spike.
+    """
     first = int(spike.began_s / EVERY_S)
     last = int(spike.ended_s / EVERY_S)
     before = moments[first - 1].decided.wanted
-    asked = next(one for one in moments[first:] if one.decided.wanted > before)
-    drained = next(one for one in moments[last:] if one.lag <= DRAINED_S * one.per_s)
-    as_before = next(one for one in moments[last:] if one.decided.wanted <= before)
+    asked = next(moment for moment in moments[first:] if moment.decided.wanted > before)
+    drained = next(moment for moment in moments[last:] if moment.lag <= DRAINED_S * moment.per_s)
+    as_before = next(moment for moment in moments[last:] if moment.decided.wanted <= before)
     return {
         "asked_after_s": asked.at_s - spike.began_s,
         "drained_after_s": drained.at_s - spike.ended_s,
@@ -155,7 +161,7 @@ def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, f
 
 
 def _waits(moments: Sequence[simulation.Moment]) -> dict[str, float]:
-    """Return percentiles of the time until the commit of an event's micro-batch, in steps of a second."""
+    """Return percentiles, in seconds, of an event's time from its publishing to the commit of its micro-batch."""
     waits, behind = [], 0
     for before, now in itertools.pairwise(moments):
         while behind < len(moments) and moments[behind].committed < now.published:

@@ -1,4 +1,4 @@
-"""Simulate a lane on executors whose number the decision of `delivery.stages.scaling` sets.
+"""Simulate one lane on executors whose number follows the decisions of `delivery.stages.scaling`.
 
 Pure: no Spark, no Kafka, no clock. The same seed gives the same history. The simulation has micro-batches (a fixed time plus
 a time for each event, divided by executors), commits of whole micro-batches, start times of pods, and new plans of queries.
@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from delivery.stages.scaling import decision, load
 
 TICK_S = 0.5
+"""Seconds of a step of the simulation."""
 LANE = "direct"
+"""Name of the simulated lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Measured figures; `load_tests.scaling.scenario` names their sources."""
+    """Durations and throughput of the simulated lane. `load_tests.scaling.scenario` has measured values, with their sources."""
 
     per_executor: float
     """Events a second that one executor handles."""
@@ -28,7 +30,7 @@ class Costs:
     start_s: tuple[float, float]
     """Shortest and longest time in seconds until a requested executor is registered."""
     plan_s: float
-    """Seconds for a new plan of the query."""
+    """Seconds for a new plan of the lane's query, after each change of the number of executors."""
     jitter: float = 0.1
     """Share by which the duration of a micro-batch varies."""
 
@@ -38,10 +40,15 @@ class Moment:
     """State of the cluster at one decision."""
 
     at_s: float
+    """Seconds since the beginning of the simulation."""
     per_s: float
+    """Load, events a second."""
     published: int
+    """Records that have arrived so far."""
     committed: int
+    """Records of committed micro-batches so far."""
     executors: int
+    """Registered executors."""
     decided: decision.Decision
 
     @property
@@ -51,7 +58,10 @@ class Moment:
 
 
 class Cluster:
-    """One lane, its topic, and the executors. `load_per_s` gives the events a second by the time."""
+    """One lane, its topic, and the executors.
+
+    `load_per_s` returns the events a second at a time. `at_most` is the largest micro-batch for each executor.
+    """
 
     def __init__(
         self, costs: Costs, load_per_s: Callable[[float], float], *, partitions: int, at_most: int, executors: int, seed: int
@@ -80,7 +90,7 @@ class Cluster:
         return self.published - self._committed
 
     def seen(self) -> load.Load:
-        """Return the driver's observation of the lane."""
+        """Return the present load of the lane, as the driver passes it to a decision."""
         return load.Load(
             at_s=self.now_s,
             lag=self.lag,
@@ -90,7 +100,7 @@ class Cluster:
         )
 
     def want(self, number: int) -> None:
-        """Set the requested number of executors."""
+        """Request this number of executors. New executors start with a delay, surplus executors end at once."""
         while self.executors + len(self._starting) < number:
             self._starting.append(self.now_s + self._rng.uniform(*self._costs.start_s))
         while self.executors + len(self._starting) > number and self._starting:
@@ -98,7 +108,7 @@ class Cluster:
         self.executors = min(self.executors, number)
 
     def advance(self, seconds: float) -> None:
-        """Advance the time."""
+        """Simulate the next seconds: arrivals, starts of executors, and commits."""
         until = self.now_s + seconds
         while self.now_s < until:
             self.now_s += TICK_S
@@ -120,7 +130,7 @@ class Cluster:
 
 
 def history(cluster: Cluster, policy: decision.Policy, *, seconds: float, every_s: float) -> Iterator[Moment]:
-    """Yield the states of the cluster, with a decision every few seconds."""
+    """Simulate `seconds`, with a decision every `every_s`; yield the state of the cluster at each decision."""
     state = decision.State(wanted=policy.bounded(cluster.executors))
     for _ in range(math.ceil(seconds / every_s)):
         cluster.advance(every_s)

@@ -17,39 +17,41 @@ class Bound:
     figure: str
     """Path of the figure in the JSON document, such as `phases.spike.direct_latency_ms.p99`."""
     at_most: float = math.inf
+    """Largest value, inclusive."""
     at_least: float = -math.inf
+    """Smallest value, inclusive."""
 
     def __str__(self) -> str:
-        """Return the bound as the report shows it."""
+        """Return the bound as text, for the verdict and the page."""
         limits = [f"≥ {self.at_least:g}"] if self.at_least > -math.inf else []
         limits += [f"≤ {self.at_most:g}"] if self.at_most < math.inf else []
         return f"{self.figure} {' and '.join(limits)}"
 
 
 class Verdict(NamedTuple):
-    """Whether a bound holds."""
+    """A bound, and the measured value of its figure."""
 
     bound: Bound
     value: float | None
-    """None if the figures have no such number: the bound does not hold then."""
+    """None if the figures have no number at the path of the bound. The bound does not hold then."""
 
     @property
     def holds(self) -> bool:
-        """Return True if the figure is there and within the bound."""
+        """Return True if the value exists and is within the bound."""
         return self.value is not None and self.bound.at_least <= self.value <= self.bound.at_most
 
     def document(self) -> dict[str, Any]:
-        """Return the verdict for machines."""
+        """Return the verdict as JSON values."""
         return {"bound": str(self.bound), "value": self.value, "holds": self.holds}
 
 
 def check(wanted: Iterable[Bound], figures: Mapping[str, Any]) -> list[Verdict]:
-    """Return the verdict of each bound."""
+    """Return the verdict of each bound on the figures of a run."""
     return [Verdict(bound, _number(figures, bound.figure)) for bound in wanted]
 
 
 def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]:
-    """Return the bounds with other limits, each pair as `figure=limit`. The kind of the bound stays.
+    """Return the bounds, with the limits that `pairs` replaces, each as `figure=limit`. Upper bounds stay upper bounds.
 
     Raises RegistrationError for a figure without a bound and for a limit that is no number.
     """
@@ -57,7 +59,9 @@ def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]
     for pair in pairs:
         figure, _, limit = pair.partition("=")
         if figure not in by_figure:
-            raise errors.RegistrationError(figure, f"has no bound here; these have one: {', '.join(by_figure)}")
+            raise errors.RegistrationError(
+                figure, f"has no bound in this scenario; these figures have one: {', '.join(by_figure)}"
+            )
         try:
             value = float(limit)
         except ValueError:

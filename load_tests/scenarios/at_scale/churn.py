@@ -18,31 +18,32 @@ from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
 CONNECTIONS = 4
-"""One connection waits for Postgres most of the time: it made 55 changes a second on two busy cores."""
+"""Connections to Postgres, one for each thread. A single connection made 55 changes a second on two busy cores."""
 KINDS = 4
-"""Disable an endpoint, pause its subscription, enable the endpoint, resume the subscription."""
+"""Kinds of changes, in turn: disable an endpoint, pause its subscription, enable the endpoint, resume the subscription."""
 
 
 class Change(NamedTuple):
-    """One committed change."""
+    """One committed change of the registry."""
 
     at_s: float
-    """On the clock of the sampler."""
+    """Time of the commit, on the clock of the sampler."""
     revision: int
-    """The newest one right after the commit."""
+    """Newest revision of the registry right after the commit."""
 
 
 @dataclass(kw_only=True)
 class Churn:
-    """A context. Inside it, threads change the registry `per_s` times a second. Its end raises what a change has raised."""
+    """A context in which threads change the registry `per_s` times a second. The context's end raises the error of a change."""
 
     config: settings.Settings
     per_s: int
     spare: int
-    """Endpoints and subscriptions that are changed."""
+    """Number of spare endpoints, each with a subscription, that are changed in turn."""
     now_s: Callable[[], float]
-    """The clock of the sampler."""
+    """The clock of the sampler (`Sampler.now_s`)."""
     changes: list[Change] = field(default_factory=list)
+    """Committed changes; by revision after the context's end."""
 
     def __enter__(self) -> Self:
         self._failure: Exception | None = None
@@ -66,7 +67,7 @@ class Churn:
         try:
             changer = _Changer(self.config, self.spare)
             with connect.connect(self.config.database) as connection:
-                for number in self._numbers:  # shared: the next change is any thread's
+                for number in self._numbers:  # shared by the threads: each number is one thread's
                     if self._enough.wait(max(0.0, self._began + number / self.per_s - time.monotonic())):
                         return
                     changer.change(connection, number)
@@ -76,7 +77,7 @@ class Churn:
 
 
 class _Changer:
-    """Make one change after the other. Whole rounds leave the registry as it was."""
+    """Make changes of the spare rows. After KINDS rounds over all spare endpoints, the registry is as it was before."""
 
     def __init__(self, config: settings.Settings, spare: int) -> None:
         self._guard = worker_plans.guard_of(config.delivery)
@@ -84,7 +85,7 @@ class _Changer:
         self._spare = spare
 
     def change(self, connection: connect.Connection, count: int) -> None:
-        """Make the change that comes after `count` others."""
+        """Make the change with this number, from 0."""
         round_, number = divmod(count, self._spare)
         kind = round_ % KINDS
         if kind == 0:

@@ -1,4 +1,4 @@
-"""Run `python -m load_tests run`: choose a scenario and its size, run it, print and write its figures."""
+"""Implement `python -m load_tests run`: choose a scenario and its size, run the scenario, print and write its figures."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from load_tests.harness import stage
 from load_tests.scenarios.at_scale import bounds, html_report, plan, running, table
 
 NAMES = tuple(table.SCENARIOS)
+"""Names of the scenarios that the command line accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size that the command line asks for. None leaves the scenario's own."""
+    """The size of a run, from the command line. None leaves the value of the scenario."""
 
     share: float = 1.0
+    """Share of the scenario's rate. For a scenario with `capacity`: the first share of the search."""
     seconds: int | None = None
+    """Seconds of each phase, or of each tried share."""
     topics: int | None = None
     tenants: int | None = None
     endpoints: int | None = None
     warm_up: int | None = None
+    """Events before all phases."""
 
 
 def chosen(name: str, size: Size, limits: Iterable[str]) -> plan.Scenario:
-    """Return a scenario of the table at another size and with other limits.
+    """Return the scenario of the table with this name, at this size and with these limits (`figure=limit`).
 
     Raises RegistrationError for a name that is not in the table, and for a limit that cannot be used.
     """
     if name not in table.SCENARIOS:
-        raise errors.RegistrationError(name, f"is no scenario; these are: {', '.join(NAMES)}")
+        raise errors.RegistrationError(name, f"is no scenario; the scenarios are: {', '.join(NAMES)}")
     scenario = table.SCENARIOS[name]
     shape = {field: value for field in ("topics", "tenants", "endpoints") if (value := getattr(size, field)) is not None}
     scenario = replace(scenario, shape=replace(scenario.shape, **shape), bounds=bounds.replaced(scenario.bounds, limits))

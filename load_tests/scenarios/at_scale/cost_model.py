@@ -1,4 +1,7 @@
-"""Fit the CPU of each process by a line through measured sizes, and compute the cores for a larger load. Pure."""
+"""Fit the CPU of each process by a line through measured sizes, and compute the cores for a larger load. Pure.
+
+A size is a load that was measured, in deliveries a second.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 PLATFORM = ("jvm", "driver", "worker")
-"""The processes of the job. Kafka and the publisher are shown, and do not count in the total."""
+"""Processes that count in the total. Kafka and the publisher have figures of their own, and do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """One measured size."""
+    """One measured size, and its cores."""
 
     per_s: float
     """Deliveries a second."""
@@ -22,19 +25,23 @@ class Size:
 
 
 class _Line(NamedTuple):
-    """Cores by deliveries a second."""
+    """Cores as a linear function of deliveries a second."""
 
     idle: float
+    """Cores at no delivery."""
     slope: float
+    """CPU seconds of one delivery."""
 
     def at(self, per_s: float) -> float:
+        """Return the cores at `per_s` deliveries a second."""
         return self.idle + self.slope * per_s
 
 
 def fitted(sizes: Sequence[Size], full_per_s: float) -> dict[str, dict[str, float]]:
     """Return for each process: idle cores, CPU µs of a delivery, the cores at full load, and the worst error of the line.
 
-    The error is a share of the cores that were measured. `total` adds the lines of the platform's processes.
+    The worst error is the largest distance of a measured size from the line, as a share of the measured cores. `total` adds the
+    lines of the processes in PLATFORM.
     """
     lines = {role: _line([size.per_s for size in sizes], [size.cores[role] for size in sizes]) for role in sizes[0].cores}
     found = {role: _described(line, sizes, [role], full_per_s) for role, line in lines.items()}
@@ -63,7 +70,7 @@ def _described(line: _Line, sizes: Sequence[Size], roles: Sequence[str], full_pe
 
 
 def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float]:
-    """Return the CPU microseconds that one delivery took by process, idle cost included."""
+    """Return the CPU microseconds of one delivery by process, idle CPU included; empty if nothing was delivered."""
     if not per_s:
         return {}
     costs = {role: round(used / per_s * 1e6, 1) for role, used in cores.items()}
@@ -71,7 +78,7 @@ def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float
 
 
 def document(sizes: Sequence[Size], full_per_s: float) -> dict[str, Any]:
-    """Return the cost model for machines; empty if no size was measured."""
+    """Return the cost model as JSON values; empty without a measured size. `full_per_s` is the load to compute cores for."""
     if not sizes:
         return {}
     largest = max(size.per_s for size in sizes)

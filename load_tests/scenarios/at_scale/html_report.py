@@ -21,7 +21,7 @@ COLOURS = {
     "publisher": "#8c8c8c",
     "total": "black",
 }
-"""By process, the same in every plot."""
+"""Colour of each process in all plots."""
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; } td, th { padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; }
@@ -30,17 +30,17 @@ th { border-bottom: 1px solid #999; } td { border-bottom: 1px solid #e4e4e4; fon
 pre { background: #f5f5f5; padding: 0.8rem; overflow: auto; font-size: 13px; }
 """
 SHOWN = ("published", "published_share", "deliveries_per_s", "undelivered_max", "others_p99_ratio", "recovered_s")
-"""Figures of a phase that the table has, beside latency and CPU."""
+"""Figures of a phase that are columns of the table, besides latency and CPU."""
 
 
 def write(figures: Mapping[str, Any], file: Path) -> None:
-    """Write the page."""
+    """Write the page of a run to the file."""
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fanout", "font.size": 9, "font.family": "sans-serif"}
     file.write_text(page(figures))
 
 
 def page(figures: Mapping[str, Any]) -> str:
-    """Return the page. `figures` is the JSON document of a run."""
+    """Return the HTML page of a run. `figures` is the JSON document of the run."""
     series = figures["series"]
     holds = all(verdict["holds"] for verdict in figures["verdicts"])
     shape = ", ".join(f"{count:,} {name}" for name, count in figures["shape"].items())
@@ -155,16 +155,17 @@ def _draw_lag(axes: Any, series: Mapping[str, Any]) -> None:
     axes.plot(times, [sample["undelivered"] for sample in samples], color="black", linewidth=1, label="undelivered events")
     for lane in sorted({lane for sample in samples for lane in sample["lag"]}):
         known = [sample for sample in samples if lane in sample["lag"]]
-        axes.plot([one["at_s"] for one in known], [one["lag"][lane] for one in known], linewidth=0.8, label=f"records, {lane}")
+        lags = [sample["lag"][lane] for sample in known]
+        axes.plot([sample["at_s"] for sample in known], lags, linewidth=0.8, label=f"records, {lane}")
     axes.set_ylim(0, None)
 
 
 def _draw_load(axes: Any, series: Mapping[str, Any]) -> None:
     samples = series["samples"]
-    pairs = [(one, two) for one, two in itertools.pairwise(samples) if two["at_s"] - one["at_s"] > 0.5]
+    pairs = [(before, now) for before, now in itertools.pairwise(samples) if now["at_s"] - before["at_s"] > 0.5]
     for name, colour in (("published", "#8c8c8c"), ("delivered", "#0b6e99")):
-        rates = [(two[name] - one[name]) / (two["at_s"] - one["at_s"]) for one, two in pairs]
-        axes.plot([two["at_s"] for _, two in pairs], rates, color=colour, linewidth=1, label=name)
+        rates = [(now[name] - before[name]) / (now["at_s"] - before["at_s"]) for before, now in pairs]
+        axes.plot([now["at_s"] for _, now in pairs], rates, color=colour, linewidth=1, label=name)
     axes.set_ylim(0, None)
 
 
@@ -181,7 +182,7 @@ def _draw_group(group: str) -> Callable[[Any, Mapping[str, Any]], None]:
         for role in sorted({role for sample in samples for role in sample[group]}):
             known = [sample for sample in samples if role in sample[group]]
             values = [sample[group][role] for sample in known]
-            axes.plot([one["at_s"] for one in known], values, color=COLOURS[role], linewidth=1, label=role)
+            axes.plot([sample["at_s"] for sample in known], values, color=COLOURS[role], linewidth=1, label=role)
         axes.set_ylim(0, None)
 
     return draw

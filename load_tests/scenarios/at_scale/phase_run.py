@@ -1,4 +1,8 @@
-"""Run the phases of a scenario: publish at a rate over time, disturb receivers, change the registry."""
+"""Run the phases of a scenario: publish at a rate over time, disturb the receiver, change the registry.
+
+An event is undelivered from its publishing until the receiver has accepted it. The machine carries a rate if the undelivered
+events do not keep growing.
+"""
 
 from __future__ import annotations
 
@@ -15,48 +19,56 @@ from load_tests.scenarios.at_scale.population import Population
 from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 
 TICKS_PER_S = 10
-"""Events are published in so many portions a second."""
+"""Portions a second in which events are published."""
 FEW = 500
-"""Undelivered events that never count as an overload: small rates have micro-batches with more."""
+"""Undelivered events that are never an overload. At a small rate, they are less than a micro-batch."""
 MAY_GROW_S = 1.0
-"""A size is carried when the undelivered events grow by at most this many seconds of the rate, first third to last third."""
+"""Growth of the undelivered events, from first to last third of a phase, that counts as carried. In seconds of the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRun:
-    """One phase as it was run."""
+    """The measurement of one phase."""
 
     name: str
     seconds: int
+    """Planned duration."""
     numbers: range
     """Numbers of the events that the phase published."""
     first: Sample
+    """Sample at the beginning."""
     last: Sample
+    """Sample after the last event was published."""
     took_s: float
-    """Until the last event of the phase was published. Longer than `seconds` if the publisher was late."""
+    """Seconds until the last event of the phase was published. Longer than `seconds` if the publisher was late."""
     samples: Sequence[Sample]
+    """All samples from `first` to `last`."""
     is_cut: bool = False
-    """Whether it was ended because the platform or the publisher could not keep up."""
+    """True if the phase ended early, because the platform or the publisher could not keep up."""
     changes: Sequence[churn.Change] = field(default_factory=list)
+    """Changes of the registry in this phase."""
 
     @property
     def per_s(self) -> float:
-        """Return the deliveries a second."""
+        """Return the deliveries a second in this phase."""
         return (self.last.delivered - self.first.delivered) / (self.last.at_s - self.first.at_s)
 
     @property
     def cores(self) -> dict[str, float]:
-        """Return the CPU seconds a second by process."""
+        """Return the cores by process: CPU seconds a second."""
         took_s = self.last.at_s - self.first.at_s
         return {role: round((used - self.first.cpu_s[role]) / took_s, 3) for role, used in self.last.cpu_s.items()}
 
     @property
     def is_carried(self) -> bool:
-        """Return True if the phase was not cut short and the undelivered events did not keep growing."""
+        """Return True if the phase did not end early, and the undelivered events did not keep growing."""
         return not self.is_cut and not is_growing(self.samples, len(self.numbers) / self.took_s)
 
     def document(self, ages: Sequence[float], due: Sequence[int], population: Population) -> dict[str, Any]:
-        """Return the phase for machines."""
+        """Return the figures of the phase as JSON values.
+
+        By event number, `ages` has the age at first arrival in ms, and `due` has the endpoint.
+        """
 
         def latency_ms(is_counted: Callable[[int], bool]) -> dict[str, int]:
             return timeline.percentiles_ms(ages, self.numbers, lambda number: is_counted(due[number]))
@@ -88,7 +100,7 @@ class PhaseRun:
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """The running platform, and the load on it."""
+    """Run phases one after another on a running platform."""
 
     scenario: plan.Scenario
     servers: platform.Platform
@@ -99,9 +111,10 @@ class Runner:
     population: Population
     say: Callable[[str], None]
     marks: list[timeline.Mark] = field(default_factory=list)
+    """One mark for each portion of published events."""
 
     def run(self, phase: plan.Phase, before: float, capacity: plan.Capacity | None = None) -> PhaseRun:
-        """Run a phase after one with the factor `before`. With `capacity`, end it early when it cannot be carried."""
+        """Run a phase; `before` is the factor of the phase before it. With `capacity`, an overload ends the phase early."""
         self.say(f"phase {phase.name}: {self.scenario.per_s * phase.factor:,.0f} events a second for {phase.seconds} s")
         self.customers.disturb(is_disturbed=phase.is_disturbed)
         changes: list[churn.Change] = []
@@ -132,18 +145,19 @@ class Runner:
         )
 
     def drain(self) -> float:
-        """Wait until receivers have all events; return the seconds, or infinity when some are still missing."""
+        """Wait until the receiver has all events; return the seconds, or infinity when events are missing after `drain_s`."""
         began, due = time.monotonic(), len(self.sent.due)
         while self.customers.count < due:
             if time.monotonic() - began > self.scenario.drain_s:
-                self.say(f"{due - self.customers.count:,} events have not arrived\n{self.job.condition()}")
+                missing = due - self.customers.count
+                self.say(f"{missing:,} events have not arrived after {self.scenario.drain_s} s\n{self.job.condition()}")
                 return float("inf")
             self._require_job()
             time.sleep(0.05)
         return time.monotonic() - began
 
     def _publish(self, phase: plan.Phase, before: float, capacity: plan.Capacity | None) -> tuple[range, bool]:
-        """Publish the events of a phase; return their numbers, and whether the phase was cut."""
+        """Publish the events of a phase; return their numbers, and True if an overload ended the phase early."""
         first, began, owed = len(self.sent.due), time.monotonic(), 0.0
         is_cut = False
         for tick in range(phase.seconds * TICKS_PER_S):
@@ -171,9 +185,12 @@ class Runner:
 
 
 def is_growing(samples: Sequence[Sample], per_s: float) -> bool:
-    """Return True if the last third of the samples has clearly more undelivered events than the first third."""
+    """Return True if the mean of the undelivered events grew, from first to last third of the samples, beyond the bounds.
+
+    The bounds are MAY_GROW_S of the rate `per_s`, and FEW events in addition.
+    """
     third = len(samples) // 3
     if not third:
         return False
-    before, after = (statistics.fmean(one.undelivered for one in part) for part in (samples[:third], samples[-third:]))
+    before, after = (statistics.fmean(sample.undelivered for sample in part) for part in (samples[:third], samples[-third:]))
     return after - before > MAY_GROW_S * per_s + FEW

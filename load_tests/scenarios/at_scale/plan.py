@@ -1,4 +1,7 @@
-"""Describe a scenario as data: phases with a rate, receivers' behaviour, registry changes, and bounds. Pure."""
+"""Describe a scenario as data: phases with a rate, behaviour of the endpoints, registry changes, and bounds. Pure.
+
+A scenario has either fixed phases, or a search for the largest share of its rate that the machine carries (`capacity`).
+"""
 
 from __future__ import annotations
 
@@ -18,45 +21,45 @@ class Shape:
     """Event types, each with a topic of one partition."""
     tenants: int = 30_000
     endpoints: int = 10_000
-    """Three of ten take batches."""
+    """Endpoints. Three of ten take batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of time at one rate."""
+    """A time at one rate, after a ramp from the rate before."""
 
     name: str
     seconds: int
     factor: float = 1.0
-    """Times the scenario's rate."""
+    """Rate of the phase, as a multiple of the scenario's `per_s`."""
     ramp_s: float = 0.0
-    """Seconds in which the rate moves from the previous phase's to this one's. They are part of `seconds`."""
+    """Seconds in which the rate moves linearly from the previous phase's rate to this phase's. They are part of `seconds`."""
     hot: float = 0.0
-    """Share of the events that the hot tenant has besides its share by Zipf's law."""
+    """Share of the events that the hot tenant has in addition to its share by Zipf's law."""
     is_disturbed: bool = False
-    """Whether receivers behave as the scenario's `behaviour` says. Otherwise all accept at once."""
+    """True: endpoints answer as the scenario's `behaviour` says. False: all endpoints accept at once."""
     changes_per_s: int = 0
     """Changes of the registry a second, each in a transaction of its own."""
     is_measured: bool = True
-    """Whether the figures have this phase. A young JVM is slower, so the first phase is not measured."""
+    """True if the figures have this phase. False for the first phase, because a young JVM is slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The search for the largest share of the rate that the machine carries, and the measured sizes below it."""
+    """A search for the largest share of the scenario's rate that the machine carries. After each try, the share is halved."""
 
     first_share: float = 1.0
     """The largest share that is tried."""
     sizes: int = 3
-    """Shares that are measured: the largest that is carried, its half, its quarter."""
+    """Number of carried shares to measure. With 3: the largest carried share, its half and its quarter."""
     smallest_share: float = 1 / 1024
-    """No smaller share than this is tried."""
+    """The smallest share that is tried."""
     overload_s: float = 4.0
-    """A share is not carried when more than this many seconds of events are undelivered. Waiting batches are some 1.5 s."""
+    """Undelivered events, in seconds of the rate, above which a share is not carried. Waiting batches have some 1.5 s."""
     settling_overload_s: float = 12.0
-    """The same before a size is measured: the first micro-batches of a lane take up to 12 s."""
+    """`overload_s` in the time before the measurement of a share. The first micro-batches of a lane take up to 12 s."""
     publisher_late_s: float = 2.0
-    """A share is not carried when the publisher is later than this, because the machine has no core left for it."""
+    """Delay of the publisher, in seconds, above which a share is not carried: no core is left for the publisher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,27 +69,31 @@ class Scenario:
     name: str
     question: str
     per_s: float
-    """Events a second, of which phases have a multiple."""
+    """Events a second of the full rate. The rate of a phase is a multiple of it."""
     bounds: tuple[bounds.Bound, ...]
+    """Bounds that the figures must meet."""
     phases: tuple[Phase, ...] = ()
-    """Empty for a scenario with `capacity`."""
+    """Phases in order. Empty for a scenario with `capacity`."""
     capacity: Capacity | None = None
+    """Search for the largest share. None for a scenario with phases."""
     seconds: int = 60
-    """Measured seconds of each size, for a scenario with `capacity`."""
+    """Measured seconds of each share, for a scenario with `capacity`."""
     shape: Shape = Shape()
     behaviour: behaviour.Behaviour = behaviour.HEALTHY
+    """Behaviour of the endpoints in phases with `is_disturbed`."""
     settle_s: int = 20
-    """Seconds at the rate before the first phase, or before each size, that are not measured."""
+    """Unmeasured seconds at the rate, before the first phase or before each share."""
     warm_up: int = 20_000
     """Events before all phases."""
     drain_s: int = 300
     """Seconds within which all events must have arrived after the last one was published."""
     seed: int = 1
     settings: Mapping[str, str] = field(default_factory=lambda: mission.SETTINGS)
+    """Settings of the job (`area.field`)."""
 
 
 def rate(before: float, phase: Phase, at_s: float) -> float:
-    """Return the factor of a phase at a moment, when the previous phase ended with the factor `before`."""
+    """Return the factor on the scenario's rate, `at_s` seconds into a phase. The previous phase had the factor `before`."""
     if at_s >= phase.ramp_s:
         return phase.factor
     return before + (phase.factor - before) * at_s / phase.ramp_s

@@ -1,4 +1,7 @@
-"""The mission's population with a hot tenant, patient retries, and spare rows that the registry churn changes."""
+"""Define the population of the scenarios at scale: the mission's, with a hot tenant, short retry schedules and spare rows.
+
+Spare rows are endpoints and subscriptions to which no event is due. Only `churn.py` changes them.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,35 @@ from load_tests.scenarios import mission
 HOT_TENANT = 0
 """The tenant with most events by Zipf's law. All of its events are due to `traffic.HOT_ENDPOINT`."""
 SPARE_TENANT = "spare"
-"""A tenant without events. Subscriptions to it can change and no delivery depends on them."""
+"""A tenant without events. All spare subscriptions name it, so no delivery depends on them."""
 SPARE_TYPE = "load.0"
+"""Event type of the spare subscriptions."""
 RETRY = {"schedule_s": [1, 2, 5, *(10,) * 40], "timeout_s": 15}
-"""The schedule of endpoints that fail or are slow. By default, the second retry would come after 5 minutes."""
+"""Retry settings of the endpoints that fail or are slow. By default, the second retry would come after 5 minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Population(mission.Population):
-    """The mission's population, for the scenarios at its scale."""
+    """The mission's population with a hot tenant, slow or failing endpoints, and spare rows."""
 
     behaviour: behaviour.Behaviour = behaviour.HEALTHY
+    """Behaviour of the endpoints while the receiver is disturbed."""
     spare: int = 0
-    """Endpoints and subscriptions for the registry churn."""
+    """Number of spare endpoints, each with a subscription."""
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> traffic.Drawn:
-        """Draw an event by Zipf's law; a share of `hot` is the hot tenant's."""
+        """Draw an event by Zipf's law. In addition, the share `hot` of the events is the hot tenant's. `types` is ignored."""
         drawn = super().draw(rng, types, 0.0)
         if hot and rng.random() < hot:
             return drawn._replace(tenant=HOT_TENANT, endpoint=self.endpoint_of(drawn.type_number, HOT_TENANT))
         return drawn
 
     def is_other(self, endpoint: int) -> bool:
-        """Return True for a direct endpoint that is neither the hot one nor ever disturbed."""
+        """Return True for an endpoint in direct mode that is never slow or failing, and not the hot endpoint."""
         return endpoint != traffic.HOT_ENDPOINT and not self.is_batch(endpoint) and self.behaviour.is_healthy(endpoint)
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest."""
+        """Return the manifest, with every endpoint below `url`."""
         manifest = super().registry(url)
         for number, endpoint in enumerate(manifest["endpoints"]):
             if not self.behaviour.is_healthy(number):
@@ -66,7 +71,7 @@ def spare_id(number: int) -> str:
 
 
 def spare_subscription(number: int, status: str) -> dict[str, Any]:
-    """Return a spare subscription as the manifest has it."""
+    """Return the row of a spare subscription in the manifest, with this status."""
     return {
         "id": spare_id(number),
         "endpoint": spare_id(number),

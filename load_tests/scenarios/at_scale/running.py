@@ -1,7 +1,7 @@
 """Run a scenario on a platform of its own, and return its figures with the verdicts of its bounds.
 
 1. The registry and the topics are made, the job starts, and some events warm it up.
-2. The phases run one after another. A scenario with `capacity` halves the load instead, until enough sizes are carried.
+2. The phases run one after another. A scenario with `capacity` instead halves the rate until enough shares of it are carried.
 3. All events must arrive. Then the topics and the receiver are compared, event by event.
 """
 
@@ -20,16 +20,17 @@ from load_tests.scenarios.at_scale.population import Population
 from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 
 SPARE = 100
-"""Endpoints and subscriptions that the registry churn changes."""
+"""Number of spare endpoints, and of their subscriptions, in scenarios that change the registry."""
 SAMPLES = 900
-"""Samples of a run, at most, beyond one a second for short runs."""
+"""Largest number of samples of a long run. Runs of at most this many seconds have a sample a second."""
 WARM_UP_S = 300
+"""Seconds within which the events of the warm-up must arrive."""
 RECOVERED = 1.5
-"""A spike is over when no more events are undelivered than this multiple of the most before it."""
+"""A spike is over when the undelivered events stay within this multiple of their largest number in the first phase."""
 
 
 def run(scenario: plan.Scenario, terms: stage.Terms) -> dict[str, Any]:
-    """Run the scenario. The figures have `series` for the plots, and `verdicts`."""
+    """Run the scenario, and return its figures, with `series` for the plots and the `verdicts` of its bounds."""
     chosen = {**scenario.settings, **terms.overrides}
     shape, is_churning = scenario.shape, any(phase.changes_per_s for phase in scenario.phases)
     population = Population(
@@ -98,7 +99,7 @@ def _phases(runner: Runner) -> list[PhaseRun]:
 
 
 def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
-    """Halve the load until enough sizes are carried. Return all sizes that were tried, the largest first."""
+    """Halve the share of the rate until enough shares are carried. Return the runs of all tried shares, the largest first."""
     runs: list[PhaseRun] = []
     share = capacity.first_share
     while sum(run.is_carried for run in runs) < capacity.sizes and share >= capacity.smallest_share:
@@ -116,7 +117,7 @@ def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
 
 
 def _of_phases(scenario: plan.Scenario, runner: Runner, runs: Sequence[PhaseRun], report: receiver.Report) -> dict[str, Any]:
-    """Return the figures of each phase, of their comparison, and of the time between."""
+    """Return the figures of each run, the comparison of the phases or the cost model, and the series for the plots."""
     due, population, samples = runner.sent.due, runner.population, runner.sampler.samples
     ages = timeline.first_ages_ms(report, len(due))
     documents = {run.name: run.document(ages, due, population) for run in runs}
@@ -142,7 +143,7 @@ def _of_phases(scenario: plan.Scenario, runner: Runner, runs: Sequence[PhaseRun]
 
 
 def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], samples: Sequence[Sample]) -> None:
-    """Add to each phase after the first: its latency as a multiple of the first one's, and when it had recovered."""
+    """Add to the document of each later phase: its p99 latency divided by the first phase's, and the seconds to recover."""
     first, *others = runs
     base = documents[first.name]
     for run in others:
@@ -154,7 +155,7 @@ def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], sam
 
 
 def _of_sizes(scenario: plan.Scenario, runs: Sequence[PhaseRun], documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the sizes that were tried, and the cost model of those that are carried."""
+    """Return the figures of all tried shares, and the cost model by the carried shares."""
     carried = [run for run in runs if run.is_carried]
     sizes = [cost_model.Size(per_s=run.per_s, cores=run.cores) for run in carried]
     return {

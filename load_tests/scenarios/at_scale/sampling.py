@@ -1,4 +1,4 @@
-"""Read the state of the running platform again and again: CPU, memory, files, threads, lag, deliveries."""
+"""Sample the running platform at intervals: CPU, memory, open files, threads, lag and deliveries."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from load_tests.harness import platform, usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The state at one moment."""
+    """The state of the platform at one moment."""
 
     at_s: float
-    """Since the sampler was made."""
+    """Seconds since the sampler was made."""
     published: int
+    """Events that were published so far."""
     delivered: int
-    """Events that receivers have accepted, each counted once."""
+    """Events that the receiver has accepted so far, each counted once."""
     cpu_s: Mapping[str, float]
-    """CPU seconds by process: `jvm`, `driver`, `worker` (all workers), `kafka`, `publisher` (this process)."""
+    """CPU seconds by process: `jvm`, `driver`, `worker` (all workers), `kafka`, `publisher` (the scenario's process)."""
     lag: Mapping[str, float] = field(default_factory=dict)
     """By lane: records that no committed micro-batch has handled."""
     revision: float = 0.0
     """Revision of the registry by which the job routes."""
     memory_mb: Mapping[str, float] = field(default_factory=dict)
-    """Resident size by process."""
+    """Resident size in MB by process."""
     files: Mapping[str, int] = field(default_factory=dict)
     """Open file descriptors by process."""
     threads: Mapping[str, int] = field(default_factory=dict)
+    """Threads by process."""
 
     @property
     def undelivered(self) -> int:
-        """Return how many published events no receiver has accepted."""
+        """Return the number of published events that the receiver has not accepted."""
         return self.published - self.delivered
 
     def document(self) -> dict[str, Any]:
-        """Return the sample for machines."""
+        """Return the sample as JSON values."""
         return {
             "at_s": round(self.at_s, 2),
             "published": self.published,
@@ -56,7 +58,7 @@ class Sample:
 
 
 class Sampler:
-    """A context. Inside it, a thread takes a sample every `every_s` seconds; the caller may take some in between."""
+    """A context in which a thread takes a sample every `every_s` seconds. The caller may take more samples in between."""
 
     def __init__(
         self, job: platform.Job, kafka_pid: int, published: Callable[[], int], delivered: Callable[[], int], every_s: float

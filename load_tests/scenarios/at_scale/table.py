@@ -1,4 +1,4 @@
-"""The scenarios at the mission's scale. Each one is data: its phases, and what passes."""
+"""List the scenarios at the mission's scale. Each scenario is data: its phases, and the bounds of its figures."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ CAPACITY = (
     Bound(figure="worst.direct_p99_ms", at_most=5_000),
     Bound(figure="cost_model.total.worst_error", at_most=0.15),
 )
-"""Bounds of a search for the largest share. The latency is the slowest size's. The error is a share of the measured cores."""
+"""Bounds of a search for the largest share. The latency is that of the slowest carried share. The error is a share of cores."""
 
 SPIKE_FACTOR = 10
+"""Rate of a spike, as a multiple of the rate before it."""
 FLAT = 1.1
-"""Largest growth from the second quarter of a soak to its last quarter, for memory, files and threads."""
+"""Largest ratio of the last quarter of the soak to its second quarter, for memory, files and threads."""
 
 
 def _latency(phase: str, p50_ms: int, p99_ms: int) -> tuple[Bound, Bound]:
@@ -34,7 +35,7 @@ def _latency(phase: str, p50_ms: int, p99_ms: int) -> tuple[Bound, Bound]:
 
 
 def _published(*phases: str) -> tuple[Bound, ...]:
-    """Return the bounds that the load was as wanted. A slower load would make other bounds hold for nothing."""
+    """Return the bounds that these phases published at their rate. At a slower rate, the other bounds would prove nothing."""
     return tuple(Bound(figure=f"phases.{phase}.published_share", at_least=0.95) for phase in phases)
 
 
@@ -43,12 +44,13 @@ def _flat(group: str, roles: tuple[str, ...]) -> tuple[Bound, ...]:
 
 
 def _beside(before: str, during: str, others_p99_ratio: float) -> tuple[Bound, ...]:
-    """Return the bounds of a scenario that compares events alone with events beside something else."""
+    """Return the bounds of a scenario that compares the phase `before`, undisturbed, with the phase `during`."""
     ratio = Bound(figure=f"phases.{during}.others_p99_ratio", at_most=others_p99_ratio)
     return (*ALWAYS, *_published(before, during), *_latency(during, 1_000, 2_000), ratio)
 
 
 _ROLES = ("jvm", "driver", "worker")
+"""Processes of the job."""
 
 SCENARIOS = {
     scenario.name: scenario

@@ -1,4 +1,7 @@
-"""Figures over time, from what was published, what arrived, and the samples. Pure."""
+"""Compute figures over time from the publisher's marks, the receiver's report and the samples. Pure.
+
+All times `at_s` are seconds on the clock of the sampler.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from load_tests.scenarios.at_scale.churn import Change
 from load_tests.scenarios.at_scale.sampling import Sample
 
 BUCKETS = 240
-"""Points of a plot, at most."""
+"""Largest number of points in a plot."""
 
 
 class Mark(NamedTuple):
-    """The number of the first event that was published after a moment."""
+    """A moment of publishing: the events from `number` on were published after `at_s`."""
 
     at_s: float
     number: int
 
 
 def first_ages_ms(report: receiver.Report, count: int) -> array.array[float]:
-    """Return how old each event was when it first arrived, by its number; NaN for an event that did not arrive."""
+    """Return the age of each event at its first arrival, by the event's number; NaN for an event that did not arrive."""
     ages = array.array("d", [math.nan]) * count
     for number, age_ms in zip(report.numbers, report.ages_ms, strict=True):
         if number < count and math.isnan(ages[number]):
@@ -34,14 +37,17 @@ def first_ages_ms(report: receiver.Report, count: int) -> array.array[float]:
 
 
 def percentiles_ms(ages: Sequence[float], numbers: Iterable[int], is_counted: Callable[[int], bool]) -> dict[str, int]:
-    """Return how old the counted events with these numbers were when they arrived: p50, p90, p99 and max, milliseconds."""
+    """Return p50, p90, p99 and max, in ms, of the ages of the arrived events `numbers` for which `is_counted` is True."""
     return figures.percentiles(ages[number] for number in numbers if is_counted(number) and not math.isnan(ages[number]))
 
 
 def latency(
     marks: Sequence[Mark], ages: Sequence[float], due: Sequence[int], is_counted: Callable[[int], bool], bucket_s: float
 ) -> list[dict[str, float]]:
-    """Return the percentiles of the latency by the time of publishing, over the events of counted endpoints."""
+    """Return a row of latency percentiles, in ms, for each `bucket_s` seconds of publishing.
+
+    A row counts the events that arrived, at endpoints for which `is_counted` is True.
+    """
     starts = [mark.number for mark in marks]
     buckets: dict[int, list[float]] = {}
     for number, age_ms in enumerate(ages):
@@ -55,12 +61,12 @@ def latency(
 
 
 def bucket_s(samples: Sequence[Sample]) -> float:
-    """Return the seconds of one point of a plot, at least 1."""
+    """Return the seconds that one point of a plot covers, at least 1."""
     return max(1.0, (samples[-1].at_s - samples[0].at_s) / BUCKETS) if samples else 1.0
 
 
 def cores(samples: Sequence[Sample], every_s: float) -> list[dict[str, Any]]:
-    """Return the CPU seconds a second by process, between samples that are at least `every_s` apart."""
+    """Return rows of cores (CPU seconds a second) by process, each between two samples at least `every_s` apart."""
     rows, before = [], samples[0] if samples else None
     for sample in samples:
         if before is not None and (took_s := sample.at_s - before.at_s) >= every_s:
@@ -77,7 +83,10 @@ def recovered_s(samples: Sequence[Sample], from_s: float, threshold: float) -> f
 
 
 def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, float]:
-    """Return how old the oldest change was that the driver did not have, over the samples: p50, p90, p99 and max."""
+    """Return p50, p90, p99 and max, over the samples, of the seconds by which the job's registry is behind.
+
+    In each sample, it is the age of the oldest committed change that the job does not route by.
+    """
     revisions = [change.revision for change in changes]
     found = []
     for sample in samples:
@@ -88,9 +97,9 @@ def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, 
 
 
 def growth(samples: Sequence[Sample], latency_rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the mean of the last quarter as a multiple of the mean of the second quarter, by figure.
+    """Return the mean of the last quarter divided by the mean of the second quarter, by figure; NaN with too few samples.
 
-    The first quarter is left out: caches fill and the JVM's heap grows to its size.
+    The first quarter is left out, because caches fill and the JVM's heap grows to its size.
     """
     return {
         **{

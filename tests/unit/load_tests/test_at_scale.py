@@ -1,4 +1,4 @@
-"""Scenarios at the mission's scale: their table, rates, populations, bounds, and what is computed from a run."""
+"""Scenarios at the mission's scale: their table, rates, populations and bounds, and the figures computed from a run."""
 
 import array
 import collections
@@ -49,7 +49,7 @@ def sample(at_s, *, published=0, delivered=0, jvm_s=0.0, revision=0, memory_mb=1
 
 
 @pytest.mark.parametrize("scenario", table.SCENARIOS.values(), ids=lambda scenario: scenario.name)
-def test_a_scenario_has_phases_or_a_capacity_and_bounds_of_phases_that_exist(scenario):
+def test_a_scenario_has_phases_or_a_capacity_and_bounds_of_its_phases(scenario):
     assert bool(scenario.phases) != (scenario.capacity is not None)
     names = {phase.name for phase in scenario.phases}
     assert {bound.figure.split(".")[1] for bound in scenario.bounds if bound.figure.startswith("phases.")} <= names
@@ -57,7 +57,7 @@ def test_a_scenario_has_phases_or_a_capacity_and_bounds_of_phases_that_exist(sce
     assert len({bound.figure for bound in scenario.bounds}) == len(scenario.bounds)
 
 
-def test_the_table_has_the_scenarios_of_the_issue():
+def test_the_table_has_the_eight_scenarios_at_their_rates():
     assert set(command.NAMES) == {
         "average_5k", "peak_50k", "spike", "hot_tenant", "slow_endpoints", "failing_10pct", "churn", "soak",
     }  # fmt: skip
@@ -67,7 +67,7 @@ def test_the_table_has_the_scenarios_of_the_issue():
     assert plan.Shape() == plan.Shape(topics=500, tenants=30_000, endpoints=10_000)
 
 
-def test_the_rate_of_a_spike_is_ten_fold_after_a_second_and_back_after_two():
+def test_a_spike_is_ten_fold_after_a_second_and_back_after_two():
     before, spike, after = table.SCENARIOS["spike"].phases
     assert [plan.rate(before.factor, spike, at_s) for at_s in (0.0, 0.5, 1.0, 9.0)] == [1.0, 5.5, 10.0, 10.0]
     assert [plan.rate(spike.factor, after, at_s) for at_s in (0.0, 1.0, 2.0, 9.0)] == [10.0, 5.5, 1.0, 1.0]
@@ -80,8 +80,8 @@ def test_a_scenario_at_another_size_keeps_its_phases():
     assert next(bound for bound in spike.bounds if bound.figure == "lost").at_most == 3
 
 
-def test_a_share_of_a_capacity_search_is_where_it_begins():
-    """The full rate stays: the cores that it needs are reported."""
+def test_a_capacity_search_begins_with_the_share_of_the_command_line():
+    """The full rate stays, because the cost model computes the cores for it."""
     average = command.chosen("average_5k", command.Size(share=0.25, seconds=30), [])
     assert (average.per_s, average.capacity.first_share, average.seconds) == (5_000, 0.25, 30)
 
@@ -113,7 +113,7 @@ def test_a_bound_holds_only_for_a_number_within_it(bound, holds):
     assert verdict.holds is holds
 
 
-def test_slow_and_failing_endpoints_are_their_share_and_the_hot_one_is_healthy():
+def test_slow_and_failing_endpoints_have_their_share_without_the_hot_one():
     disturbed = Behaviour(slow_of_100=5, failing_of_100=10)
     answers = [disturbed.answer(endpoint) for endpoint in range(10_000)]
     slow = [answer.after_s for answer in answers if answer.after_s]
@@ -131,17 +131,17 @@ def test_failing_endpoints_are_in_direct_and_in_batch_mode():
     assert patient == {f"ep{endpoint}" for endpoint in failing}
 
 
-def test_the_hot_tenant_has_half_of_all_events_and_one_endpoint_gets_them():
+def test_the_hot_tenant_has_half_of_all_events_for_one_endpoint():
     people = Population(topics=50, tenants=3_000, endpoints=1_000)
     rng = random.Random(1)
     drawn = [people.draw(rng, (), 0.5) for _ in range(4_000)]
-    hot = [one for one in drawn if one.tenant == population.HOT_TENANT]
+    hot = [event for event in drawn if event.tenant == population.HOT_TENANT]
     assert 0.5 < len(hot) / len(drawn) < 0.62  # and its share of the other half, by Zipf's law
-    assert {one.endpoint for one in hot} == {0}
+    assert {event.endpoint for event in hot} == {0}
     assert not people.is_other(0)
 
 
-def test_spare_rows_are_due_nothing():
+def test_no_event_is_due_to_a_spare_endpoint():
     people = Population(topics=5, tenants=60, endpoints=20, spare=3)
     manifest = people.registry("http://127.0.0.1")
     spare = [row for row in manifest["subscriptions"] if row["endpoint"].startswith("spare")]
@@ -151,7 +151,7 @@ def test_spare_rows_are_due_nothing():
 
 @pytest.fixture
 def changes(monkeypatch):
-    """Changes of the registry that would be made, as (what, id)."""
+    """The list of changes that the churn makes, as (kind, id), in place of a registry."""
     made = []
     for name in ("disable", "enable"):
         monkeypatch.setattr(churn.endpoint_status, name, lambda _, row, *_why, name=name: made.append((name, row)))
@@ -172,7 +172,7 @@ def test_four_rounds_of_churn_leave_the_registry_as_it_was(changes):
     assert changes == [(kind, f"spare{number}") for kind in kinds for number in range(2)]
 
 
-def test_churn_notes_each_change_and_ends_with_its_context(changes):
+def test_churn_records_each_change_and_ends_with_its_context(changes):
     with churn.Churn(config=settings.Settings(), per_s=1_000, spare=100, now_s=lambda: 0.0) as changing:
         while len(changes) < 20:
             time.sleep(0.001)
@@ -180,7 +180,7 @@ def test_churn_notes_each_change_and_ends_with_its_context(changes):
     assert [change.revision for change in changing.changes] == sorted(change.revision for change in changing.changes)
 
 
-def test_churn_raises_what_a_change_has_raised(changes, monkeypatch):
+def test_churn_raises_the_error_of_a_change_at_its_end(changes, monkeypatch):
     del changes
     monkeypatch.setattr(churn.endpoint_status, "disable", mock.Mock(side_effect=errors.RegistryUnavailable("gone")))
     changing = churn.Churn(config=settings.Settings(), per_s=1_000, spare=100, now_s=lambda: 0.0)
@@ -217,13 +217,13 @@ def test_cores_are_cpu_seconds_between_samples():
     assert timeline.cores(samples, 1.0) == [{"at_s": 1.0, "jvm": 0.5}, {"at_s": 3.0, "jvm": 1.5}]
 
 
-def test_a_spike_is_over_when_no_later_sample_is_above_the_threshold():
+def test_a_spike_is_over_after_the_last_sample_above_the_threshold():
     samples = [sample(float(at_s), published=published) for at_s, published in enumerate([500, 90, 120, 80, 100])]
     assert timeline.recovered_s(samples, 1.0, 100) == 1.0
     assert timeline.recovered_s(samples, 1.0, 500) == 0.0
 
 
-def test_a_change_is_behind_from_its_commit_until_the_job_routes_by_it():
+def test_the_registry_is_behind_until_the_job_routes_by_a_change():
     changes = [Change(1.0, 11), Change(2.0, 12), Change(3.0, 13), Change(5.0, 15)]
     samples = [sample(0.5, revision=10), sample(2.5, revision=10), sample(3.0, revision=12), sample(5.0, revision=15)]
     found = timeline.behind_s(samples, changes)
@@ -237,7 +237,7 @@ def test_growth_compares_the_last_quarter_with_the_second():
     assert (grown["memory_mb"], grown["files"], grown["latency_ms"]) == ({"jvm": 1.5}, {"jvm": 1.0}, {"p50": 1.0, "p99": 1.0})
 
 
-def test_too_few_samples_have_no_growth_so_that_a_bound_on_it_is_broken():
+def test_a_bound_on_growth_is_broken_with_too_few_samples():
     grown = timeline.growth([sample(0.0)], [])
     [verdict] = bounds.check([Bound(figure="growth.memory_mb.jvm", at_most=1.1)], {"growth": grown})
     assert not verdict.holds
@@ -257,7 +257,7 @@ def test_the_cost_model_is_the_line_through_three_sizes():
     assert found["times_largest_size"] == 12.5
 
 
-def test_a_cost_that_falls_with_the_load_counts_as_constant():
+def test_a_process_whose_cores_fall_with_the_load_counts_as_constant():
     sizes = [
         cost_model.Size(per_s=per_s, cores={"jvm": 0.5, "driver": driver, "worker": 0.1})
         for per_s, driver in ((1_000, 0.05), (2_000, 0.04), (4_000, 0.03))
@@ -267,7 +267,7 @@ def test_a_cost_that_falls_with_the_load_counts_as_constant():
     assert found["idle_cores"] == pytest.approx(0.04)
 
 
-def test_a_cost_that_is_no_line_has_an_error():
+def test_a_cost_model_of_cores_that_are_no_line_has_an_error():
     sizes = [
         cost_model.Size(per_s=per_s, cores={"jvm": jvm, "driver": 0.0, "worker": 0.0})
         for per_s, jvm in ((1_000, 0.1), (2_000, 0.2), (4_000, 1.6))
@@ -278,7 +278,7 @@ def test_a_cost_that_is_no_line_has_an_error():
 @pytest.mark.parametrize(
     ("undelivered", "is_growing"), [([900] * 9, False), ([0, 0, 0, 900, 900, 900, 2000, 2500, 3000], True)]
 )
-def test_a_size_is_not_carried_when_the_undelivered_events_keep_growing(undelivered, is_growing):
+def test_a_share_is_not_carried_while_undelivered_events_keep_growing(undelivered, is_growing):
     samples = [sample(float(at_s), published=waiting) for at_s, waiting in enumerate(undelivered)]
     assert phase_run.is_growing(samples, 1_000) is is_growing
 
@@ -303,14 +303,14 @@ def figures_of_a_run(**more):
         "verdicts": [{"bound": "lost ≤ 0", "value": 0.0, "holds": True}],
         "series": {
             "phases": [{"name": "before", "from_s": 0.0, "to_s": 4.0}],
-            "samples": [one.document() for one in samples],
+            "samples": [taken.document() for taken in samples],
             "latency_ms": {"others": [{"at_s": 0.0, "count": 3, **latency}, {"at_s": 1.0, "count": 3, **latency}]},
             "cores": timeline.cores(samples, 1.0),
         },
     } | more
 
 
-def test_the_page_is_whole_by_itself_and_shows_broken_bounds():
+def test_the_page_loads_nothing_and_shows_broken_bounds():
     page = html_report.page(figures_of_a_run())
     assert ("all bounds hold" in page, page.count("<svg"), "&lt;this&gt;" in page) == (True, 7, True)
     assert "<script" not in page
@@ -319,7 +319,7 @@ def test_the_page_is_whole_by_itself_and_shows_broken_bounds():
     assert '<td>missing</td><td class="broken">' in html_report.page(figures_of_a_run(verdicts=[broken]))
 
 
-def test_the_page_of_a_capacity_search_draws_the_line_through_the_sizes():
+def test_the_page_of_a_capacity_search_draws_the_cost_model():
     plain = figures_of_a_run()
     size = {"is_carried": True, **plain["phases"]["before"]}
     model = cost_model.document([cost_model.Size(per_s=9.0, cores=size["cores"])], 5_000)

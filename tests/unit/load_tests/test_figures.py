@@ -1,4 +1,4 @@
-"""The figures of a load test: what is lost or repeated, which request carried what, and what is due to whom."""
+"""The figures of a load test: lost and repeated deliveries, the events of a request, and the endpoint of each event."""
 
 import array
 import collections
@@ -19,7 +19,7 @@ DUE = array.array("l", [5, 5, 6, 7])
 
 
 def report(*requests, age_ms=10.0):
-    """Requests as (endpoint, numbers)."""
+    """Return a receiver's report of requests, each given as (endpoint, numbers of its events)."""
     made = receiver.Report()
     for endpoint, numbers in requests:
         made.numbers.extend(numbers)
@@ -40,18 +40,21 @@ def report(*requests, age_ms=10.0):
         ([(5, [0, 1]), (6, [2]), (7, [3, 4])], (0, 0, 1)),  # nobody published event 4
     ],
 )
-def test_what_is_lost_repeated_or_not_due(requests, expected):
+def test_lost_repeated_and_wrongly_addressed_deliveries_are_counted(requests, expected):
     found = figures.delivered(report(*requests), DUE)
     assert (found["lost"], found["duplicates"], found["unexpected"]) == expected
 
 
 def test_each_request_has_its_own_events():
     found = list(figures.requests(report((5, [0, 1]), (6, []), (6, [2]))))
-    assert [(one.endpoint, list(one.numbers), len(one.ages_ms)) for one in found] == [(5, [0, 1], 2), (6, [2], 1)]
+    assert [(request.endpoint, list(request.numbers), len(request.ages_ms)) for request in found] == [
+        (5, [0, 1], 2),
+        (6, [2], 1),
+    ]
 
 
 @pytest.mark.parametrize(("first", "end", "expected"), [(0, 6, 3), (2, 6, 2), (2, 5, 1), (6, 9, 0)])
-def test_requests_are_counted_by_the_events_that_had_arrived_before_them(first, end, expected):
+def test_requests_are_counted_by_the_position_of_their_first_event(first, end, expected):
     assert figures.requests_between(report((5, [0, 1]), (5, [2, 3, 4]), (5, [5])), first, end) == expected
 
 
@@ -65,7 +68,7 @@ def test_percentiles_of_few_values():
     ("arrived", "most"),
     [([], 0), ([0, 1, 4, 9], 0), ([1, 0, 4, 9], 1), ([4, 9, 0, 1], 2), ([9, 0, 1, 4], 3), ([0, 0, 1, 0], 0)],
 )
-def test_how_many_earlier_events_of_its_endpoint_an_event_overtook(arrived, most):
+def test_an_event_overtakes_earlier_events_of_its_endpoint(arrived, most):
     others = (7, [8, 3, 2])
     assert figures.overtook(report((5, arrived), others), {5, 6}) == most
 
@@ -88,7 +91,7 @@ def test_an_endpoint_of_one_event_type_may_differ_from_the_others():
 
 
 @pytest.mark.parametrize("endpoints", [100, 1000, 2000])
-def test_an_event_is_due_to_one_endpoint_and_all_get_some(endpoints):
+def test_an_event_is_due_to_one_endpoint_and_no_endpoint_is_idle(endpoints):
     customers = traffic.Customers(endpoints=endpoints)
     document = customers.registry("http://127.0.0.1")
     of_type = [row for row in document["subscriptions"] if row["event_type"] == traffic.EVENT_TYPES[3]]
@@ -119,15 +122,15 @@ def test_each_event_of_the_mission_is_due_to_one_endpoint():
 
 
 def test_a_receiver_of_the_demo_rejects_some_events_at_one_endpoint():
-    named = [scenario.receiver.BatchEvent("/demo", f"event-{n}") for n in range(100)]
-    assert sum(scenario.rejects(f"/{scenario.REJECTING_ENDPOINT}", one) for one in named) == 10
-    assert not any(scenario.rejects("/endpoint-1", one) for one in named)
+    events = [scenario.receiver.BatchEvent("/demo", f"event-{n}") for n in range(100)]
+    assert sum(scenario.rejects(f"/{scenario.REJECTING_ENDPOINT}", event) for event in events) == 10
+    assert not any(scenario.rejects("/endpoint-1", event) for event in events)
 
 
 @pytest.mark.parametrize(
     ("requests", "lost", "holds"), [([(5, [0, 1, 1])], 0, True), ([(5, [0])], 0, False), ([(5, [0, 1])], 1, False)]
 )
-def test_the_topics_hold_when_they_add_up_and_say_what_the_receiver_says(requests, lost, holds):
+def test_reconciled_holds_without_findings_and_with_the_receivers_count(requests, lost, holds):
     of_lane = accounting.LaneAccount(counts=accounting.Counts(delivered=2, lost=lost))
     account = accounting.Account({"direct": of_lane})
     if lost:

@@ -1,4 +1,4 @@
-"""Load tests of two phases: what comes in the second, what polls report, and what is compared."""
+"""Load tests of two phases: the load of the second phase, the results of polls, and the compared figures."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ DOCUMENT = {"id": "e1", "tenant_id": "t1", "sent_at_ms": 1, "amount": 5, "note":
 
 
 def report(*arrived):
-    """What arrived, as (number, endpoint, age)."""
+    """Return a receiver's report of arrivals, each given as (number, endpoint, age in ms)."""
     made = receiver.Report()
     for number, endpoint, age_ms in arrived:
         made.numbers.append(number)
@@ -29,21 +29,22 @@ def report(*arrived):
 
 
 @pytest.mark.parametrize("reason", traffic.POISON)
-def test_poison_is_rejected_for_the_reason_that_it_is_counted_by(reason):
+def test_poison_is_rejected_for_the_reason_of_its_count(reason):
     assert parsing.parse(builders.record(value=orjson.dumps(DOCUMENT)), parsing.Layout()).event_id == "e1"
     with pytest.raises(errors.EventRejected) as rejected:
         parsing.parse(builders.record(value=traffic.spoiled(DOCUMENT, reason)), parsing.Layout())
     assert rejected.value.reason == reason
 
 
-def test_poison_that_was_not_rejected_is_missed_by_its_reason():
+def test_poison_that_was_not_rejected_is_counted_by_its_reason():
     published = collections.Counter(not_json=5, missing_attribute=5)
     assert figures.poison(published, published)["not_rejected"] == 0
     assert figures.poison(published, collections.Counter(not_json=10))["not_rejected"] == 5
 
 
 @pytest.mark.parametrize("hot", [0.5, 0.8, 0.9])
-def test_beside_a_hot_tenant_the_others_keep_their_pace_and_there_were_as_many_events_before(hot):
+def test_beside_a_hot_tenant_the_other_tenants_keep_their_pace(hot):
+    """The first phase has as many events as the second, without the hot tenant."""
     scenario = beside.Scenario(load=Load.HOT, per_s=1000, hot=hot)
     phase = beside.second(scenario)
     assert phase.per_s * (1 - phase.hot) == pytest.approx(1000)
@@ -55,14 +56,14 @@ def test_poison_comes_as_often_as_events():
     assert (phase.per_s, phase.poison_per_s) == (1000, 1000)
 
 
-def test_the_flood_of_polls_is_around_the_same_events():
+def test_the_flood_of_polls_runs_beside_the_same_events():
     scenario = beside.Scenario(load=Load.ARCHIVE, per_s=1000)
     phase = beside.second(scenario)
     assert (phase.per_s, phase.hot, phase.poison_per_s) == (1000, 0.0, 0)
     assert phase.around == scenario.flood.around
 
 
-def test_a_phase_is_of_its_own_events_at_the_endpoints_that_are_asked_for():
+def test_the_latency_of_a_phase_counts_its_events_at_chosen_endpoints():
     hot, other = traffic.HOT_ENDPOINT, traffic.HOT_ENDPOINT + 1
     arrived = report((0, other, 900.0), (1, other, 10.0), (2, hot, 500.0), (3, other, 30.0), (4, other, 900.0))
     assert figures.latency_ms(arrived, range(1, 4))["max"] == 500
@@ -70,20 +71,20 @@ def test_a_phase_is_of_its_own_events_at_the_endpoints_that_are_asked_for():
     assert figures.latency_ms(arrived, range(1, 4), traffic.is_other) == {"p50": 20, "p90": 28, "p99": 30, "max": 30}
 
 
-def test_ratios_say_by_how_much_it_became_more():
+def test_ratios_divide_the_figures_after_by_those_before():
     assert figures.ratios({"p50": 40, "p99": 100}, {"p50": 50, "p99": 90}, "p50", "p99") == {"p50": 1.25, "p99": 0.9}
 
 
-def test_cpu_by_the_million():
+def test_usage_gives_cpu_seconds_per_million_events():
     used = usage.Usage(jvm_s=2.0, driver_s=1.0, workers_s=3.0)
     assert used.per_million(100_000) == {"jvm": 20.0, "python": 40.0, "total": 60.0}  # 2, 4 and 6 s of a tenth
 
 
-def test_polls_are_due_at_their_pace_whatever_came_of_those_before():
+def test_polls_are_due_at_a_fixed_pace():
     assert list(itertools.islice(polling.schedule(10.0, 4.0), 4)) == [10.0, 10.25, 10.5, 10.75]
 
 
-def test_polls_report_by_their_kind_what_was_answered():
+def test_the_report_of_polls_has_answers_by_kind():
     seen = polling.Report()
     for kind, status in [("page", 200), ("page", 503), ("lease", 200), ("lease", 500), ("greedy", 429), ("greedy", 429)]:
         seen.statuses[kind, status] += 1
@@ -108,13 +109,14 @@ def test_polls_report_by_their_kind_what_was_answered():
         ("slow", 503, 1),
     ],
 )
-def test_who_asks_no_more_than_it_may_is_to_be_answered_and_the_others_are_to_see_no_fault_of_ours(kind, status, failed):
+def test_a_request_fails_by_its_status_and_its_kind(kind, status, failed):
+    """Requests within the limits fail without a 200. Greedy and slow requests fail with a 5xx."""
     seen = polling.Report()
     seen.statuses[kind, status] += 1
     assert seen.failed == failed
 
 
-def test_a_poll_without_an_answer_has_failed_but_for_one_that_reads_slowly():
+def test_an_unanswered_request_fails_except_for_slow_readers():
     seen = polling.Report()
     seen.broken.update(["page", "slow"])
     assert seen.failed == 1

@@ -1,4 +1,4 @@
-"""The plain consumer's requests, and the comparison with it. No Kafka, no network."""
+"""The requests of the plain consumer (the rival), and the platform's comparison with it. No Kafka, no network."""
 
 import datetime as dt
 import itertools
@@ -33,7 +33,7 @@ def test_an_event_becomes_a_request_for_each_due_subscription():
         builders.subscription("s2", endpoint_id="ep2"),
         builders.subscription("s3", endpoint_id="ep2", scope=builders.scope("t2")),
     )
-    assert [one.endpoint.endpoint_id for one in made] == ["ep1", "ep2"]
+    assert [request.endpoint.endpoint_id for request in made] == ["ep1", "ep2"]
     assert made[0].webhook_id != made[1].webhook_id
     assert made[0].body is made[1].body  # made once for both
     assert orjson.loads(made[0].body)["data"]["amount"] == 5
@@ -48,7 +48,7 @@ def test_an_event_becomes_a_request_for_each_due_subscription():
         ({}, {"status": SubscriptionStatus.PAUSED}),
     ],
 )
-def test_the_rival_drops_what_the_platform_would_keep_or_batch(endpoint, subscription):
+def test_the_rival_drops_events_that_the_platform_keeps_or_batches(endpoint, subscription):
     assert requests(builders.endpoint(**endpoint), builders.subscription(**subscription)) == []
 
 
@@ -57,7 +57,7 @@ def test_an_event_of_a_tenant_that_is_not_active_is_rejected():
         requests(record=builders.record(value=b'{"id":"e1","tenant_id":"nobody"}'))
 
 
-def test_the_signature_verifies():
+def test_the_rivals_signature_is_that_of_standard_webhooks():
     [request] = requests(builders.endpoint(), builders.subscription())
     headers = routed_requests.headers_of(request, NOW_S)
     assert (headers["content-type"], headers["content-length"]) == ("application/json", str(len(request.body)))
@@ -73,13 +73,13 @@ def report(*numbers):
     return made
 
 
-def test_a_kill_is_judged_by_the_events_of_its_burst_alone():
+def test_lost_and_repeated_count_only_the_events_of_the_burst():
     times = rival.arrivals(report(0, 0, 1, 3, 3, 3, 4), 6)
     assert times == [2, 1, 0, 3, 1, 0]
     assert rival.lost_and_repeated(times, range(2, 5)) == {"lost": 1, "repeated": 2}
 
 
-def test_a_latency_is_of_the_first_arrival_at_the_chosen_endpoints():
+def test_a_latency_counts_first_arrivals_at_the_chosen_endpoints():
     made = report(0, 1, 1, 2)
     made.endpoints.extend([7, 8, 8, 0])
     made.ages_ms.extend([1.0, 10.0, 90_000.0, 50.0])
@@ -87,7 +87,7 @@ def test_a_latency_is_of_the_first_arrival_at_the_chosen_endpoints():
 
 
 class Customers:
-    """A receiver to whom events come at given moments."""
+    """A receiver that has the given numbers of events, one at each reading."""
 
     def __init__(self, *counts):
         self._counts = itertools.chain(counts, itertools.repeat(counts[-1]))
@@ -123,7 +123,7 @@ def turn(side, **fields):
     return rival.Turn(**defaults | fields)
 
 
-def test_the_ratio_is_of_the_means_and_counts_have_none():
+def test_the_ratio_divides_means_and_leaves_out_counts_of_events():
     whole = rival.mean_of([turn(rival.PLATFORM), turn(rival.PLATFORM, steady={"p50": 12.0, "p99": 40.0})])
     plain = rival.mean_of([turn(rival.RIVAL)])
     assert whole["cpu_s_per_million"] == {"jvm": 40.0, "python": 60.0, "total": 100.0}  # 4, 6 and 10 s of a tenth

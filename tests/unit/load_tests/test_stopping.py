@@ -1,4 +1,4 @@
-"""A load test that is asked to end, ends what it started."""
+"""A load test that gets SIGTERM ends the processes that it started."""
 
 import signal
 import subprocess
@@ -22,8 +22,8 @@ with started():
 """
 
 
-def test_sigterm_stops_what_a_load_test_started():
-    """It left the job running without its Kafka."""
+def test_sigterm_closes_the_open_contexts_of_a_load_test():
+    """Otherwise the job would keep running without its Kafka."""
     running = subprocess.Popen([sys.executable, "-c", SCENARIO], stdout=subprocess.PIPE, text=True)
     assert running.stdout.readline() == "started\n"
     running.send_signal(signal.SIGTERM)
