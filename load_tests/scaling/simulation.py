@@ -1,7 +1,8 @@
 """Simulate one lane on executors whose number follows the decisions of `delivery.stages.scaling`.
 
-Pure: no Spark, no Kafka, no clock. The same seed gives the same history. The simulation has micro-batches (a fixed time plus
-a time for each event, divided by executors), commits of whole micro-batches, start times of pods, and new plans of queries.
+Pure: no Spark, no Kafka, no clock. The same seed gives the same history. A micro-batch takes a fixed time, and a time for each
+event that the executors share. The simulation also has commits of whole micro-batches, start times of pods, and new plans of
+queries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the batch lane: its first batch, its throughput, and the waiting times of events.
 
 1. The job starts without events. After `/readyz` answers, some events come: how long until the first batch?
-2. The job is stopped, the topics are filled, and the job starts again, so that the platform sets the pace, not the publisher.
+2. The job is stopped, the topics are filled, and the job starts again. So the platform sets the pace, not the publisher.
    CPU seconds and wall time are measured from the end of the warm-up to the last delivery.
 3. Events come at a steady pace. The receiver measures the age of the events of each batch. The first seconds are reported
    separately, because the JVM still compiles.
