@@ -54,6 +54,18 @@ def test_it_is_what_was_written_since(connection, names):
     assert found == expected | {decided.key("s1", decided.KafkaPosition("t", 0, 500))}
 
 
+def test_unreadable_records_are_counted_in_one_warning(connection, names, caplog):
+    producer = Producer(kafka_clients.for_librdkafka(connection))
+    producer.produce(names.attempts, b"x")
+    producer.produce(names.attempts, log_records.encode(delivered(1)))
+    producer.produce(names.dead_letters, b"y")
+    producer.flush()
+    now_ms, client = int(time.time() * 1000), kafka_clients.for_librdkafka(connection)
+    found = completed_reader.read(completed_reader.CompletedWork(client=client, topics=names, since_ms=now_ms))
+    assert found == {decided.key("s1", decided.KafkaPosition("t", 0, 1))}
+    assert "2 records of the result topics could not be read" in caplog.text
+
+
 def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):
     monkeypatch.setattr(completed_reader, "_ASKED_S", 0.5)
     away = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}

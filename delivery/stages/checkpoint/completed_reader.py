@@ -27,6 +27,8 @@ READ_S = 60.0
 """Seconds for reading the results. Deliveries whose results are not read by then are repeated."""
 _ASKED_S = 10.0
 """Seconds for one metadata request to Kafka."""
+_LEADER_WAIT_S = 0.2
+"""Seconds between two requests to a partition whose leader moves."""
 SLACK_MS = 60_000
 """Milliseconds by which reading begins before the start of the micro-batch, because the clocks of driver, executors and brokers
 differ. Reading too much costs only time."""
@@ -79,6 +81,12 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
             "webhook-id. Check that the job may read the result topics",
             exc,
         )
+    if found.unreadable:
+        log.warning(
+            "%d records of the result topics could not be read, and are perhaps of another version: their deliveries may be "
+            "sent again, with the same webhook-id",
+            found.unreadable,
+        )
     log.info(
         "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows read in %.1f s)",
         len(found.completed), rows, time.monotonic() - began,
@@ -98,7 +106,7 @@ def messages(
     partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
     asked = [TopicPartition(topic, number, since_ms) for number in partitions]
     # An offset below 0: no message was written since.
-    firsts = [first for first in asked and consumer.offsets_for_times(asked, _ASKED_S) if first.offset >= 0]
+    firsts = [first for first in asked and _offsets_at(consumer, asked, until=until) if first.offset >= 0]
     polls = bounded_reader.batches(consumer, firsts, max_records=1000, wait_s=1.0)
     while time.monotonic() < until:
         batch = next(polls, None)
@@ -110,3 +118,23 @@ def messages(
         topic,
         READ_S,
     )
+
+
+def _offsets_at(
+    consumer: confluent_kafka.Consumer, asked: list[confluent_kafka.TopicPartition], *, until: float
+) -> list[confluent_kafka.TopicPartition]:
+    """Return the first offsets from the times in `asked`. While the leader of a partition moves, ask again, until `until`.
+
+    librdkafka does not ask again by itself. Leaders move while a broker restarts, and then a job is likely to start as well.
+    """
+    import tenacity  # noqa: PLC0415
+    from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415
+
+    moving = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda exc: isinstance(exc, KafkaException) and exc.args[0].code() in moving),
+        wait=tenacity.wait_fixed(_LEADER_WAIT_S),
+        stop=lambda _: time.monotonic() > until,
+        reraise=True,
+    )
+    return retrying(consumer.offsets_for_times, asked, _ASKED_S)

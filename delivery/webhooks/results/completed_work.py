@@ -82,6 +82,8 @@ class CompletedWorkLog(abc.ABC):
 
     def __init__(self, max_completed: int = MAX_COMPLETED) -> None:
         self.completed: set[Key] = set()
+        self.unreadable = 0
+        """Records whose reader failed. Their deliveries are repeated."""
         self._max_completed = max_completed
 
     @abc.abstractmethod
@@ -91,15 +93,17 @@ class CompletedWorkLog(abc.ABC):
     def add(self, value: bytes, reader: Callable[[bytes], None]) -> None:
         """Call `reader` with the value of a record, to add the work that the record completes.
 
-        `readers` returned `reader` for the record's topic. An error of `reader` is logged. At `max_completed` keys nothing is
-        added.
+        `readers` returned `reader` for the record's topic. Errors of `reader` are counted, and the first one is logged: a
+        topic may have millions of records of another version. At `max_completed` keys nothing is added.
         """
         if len(self.completed) >= self._max_completed:
             return
         try:
             reader(value)
         except Exception:  # a record of another version must not stop the lane
-            log.exception("a record of completed work could not be read; its deliveries are repeated")
+            self.unreadable += 1
+            if self.unreadable == 1:
+                log.exception("a record of completed work could not be read; its deliveries are repeated")
 
     def _accepted(self, value: bytes) -> None:
         record = log_records.decode(value)

@@ -141,7 +141,8 @@ def test_an_unreadable_record_is_ignored_and_the_rest_counts(caplog):
     outcome = ended(OutcomeKind.DELIVERED, ACCEPTED)
     odd = [("attempts", b'{"entries": [{}]}'), ("dead", b"x"), ("retries", b"\xff")]
     assert read_back(*odd, *written(outcome)) == {key_of(outcome)}
-    assert "could not be read" in caplog.text
+    [first] = caplog.records  # a log of each would flood the driver at its start
+    assert "could not be read" in first.message
 
 
 def test_the_number_of_completed_keys_is_bounded():
