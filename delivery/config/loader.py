@@ -57,7 +57,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as exc:
-        raise errors.SettingsError(f"{path} is not TOML: {exc}") from exc
+        raise errors.SettingsError(f"the settings file {path} is not TOML: {exc}. Nothing was started") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise errors.SettingsError(f"the settings file {path} cannot be read: {_cause(exc)}. Nothing was started") from None
 
 
 def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
@@ -79,7 +81,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             layer.setdefault(area, {})[field] = given
             continue
         if name.removesuffix(IN_A_FILE.upper()) in environ:
-            raise errors.SettingsError(f"{name} is given, and the same without {IN_A_FILE.upper()} as well: keep one of them")
+            raise errors.SettingsError(
+                f"the environment has {name}, and the same name without {IN_A_FILE.upper()}: keep one of them"
+            )
         layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _content_of(Path(given), name)
     return layer
 
@@ -88,11 +92,14 @@ def _content_of(path: Path, name: str) -> str:
     try:
         value = path.read_text().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
-        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {why}") from None
+        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {_cause(exc)}") from None
     if not value:
         raise errors.SettingsError(f"{name} names {path}, which is empty")
     return value
+
+
+def _cause(exc: OSError | UnicodeDecodeError) -> str:
+    return exc.strerror or "no cause is known" if isinstance(exc, OSError) else "it is not text in UTF-8"
 
 
 def _explain(error: Any) -> str:

@@ -117,7 +117,11 @@ def translated_errors() -> Iterator[None]:
         # Not the text of Postgres, which quotes the whole row.
         raise errors.RegistrationError(*constraints.in_words(exc)) from exc
     except psycopg.errors.UntranslatableCharacter as exc:  # JSON may have the character U+0000, and Postgres may not
-        raise errors.RegistrationError("", "a text has the character NUL, which Postgres cannot keep: remove it") from exc
+        raise errors.RegistrationError(
+            "",
+            "a text has the character NUL, which Postgres cannot store. The change was not written. Search for \\0 and "
+            "\\u0000, and remove it",
+        ) from exc
     except psycopg.DataError as exc:
         raise errors.RegistrationError("", f"cannot be stored: {_said(exc.diag.message_primary or str(exc))}") from exc
     except psycopg.errors.UndefinedTable as exc:

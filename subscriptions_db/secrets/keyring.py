@@ -31,7 +31,7 @@ NONCE_BYTES = 12
 KEY_BYTES = 32
 MAX_KEY_ID_CHARS = 64
 """Maximum length of a key id. The table column has the same bound."""
-HOW_TO_MAKE_ONE = "`fanout keys generate` prints a new one"
+HOW_TO_MAKE_ONE = "If no secret is stored yet, `fanout keys generate` prints a new key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,10 @@ class KeyRing:
     def from_settings(cls, config: settings.Keys) -> KeyRing:
         """Return the key ring of the settings; raise SettingsError, without quoting a key, if they are invalid."""
         if not config.ring:
-            raise errors.SettingsError(f"setting keys.ring is empty: customers' secrets need a key; {HOW_TO_MAKE_ONE}")
+            raise errors.SettingsError(
+                "setting keys.ring is empty, so no customer's secret can be sealed or opened. Set it to the keys that sealed "
+                f"the stored secrets. {HOW_TO_MAKE_ONE}"
+            )
         keys = {key_id: _key(key_id, text.get_secret_value()) for key_id, text in config.ring.items()}
         active = config.active or (next(iter(keys)) if len(keys) == 1 else "")
         if active not in keys:
@@ -163,5 +166,8 @@ def _key(key_id: str, text: str) -> Secret:
     except binascii.Error:
         key = b""
     if len(key) != KEY_BYTES:
-        raise errors.SettingsError(f"setting keys.ring.{key_id} is not base64 of {KEY_BYTES} bytes; {HOW_TO_MAKE_ONE}")
+        raise errors.SettingsError(
+            f"setting keys.ring.{key_id} is not base64 of {KEY_BYTES} bytes, so no secret can be sealed or opened. Restore the "
+            f"key that sealed the stored secrets. {HOW_TO_MAKE_ONE}"
+        )
     return Secret(key)

@@ -55,5 +55,5 @@ def require_kept(spark: SparkSession, checkpoint: str, lane: str, shards: int) -
     if began_with is not None and int(began_with) != shards:
         raise errors.SettingsError(
             f"setting {lane}.shards is {shards}, but the state in {checkpoint}/{lane} has {began_with} shards: set "
-            f"{lane}.shards to {began_with}. To change it, set spark.checkpoint to a new folder once no event waits in the lane"
+            f"{lane}.shards to {began_with}. The job did not start. The number of shards of a checkpoint cannot change"
         )

@@ -89,8 +89,8 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
     if takes < needed:
         raise errors.SettingsError(
             f"topic {name} takes records of up to {takes} bytes, and a batch that is deferred to the retry lane may have "
-            f"{needed}. The job did not start. Run kafka-configs --alter --entity-type topics --entity-name {name} "
-            f"--add-config {option}={needed}"
+            f"{needed} bytes. Neither the job nor the archiver starts with it. "
+            f"Run kafka-configs --alter --entity-type topics --entity-name {name} --add-config {option}={needed}"
         )
 
 

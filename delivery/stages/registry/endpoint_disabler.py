@@ -137,7 +137,12 @@ class EndpointDisabler:
                     self._written[endpoint_id] = None
             metrics.ENDPOINTS_DISABLED.labels(reason).inc(len(disabled))
             for name in disabled:
-                log.warning("endpoint disabled", extra={"endpoint_id": name, "reason": reason})
+                log.warning(
+                    "endpoint disabled: nothing is sent to it, and its deliveries wait up to max_age_s. When its receiver "
+                    "works again, run `fanout endpoints enable %s`",
+                    name,
+                    extra={"endpoint_id": name, "reason": reason},
+                )
 
 
 def _write(config: settings.Settings, endpoint_ids: Iterable[EndpointId], reason: str) -> list[str]:

@@ -139,7 +139,7 @@ def pieces(wildcard: str) -> list[str]:
             raise errors.FilterError("", r"a backslash stands before * or \ only; write \\ for a backslash")
         pieces[-1] += literal
     if "" in pieces[1:-1]:
-        raise errors.FilterError("", "asterisks stand side by side; one of them means the same")
+        raise errors.FilterError("", "asterisks stand side by side: write one asterisk, which means the same")
     return pieces
 
 
@@ -176,7 +176,11 @@ def _numeric(operand: Any, path: str) -> Test:
     if len(operand) == 2:  # noqa: PLR2004 - one symbol and its bound
         return lambda value: compare(value, bound)
     if symbols[0] not in (">", ">=") or symbols[1] not in ("<", "<=") or bounds[0] >= bounds[1]:
-        raise errors.FilterError(path, 'a range is a lower bound, then one above it: [">", 0, "<=", 5]')
+        raise errors.FilterError(
+            path,
+            "is not a range of numbers: write a lower bound (> or >=), then an upper bound (< or <=) above it: "
+            '[">", 0, "<=", 5]',
+        )
     compare_upper, upper = _COMPARISONS[symbols[1]], bounds[1]
     return lambda value: compare(value, bound) and compare_upper(value, upper)
 

@@ -76,6 +76,13 @@ def test_an_unreadable_file_of_a_value_is_named(folder, held, said):
         loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
 
 
+def test_a_settings_file_that_is_no_text_is_named(folder):
+    """It ended the command with a traceback."""
+    (folder / "fanout.toml").write_bytes(b"\xff")
+    with pytest.raises(errors.SettingsError, match=r"the settings file .*fanout\.toml cannot be read: it is not text in UTF-8"):
+        loader.read({}, root=folder)
+
+
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_of_a_value_is_named(folder, content):
     (folder / "mounted").write_text(content)
