@@ -85,7 +85,7 @@ def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]
 
     def per_s(now_s: float) -> float:
         day = 1 - DAY_SWING * math.cos(2 * math.pi * now_s / DAY_S)
-        spike = any(one.began_s <= now_s < one.ended_s for one in near(now_s))
+        spike = any(peak.began_s <= now_s < peak.ended_s for peak in near(now_s))
         return scenario.base_per_s * day * (scenario.spike if spike else 1)
 
     slot_s = DAY_S / scenario.spikes_a_day
