@@ -189,7 +189,7 @@ def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, query, to
 @pytest.mark.parametrize(("mode", "workers"), [(mode_switch.Mode.REALTIME, 3), (mode_switch.Mode.CATCHING_UP, 4)])
 def test_all_workers_share_an_endpoints_limits(lane_of, mode, workers):
     made = lane_of("127.0.0.1:1")
-    made._found = {"a": 2, "b": 1}
+    made._topics.partitions = {"a": 2, "b": 1}
     made._config = made._config.model_copy(update={"spark": made._config.spark.model_copy(update={"parallelism": 4})})
     assert made._tools(mode).workers == workers
 

@@ -39,7 +39,7 @@ class Network:
 
     @property
     def is_broken(self) -> bool:
-        """Whether our own network is broken."""
+        """True if our own network is broken."""
         return self._health.is_broken
 
     def record(self, seen: outage.Reachability) -> None:
@@ -82,7 +82,7 @@ class Network:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the lanes must send nothing now. Within an outage, a pause ends before the lanes try again."""
+        """True if the lanes must send nothing now. Within an outage, a pause ends before the lanes try again."""
         return self._health.paused_until > self._clock()
 
     def pausing(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:

@@ -145,18 +145,16 @@ class RealtimeLane:
     ) -> None:
         self._config, self._registry, self._stop, self._context = config, registry, stop, context
         self._one_by_one, self._in_batches = realtime_source.session(spark), spark.newSession()
-        self._for_others = config.spark.parallelism if shares else 0
+        self._topics = slots.LaneTopics(config, spark.sparkContext, for_others=config.spark.parallelism if shares else 0)
         self._seen = telemetry.Telemetry(spark.sparkContext, NAME, config.logs)
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{NAME}"
         self._mode_switch = mode_switch.ModeSwitch(since=time.monotonic())
-        self._found: dict[str, int] = {}
-        """The number of partitions of each topic of the lane, as Kafka last answered."""
         self._restarts = 0
         """Restarts after a fault since tasks last handled a record."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
-        self._find_topics(is_first=True)
+        self._topics.find(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
             try:
                 outcome = self._run_query(watch, once=once)
@@ -170,35 +168,14 @@ class RealtimeLane:
             while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
                 if outage.is_over(self._config.kafka):
                     break
-            self._find_topics()
-
-    # Topics and slots.
-
-    def _find_topics(self, *, is_first: bool = False) -> None:
-        """Ask Kafka for the lane's topics and partitions, and check that Spark has a slot for each partition.
-
-        Raise SettingsError if there are too few slots at the start. Later, log an error: the lane then delivers in
-        micro-batches.
-        """
-        found = slots.partitions(self._config)
-        if found is None or found == self._found:
-            return
-        self._found = found
-        why = slots.refusal(found, slots.available(self._one_by_one.sparkContext), self._for_others)
-        if why is not None and is_first:
-            raise errors.SettingsError(why)
-        if why is not None:
-            log.error("new partitions were found: %s. Until then lane %s delivers in micro-batches", why, NAME)
-
-    def _has_slots(self) -> bool:
-        return slots.refusal(self._found, slots.available(self._one_by_one.sparkContext), self._for_others) is None
+            self._topics.find()
 
     def _await_topics(self, watch: health.Watch) -> bool:
         """Wait until Kafka has a topic for the lane; return False when the job is asked to stop."""
-        while not self._found and not self._stop.is_set():
+        while not self._topics.partitions and not self._stop.is_set():
             watch.enter(health.Phase.RUNNING)
             self._stop.wait(1.0)
-            self._find_topics()
+            self._topics.find()
         return not self._stop.is_set()
 
     # One query.
@@ -210,12 +187,12 @@ class RealtimeLane:
         except errors.KafkaUnavailable as exc:
             log.warning(WAITS_FOR_KAFKA, NAME, exc)
             return Outcome.KAFKA_AWAY
-        mode = self._mode_switch.mode if self._has_slots() and not once else mode_switch.Mode.CATCHING_UP
+        mode = self._mode_switch.mode if self._topics.have_slots() and not once else mode_switch.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
         host, bind = _addresses(self._one_by_one.sparkContext)
         server = TaskServer(self._update_for, start.next_offsets, bind=bind, host=host, port=self._config.realtime.port)
         try:
-            query = _Query(self._start(start, server, mode, once=once), server, mode, sum(self._found.values()), once)
+            query = _Query(self._start(start, server, mode, once=once), server, mode, self._topics.total, once)
             try:
                 outcome = self._watch(query, watch)
                 if outcome in {Outcome.STOP, Outcome.REPLAN}:
@@ -259,7 +236,7 @@ class RealtimeLane:
 
     def _tools(self, mode: mode_switch.Mode) -> task_context.Tools:
         # In real time, each partition has a worker of its own.
-        workers = sum(self._found.values()) if mode is mode_switch.Mode.REALTIME else self._config.spark.parallelism
+        workers = self._topics.total if mode is mode_switch.Mode.REALTIME else self._config.spark.parallelism
         logs = self._config.logs
         observe = observer.Observer(
             total=report_buffer.BufferedTotal("total"),
@@ -306,10 +283,10 @@ class RealtimeLane:
                 return Outcome.REPLAN
             now = time.monotonic()
             if now - looked_at > TOPICS_EVERY_S:
-                looked_at, before = now, self._found
-                self._find_topics()
-                if self._found != before and query.mode is mode_switch.Mode.REALTIME:
-                    log.info("lane %s restarts for %d partitions of its topics", NAME, sum(self._found.values()))
+                looked_at, before = now, self._topics.partitions
+                self._topics.find()
+                if self._topics.partitions != before and query.mode is mode_switch.Mode.REALTIME:
+                    log.info("lane %s restarts for %d partitions of its topics", NAME, self._topics.total)
                     return Outcome.REPLAN
             reported = self._report_progress(query, watch, reported)
             time.sleep(POLL_S)
@@ -330,7 +307,12 @@ class RealtimeLane:
         return reports.delay_s
 
     def _switches_mode(self, query: _Query, delay_s: float) -> bool:
-        if query.once or not self._has_slots() or self._registry.pause_reason() is not None or self._context.network.is_paused:
+        if (
+            query.once
+            or not self._topics.have_slots()
+            or self._registry.pause_reason() is not None
+            or self._context.network.is_paused
+        ):
             return False  # the records are old because the lane was paused
         before = self._mode_switch
         self._mode_switch = before.observe(delay_s, self._config.realtime.behind_after_s, time.monotonic())

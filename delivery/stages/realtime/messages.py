@@ -75,9 +75,9 @@ class DriverUpdate:
     """All changes of the registry since the newest snapshot; None: the worker has them."""
     suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
     is_paused: bool = False
-    """Whether the task must start no deliveries for now."""
+    """True if the task must start no deliveries for now."""
     is_stopping: bool = False
-    """Whether the task must start no more deliveries in this query."""
+    """True if the task must start no more deliveries in this query."""
     driver_s: float = 0.0
     """The driver's time, in seconds since the epoch."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)

@@ -104,7 +104,7 @@ class RealtimeTask:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the JVM of this worker is gone."""
+        """True if the JVM of this worker is gone."""
         return self._here.is_orphan
 
     def feed(self, records: Sequence[Record]) -> None:

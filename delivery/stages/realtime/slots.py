@@ -1,4 +1,4 @@
-"""Compare Spark's task slots with those that the real-time lane needs.
+"""Find the topics of the real-time lane, and compare Spark's task slots with those that the lane needs.
 
 Runs on the driver. In real time, a task reads one Kafka partition and occupies a slot as long as the query's batch lasts. So
 the lane needs one slot for each partition.
@@ -6,6 +6,7 @@ the lane needs one slot for each partition.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 
@@ -13,8 +14,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 
+from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import source
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """Seconds for one request to Kafka."""
@@ -54,3 +58,40 @@ def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None
         f"{len(found)} topics{others}. Set spark.master to local[{needed},4] or have as many executor cores, or let "
         "source.realtime_pattern match fewer topics"
     )
+
+
+class LaneTopics:
+    """The topics of the lane with their partitions. `for_others` slots of Spark are reserved for the other lanes."""
+
+    def __init__(self, config: settings.Settings, context: SparkContext, *, for_others: int) -> None:
+        self._config, self._context, self._for_others = config, context, for_others
+        self.partitions: dict[str, int] = {}
+        """The number of partitions of each topic, as Kafka last answered. A new answer is a new dictionary."""
+
+    @property
+    def total(self) -> int:
+        """Return the number of partitions of all topics."""
+        return sum(self.partitions.values())
+
+    def find(self, *, is_first: bool = False) -> None:
+        """Ask Kafka for the topics and partitions, and check that Spark has a slot for each partition.
+
+        Raise SettingsError if there are too few slots at the start. Later, log an error: the lane then delivers in
+        micro-batches.
+        """
+        found = partitions(self._config)
+        if found is None or found == self.partitions:
+            return
+        self.partitions = found
+        why = self._refusal()
+        if why is not None and is_first:
+            raise errors.SettingsError(why)
+        if why is not None:
+            log.error("new partitions were found: %s. Until then lane realtime delivers in micro-batches", why)
+
+    def have_slots(self) -> bool:
+        """Return True if Spark has a slot for each partition."""
+        return self._refusal() is None
+
+    def _refusal(self) -> str | None:
+        return refusal(self.partitions, available(self._context), self._for_others)

@@ -48,7 +48,7 @@ class StartOffsets(NamedTuple):
     ended: frozenset[Key]
     """Deliveries at or beyond these offsets that have ended already, and must not be repeated."""
     is_first: bool = False
-    """Whether the lane has never started before."""
+    """True if the lane has never started before."""
 
 
 def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:

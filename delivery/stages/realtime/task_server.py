@@ -120,7 +120,7 @@ class TaskServer:
 
     @property
     def has_advanced(self) -> bool:
-        """Whether the tasks have handled any new record since the query started."""
+        """True if the tasks have handled any new record since the query started."""
         with self._lock:
             return self._has_advanced
 

@@ -29,7 +29,7 @@ from subscriptions_db.snapshot.lookup import PostgresReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSource:
-    """What a task needs to look up the registry in Postgres. `database` and `keys` are secret, and no repr shows them."""
+    """The settings with which a task looks up the registry in Postgres. No repr shows the secret `database` and `keys`."""
 
     REFRESHED: ClassVar[str] = "revision"
     database: settings.Database

@@ -45,7 +45,7 @@ class Load:
     pause_reason: str | None = None
     """Why the lane is paused; None: it is not."""
     is_source_up: bool = True
-    """Whether Kafka answered."""
+    """True if Kafka answered."""
 
     @property
     def published(self) -> int:
@@ -89,7 +89,7 @@ class Measured:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the lag was more than the lane handles in BEHIND_S, in both of the last two observations."""
+        """True if the lag was more than the lane handles in BEHIND_S, in both of the last two observations."""
         least = BEHIND_S * self.handled_per_s
         return len(self.window) > 1 and all((load.lag or 0) > least for load in self.window[-2:])
 

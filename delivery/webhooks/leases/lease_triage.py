@@ -85,9 +85,9 @@ class Disposition(NamedTuple):
     next_attempt: NextAttempt | None
     """Set if the entry is postponed."""
     is_unhealthy: bool
-    """Whether the failure shows that the endpoint is unhealthy."""
+    """True if the failure shows that the endpoint is unhealthy."""
     is_refusal: bool
-    """Whether a healthy endpoint refused the entry."""
+    """True if a healthy endpoint refused the entry."""
 
 
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:

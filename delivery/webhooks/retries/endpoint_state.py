@@ -125,7 +125,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When the oldest entry in the FIFOs arrived."""
     suppressed_until_ms: int
     is_leased: bool
-    """Whether a FIFO of the endpoint has a lease."""
+    """True if a FIFO of the endpoint has a lease."""
     failing_ms: int
     """Time of the last decision that found the endpoint failing. 0: it is not failing."""
     failing_since_ms: int = 0

@@ -199,7 +199,7 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Set: the entries are not attempted. They become dead letters for this reason, NO_ROOM or EXPIRED of `retry_reasons`."""
     entries: list[RetryEntry]
     is_probe: bool = False
-    """Whether the endpoint was failing at the last report. A further failure then says nothing about our network."""
+    """True if the endpoint was failing at the last report. A further failure then says nothing about our network."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -67,7 +67,7 @@ class Decision:
     drop: list[int] = field(default_factory=list)
     """Numbers of the segments to delete from the shard's state."""
     changed: bool = False
-    """Whether the index, or a segment, is to be written."""
+    """True if the index, or a segment, is to be written."""
 
 
 _encoder = msgspec.msgpack.Encoder()

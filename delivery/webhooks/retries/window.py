@@ -76,7 +76,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     known_until_ms: int = 0
     """Time until which the last report is current."""
     has_only_failed: bool = False
-    """Whether the last report that tells the endpoint's health had only failures."""
+    """True if the last report that tells the endpoint's health had only failures."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.

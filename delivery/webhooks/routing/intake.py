@@ -37,7 +37,7 @@ class Rejection:
     reason: str
     detail: str
     is_only_copy: bool = False
-    """Whether no other copy of the record exists. Then the whole record is kept."""
+    """True if no other copy of the record exists. Then the whole record is kept."""
 
 
 @dataclass(slots=True, kw_only=True)

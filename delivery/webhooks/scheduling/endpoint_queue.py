@@ -50,11 +50,11 @@ class Queue(Generic[Sent]):
     waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_ready: bool = False
-    """Whether the queue is in line for a slot, or will be as soon as its rate or host allows."""
+    """True if the queue is in line for a slot, or will be as soon as its rate or host allows."""
     has_reservation: bool = False
-    """Whether the host has reserved capacity for one request of this queue."""
+    """True if the host has reserved capacity for one request of this queue."""
     is_unresponsive: bool = False
-    """Whether all further deliveries are deferred. Either the endpoint held up a micro-batch without a response, or background
+    """True if all further deliveries are deferred. Either the endpoint held up a micro-batch without a response, or background
     attempts use its whole limit."""
     has_responded: bool = False
     responded_at: float = -math.inf
@@ -62,9 +62,9 @@ class Queue(Generic[Sent]):
     was_unreachable: bool = False
     has_accepted: bool = False
     is_gone: bool = False
-    """Whether the endpoint has responded 410 Gone."""
+    """True if the endpoint has responded 410 Gone."""
     missed_deadline: bool = False
-    """Whether the endpoint did not respond within its response deadline."""
+    """True if the endpoint did not respond within its response deadline."""
 
     @property
     def endpoint_id(self) -> EndpointId:

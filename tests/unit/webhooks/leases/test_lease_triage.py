@@ -24,7 +24,7 @@ FIRST, SECOND = builders.event(event_id="e1"), builders.event(event_id="e2", rec
 
 
 def view(*subscriptions, endpoint=ENDPOINT, deleted_tenants=(), **fields):
-    """What the registry knows of ep1: by default an active endpoint with the active subscription s1."""
+    """Return a registry that knows ep1: by default an active endpoint with the active subscription s1."""
     known = {row.subscription_id: row for row in subscriptions or [builders.subscription()]}
     endpoint = endpoint and dataclasses.replace(endpoint, **fields)
     return RegistryView(registries.Destination(endpoint, known, deleted_tenants), REVISION, MAX_AGE_S)
