@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import pathlib
 import re
@@ -81,6 +83,34 @@ def login(broker, user, password):
     }
 
 
+class HoldingReceiver(receiver.Receiver):
+    """Answers at once, or holds all answers after some until it is told to release them.
+
+    A test that breaks something in the middle of a micro-batch holds the rest of it: no machine is too quick for that test.
+    """
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._before_hold = math.inf
+        self._released = asyncio.Event()
+
+    def hold_answers_after(self, count):
+        """Record every request, and answer only the first `count` from now on."""
+        self._released.clear()
+        self._before_hold = count
+
+    def release_answers(self):
+        self._before_hold = math.inf
+        self._loop.call_soon_threadsafe(self._released.set)
+
+    async def _handle(self, request):
+        response = await super()._handle(request)
+        self._before_hold -= 1
+        if self._before_hold < 0:
+            await self._released.wait()
+        return response
+
+
 class Platform:
     """One test's own topics, database and folder on the shared servers."""
 
@@ -90,7 +120,6 @@ class Platform:
         self.received = []
         self.statuses = {}
         self.secrets = [SECRET]
-        self.gate = None
         self._kafka, self._database = kafka, database
         self.keys = {"ring": {"test": stack.new_key()}}
         self._jobs = []
@@ -98,7 +127,7 @@ class Platform:
     @contextlib.contextmanager
     def receiving(self):
         """Run the endpoints' receiver."""
-        with receiver.Receiver(
+        with HoldingReceiver(
             secrets_of=lambda _: self.secrets,
             on_received=self.received.append,
             answer=lambda path: self.statuses.get(path.strip("/"), 200),

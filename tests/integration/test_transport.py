@@ -9,7 +9,6 @@ import socket
 import ssl
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from delivery.model import Tls
 from delivery.webhooks.http import guard, http_connection
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, OPEN, saying
-from tests.support import certificates, fakes
+from tests.support import certificates, descriptors, fakes
 
 pytestmark = pytest.mark.integration
 AUTHORITY = certificates.authority()
@@ -355,14 +354,10 @@ def test_a_failed_attempt_leaves_no_socket_behind(url, timeout_s):
                     with pytest.raises(errors.AttemptFailed):
                         await network.post(serving.to(url.format(address)), b"", b"", timeout_s)
                     await asyncio.sleep(0.01)  # uvloop closes a socket in its next round
-                    before = before or descriptors()
-                return descriptors() - before  # only new ones count: another test's may be closed meanwhile
+                    before = before or descriptors.held()
+                return descriptors.held() - before  # only new ones count: another test's may be closed meanwhile
 
     assert serving.run(main()) == set()
-
-
-def descriptors():
-    return {entry.name for entry in Path("/dev/fd").iterdir()}
 
 
 @pytest.mark.parametrize("kind", ["real", "fake"])

@@ -11,7 +11,7 @@ from delivery import errors
 from delivery.model import Tls
 from delivery.secret import Secret
 from delivery.webhooks.http import tls
-from tests.support import certificates
+from tests.support import certificates, descriptors
 
 CLIENT = certificates.issue("client", issuer=certificates.authority())
 OTHER = certificates.issue("other client", issuer=certificates.authority())
@@ -43,16 +43,12 @@ def test_own_authorities_replace_the_systems():
 def test_no_descriptor_stays_open_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     gc.collect()
-    before = descriptors()
+    before = descriptors.held()
     tls.context(certificates.issue("fresh", issuer=certificates.authority()).client_tls())
     with pytest.raises(errors.TargetRefused):
         tls.context(Tls(certificate="nonsense", key=Secret(b"nonsense")))
     # Only new ones count: another test's may be closed meanwhile.
-    assert (descriptors() - before, list(tmp_path.iterdir())) == (set(), [])
-
-
-def descriptors():
-    return {entry.name for entry in Path("/dev/fd").iterdir()}
+    assert (descriptors.held() - before, list(tmp_path.iterdir())) == (set(), [])
 
 
 def encrypted_key():
