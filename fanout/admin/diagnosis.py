@@ -142,10 +142,12 @@ def _registry(config: settings.Settings) -> str:
     with connect.connect(config.database) as connection:
         read = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
     if faults := read.quarantined():
-        row, fault = next(iter(faults.items()))
+        more = [f"… and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+        shown = "; ".join([*(f"{row}: {fault}" for row, fault in list(faults.items())[:SHOWN]), *more])
         raise errors.RegistrationError(
-            row,
-            f"{fault}. {len(faults)} rows are quarantined: nothing is delivered by them. Repair them with `fanout apply`",
+            "",
+            f"{len(faults)} rows are quarantined, and nothing is delivered by them: {shown}. Add a key that is missing to "
+            "keys.ring; correct any other fault with `fanout apply`",
         )
     return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
 

@@ -69,7 +69,7 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
         ring = keyring.KeyRing.from_settings(config.keys)
         known = known_types(config) if wanted.subscriptions else ()
         with connect.connect(config.database) as connection:
-            migrate.require_current(connection)
+            _require_usable(connection, ring)
             result = apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune, known_types=known, strict=strict)
     warnings = tuple(warning.at(str(file), document.line_of(warning.path)) for warning in result.warnings)
     return replace(result, warnings=warnings)
@@ -92,8 +92,14 @@ def apply_manifest(
     """Change the registry to match a checked manifest; return the changes."""
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
-        migrate.require_current(connection)
+        _require_usable(connection, ring)
         return apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune)
+
+
+def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> None:
+    """Raise before a secret is sealed with another key of the same id: the job would quarantine its endpoint."""
+    migrate.require_current(connection)
+    keyring.require_fits(connection, ring)
 
 
 def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:
@@ -180,7 +186,7 @@ def rotate_secret(
     """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs."""
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
-        migrate.require_current(connection)
+        _require_usable(connection, ring)
         return rotation.secret_document(
             endpoint_id, rotation.rotate(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
         )

@@ -91,7 +91,13 @@ def apply(
     """Register the tenants, endpoints and subscriptions in FILE. Safe to repeat: only differences are written."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
-    result = registry_commands.apply_file(_settings(context), file, dry_run=dry_run, prune=prune, strict=strict)
+    try:
+        result = registry_commands.apply_file(_settings(context), file, dry_run=dry_run, prune=prune, strict=strict)
+    except errors.RegistrationError as refused:
+        if not isinstance(refused, errors.ManifestRefused) or len(refused.found) == 1:  # a list of mistakes says it itself
+            commands.say(f"fanout: {refused}\nNothing was changed.")
+            raise typer.Exit(1) from None
+        raise
     if as_json:
         _print_json(registry_commands.as_document(result))
     else:

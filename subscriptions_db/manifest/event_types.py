@@ -93,7 +93,9 @@ def _require_small(value: Any) -> None:
     try:
         size = len(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):  # YAML has values that JSON lacks, such as .nan
-        raise errors.RegistrationError("", "is not JSON") from None
+        raise errors.RegistrationError(
+            "", "is not JSON: it has a value that JSON lacks, such as .nan or .inf. Remove the value, or put it in quotes"
+        ) from None
     if size > MAX_BYTES:
         raise errors.RegistrationError("", f"is larger than {MAX_BYTES} bytes as JSON")
 

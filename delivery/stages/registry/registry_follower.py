@@ -92,6 +92,8 @@ class Follower:
         self._clock = clock
         self._published: Published | None = None
         self._refused: errors.SettingsError | None = None
+        self._failure: str | None = None
+        """Error of the last read; None: the last read succeeded, or none has ended."""
         self._base_faults: dict[str, str] = {}
         self._faults: dict[str, str] = {}
         self._confirmed = threading.Condition()
@@ -116,7 +118,8 @@ class Follower:
                     return self._published
                 if self._published is not None:
                     log.warning(
-                        "delivery is paused: %s, which is longer than snapshot.max_age_s. It resumes when Postgres answers",
+                        "delivery is paused: %s. More than snapshot.max_age_s has passed since; delivery resumes when Postgres "
+                        "answers",
                         reason,
                     )
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
@@ -131,9 +134,14 @@ class Follower:
         """Return why the lanes are paused: the registry is missing or too old. None: it is recent enough. Thread-safe."""
         published = self._published
         if published is None:
-            return "the registry has not been read yet"
+            return "the registry has not been read yet" + self._cause()
         age_s = self._clock() - published.confirmed_at
-        return f"the registry was last confirmed {age_s:.0f} s ago" if age_s > self._snapshot.max_age_s else None
+        if age_s <= self._snapshot.max_age_s:
+            return None
+        return f"the registry was last confirmed {age_s:.0f} s ago" + self._cause()
+
+    def _cause(self) -> str:
+        return f": {self._failure}" if self._failure else ""
 
     def _follow(self) -> None:
         patiently = connect.retry_until_available(self._stop)
@@ -155,7 +163,14 @@ class Follower:
                 self._stop.wait(self._snapshot.poll_interval_s)
 
     def _follow_one_connection(self) -> None:
-        """Read changes over one connection until it breaks or the job stops."""
+        """Read changes over one connection until it breaks or the job stops; keep the reason of a break for `pause_reason`."""
+        try:
+            self._read_changes()
+        except errors.FanoutError as exc:
+            self._failure = str(exc)
+            raise
+
+    def _read_changes(self) -> None:
         with connect.connect(self._database, application_name="fanout job") as connection, connect.translated_errors():
             migrate.require_current(connection)
             if self._published is None:
@@ -179,7 +194,7 @@ class Follower:
     def _publish(self, published: Published) -> None:
         before = self._published
         with self._confirmed:
-            self._published = published
+            self._published, self._failure = published, None
             self._confirmed.notify_all()
         metrics.REGISTRY_CONFIRMED.set_to_current_time()
         metrics.REGISTRY_REVISION.set(published.revision)

@@ -4,6 +4,7 @@ A follower with a key ring that does not fit the registry does not start.
 """
 
 import contextlib
+import datetime as dt
 import threading
 
 import pytest
@@ -11,12 +12,15 @@ from psycopg import conninfo
 
 from delivery import errors
 from delivery.config import settings
+from delivery.model import SignatureScheme
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.webhooks.http import guard
+from fanout.admin import registry_commands
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring
+from subscriptions_db.snapshot import registry_reader
 from tests.e2e.conftest import assert_eventually
 from tests.support.relay import Relay
 
@@ -104,6 +108,27 @@ def test_a_key_ring_that_opens_no_secret_is_refused_at_the_start(database, key_i
         follower.current()
     with pytest.raises(errors.SettingsError, match="sealed with key k1"):
         lookup_source.Lookups(wrong, stop=threading.Event()).source(None, "direct")
+
+
+@pytest.mark.parametrize("key_id", ["k1", "another"])
+def test_a_command_that_writes_secrets_refuses_a_key_ring_that_opens_none(database, connection, ring, key_id):
+    """Regression: `fanout apply` sealed with another key of the same id, and the job quarantined the endpoints."""
+    wrong = config(database, {key_id: keyring.generate()})
+    wanted = manifest.check({"endpoints": [{"id": "ep3", "customer": "c1", "url": "https://example.com/"}]}, guard.Guard())
+    with pytest.raises(errors.SettingsError, match="sealed with key k1"):
+        registry_commands.apply_manifest(wrong, wanted)
+    with pytest.raises(errors.SettingsError, match="sealed with key k1"):
+        registry_commands.rotate_secret(wrong, "ep1", scheme=SignatureScheme.HMAC, overlap=dt.timedelta())
+    assert registry_reader.read_full(connection, ring, guard.Guard()).quarantined() == {}
+
+
+def test_the_reason_of_a_pause_names_the_fault_of_the_last_read(database, connection, ring_key):
+    connection.execute("alter table migrations rename to elsewhere")
+    with following(config(database, {"k1": ring_key})) as follower:
+        fault = "the registry has not been read yet: the registry has no tables yet: run `fanout db migrate`"
+        assert_eventually(follower.pause_reason, lambda reason: reason == fault)
+        connection.execute("alter table elsewhere rename to migrations")
+        assert_eventually(follower.pause_reason, lambda reason: reason is None)
 
 
 def test_a_single_secret_that_does_not_open_is_no_obstacle(connection, database, ring_key):

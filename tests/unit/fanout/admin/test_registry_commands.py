@@ -4,10 +4,12 @@ import datetime as dt
 
 import pytest
 import rich.console
+from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.webhooks.sending.handshake import Reply, State
 from fanout.admin import registry_commands
+from fanout.cli import main
 from subscriptions_db.registration import apply
 from tests.support import certificates
 
@@ -59,3 +61,13 @@ def test_apply_shows_endpoints_that_wait_for_their_receivers():
 )
 def test_the_reply_of_a_receiver_is_printed_as_one_line(reply, text):
     assert shown(registry_commands.show_reply, "ep1", reply) == text
+
+
+@pytest.mark.parametrize("text", ["tenants: [", "tenant: []", "tenants: [{id: a b}]"])
+def test_a_refused_file_says_that_nothing_was_changed(tmp_path, text):
+    file = tmp_path / "registry.yaml"
+    file.write_text(text)
+    refused = CliRunner().invoke(main.app, ["apply", str(file)])
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"fanout: {file}")
+    assert refused.stderr.endswith("Nothing was changed.\n")
