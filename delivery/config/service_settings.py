@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr
 
-from delivery.config.setting_types import Area, Seconds
+from delivery.config.setting_types import Area, PerSecond, Seconds
 
 
 class Archive(Area):
@@ -74,5 +74,5 @@ class Api(Area):
     """Most polls of one customer that wait at once; further polls are answered with 429."""
     max_snapshot_polls: Annotated[int, Field(gt=0)] = 300
     """Most readers of the registry (`GET /v1/snapshot`) that wait at once; further readers are answered with 503."""
-    max_requests_per_s: Seconds = 100
+    max_requests_per_s: PerSecond = 100
     """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly."""

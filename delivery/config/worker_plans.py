@@ -22,7 +22,7 @@ from delivery.webhooks.scheduling import limits
 log = logging.getLogger(__name__)
 
 
-def of(config: settings.Settings) -> worker_plan.Plan:
+def plan_of(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan for the workers of the direct, batch and retry lanes."""
     lane, known = config.delivery, config.snapshot
     return worker_plan.Plan(
@@ -61,7 +61,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
     Two slices deliver at the same time: one ends while the next begins (delivery.webhooks.lanes.realtime_lane). So each slice
     has half of an endpoint's limits.
     """
-    direct = of(config)
+    direct = plan_of(config)
     return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))
 
 

@@ -43,7 +43,7 @@ class Replayer:
 
     def __init__(self, config: settings.Settings) -> None:
         self._config = config
-        self._layout = worker_plans.of(config).layout
+        self._layout = worker_plans.plan_of(config).layout
         self._scanner: topic_scanner.Scanner | None = None
         self._publisher: publishing.Publisher | None = None
         self._routes: tuple[tuple[str, int], replay_plan.Routes | None] | None = None

@@ -86,7 +86,7 @@ class _Reading:
         self.evidence = evidence.Evidence()
         self._config, self._scanner, self._since_ms = config, scanner, since_ms
         self._logged_since_ms = None if since_ms is None else since_ms - MARGIN_MS
-        self._layout = worker_plans.of(config).layout
+        self._layout = worker_plans.plan_of(config).layout
         known = scanner.names()
         if config.delivery.attempts_topic not in known:
             raise errors.SettingsError(

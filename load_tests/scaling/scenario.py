@@ -37,7 +37,6 @@ FIXED_LOAD = 0.75
 """Share of their throughput that executors of a fixed number use at the peak, as executors do after a scale-in."""
 EVERY_S = 5.0
 """Seconds between two decisions."""
-SHOWN_EVERY_S = 60.0
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DRAINED_S = 5.0
 """Lag in seconds of load, up to which a spike counts as drained. Micro-batches in flight cause as much."""

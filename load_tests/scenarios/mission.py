@@ -32,7 +32,6 @@ DEPARTMENTS = 3
 BATCH = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 5}}
 BATCH_OF_TEN = 3
 """Endpoints of ten that take batches."""
-APPLY_TIMEOUT_S = 300
 IDLE_S = 120
 """Seconds within which all published events must arrive."""
 

@@ -79,7 +79,7 @@ def main() -> None:
     source = following.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()
     function = Measured(
-        worker_plans.of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer
+        worker_plans.plan_of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer
     )
     rows = [
         (f"events.{kind}", 0, offset, 0, orjson.dumps({"tenant_id": tenant, "sub_tenant_id": department, "amount": amount}))

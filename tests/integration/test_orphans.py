@@ -18,7 +18,7 @@ from tests.support import builders, sinks
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
-PLAN = dataclasses.replace(worker_plans.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+PLAN = dataclasses.replace(worker_plans.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 UNDER_WAY = PLAN.limits.max_in_flight_per_endpoint
 RECORDS = [builders.record(offset=number, value=b'{"tenant_id": "t1", "id": "e%d"}' % number) for number in range(40)]
 

@@ -12,7 +12,7 @@ from tests.integration.customers import Source
 from tests.support import builders
 
 pytestmark = pytest.mark.integration
-PLAN = dataclasses.replace(worker_plans.of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+PLAN = dataclasses.replace(worker_plans.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 
 
 RECORD = builders.record(value=b'{"tenant_id": "t1", "id": "e0"}')

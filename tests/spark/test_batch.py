@@ -43,7 +43,7 @@ def lane(spark, source, waits, folder, **bounds):
     delta = task_delta.TaskDelta(spark.sparkContext, known)
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     tools = task_context.Tools(
-        plan=worker_plans.of(settings.Settings()),
+        plan=worker_plans.plan_of(settings.Settings()),
         observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
         sink=folder,
     )

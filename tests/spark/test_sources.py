@@ -50,7 +50,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     observer = telemetry.Telemetry(spark.sparkContext, "direct", config.logs).observer
     stop = threading.Event()
     written, folder = {}, sinks.Folder(tmp_path)
-    tools = task_context.Tools(plan=worker_plans.of(config), observe=observer, sink=folder)
+    tools = task_context.Tools(plan=worker_plans.plan_of(config), observe=observer, sink=folder)
     for kind in (registry_follower.Broadcasts, lookup_source.Lookups):
         source = kind(config, stop=stop).source(spark.sparkContext, "direct")
         rows = folder.take(deliver_events.deliver(records, tools, source, 2))

@@ -16,7 +16,7 @@ pytestmark = [
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-TOLD = worker_plans.of(settings.Settings())
+TOLD = worker_plans.plan_of(settings.Settings())
 
 
 def value(name, **labels):

@@ -137,7 +137,7 @@ def test_what_is_broadcast_survives_pickling(shipped):
 
 
 def test_a_plan_survives_pickling_and_finds_its_worker_again():
-    made = worker_plans.of(settings.Settings())
+    made = worker_plans.plan_of(settings.Settings())
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(pickle.loads(pickle.dumps(made))) == hash(made)
     assert isinstance(made, worker_plan.Plan)
@@ -145,9 +145,9 @@ def test_a_plan_survives_pickling_and_finds_its_worker_again():
 
 def test_a_plan_has_the_retry_lane_told_often_enough_for_when_it_disables():
     config = settings.Settings.model_validate({"retry": {"disable_after_s": 800}, "snapshot": {"max_age_s": 70}})
-    assert (worker_plans.of(config).report_accepting_every_s, worker_plans.of(config).registry_max_age_s) == (100, 70)
+    assert (worker_plans.plan_of(config).report_accepting_every_s, worker_plans.plan_of(config).registry_max_age_s) == (100, 70)
     config = settings.Settings.model_validate({"snapshot": {"source": "lookup", "lookup_ttl_s": 20}})
-    assert worker_plans.of(config).registry_max_age_s == 20
+    assert worker_plans.plan_of(config).registry_max_age_s == 20
 
 
 def test_the_job_stays_a_table_of_contents():

@@ -51,7 +51,7 @@ OBSERVER = observer.Observer(
     total=Counters(), gone=frozenset(), unresponsive=frozenset(), level="INFO", format="json", attempt_sample=0.0
 )
 TOOLS = task_context.Tools(
-    plan=worker_plans.of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka))
+    plan=worker_plans.plan_of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka))
 )
 
 

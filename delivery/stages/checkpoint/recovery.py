@@ -67,7 +67,7 @@ class Reruns:
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
         self._fresh = completed_reader.CompletedWork(
             client=kafka_clients.for_librdkafka(config.kafka),
-            topics=worker_plans.of(config).topics,
+            topics=worker_plans.plan_of(config).topics,
             since_ms=_now_ms(),
             lane=of,
         )

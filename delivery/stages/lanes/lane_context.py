@@ -65,7 +65,7 @@ def create(config: settings.Settings, network: Network, disable: Disable, sizing
 def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:
     """Return the values that every task of a lane needs, by the settings. `seen` counts the results of the tasks."""
     writing = sink.to(kafka_clients.for_librdkafka(config.kafka))
-    return task_context.Tools(plan=worker_plans.of(config), observe=seen.observer, sink=writing)
+    return task_context.Tools(plan=worker_plans.plan_of(config), observe=seen.observer, sink=writing)
 
 
 def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:

@@ -72,7 +72,7 @@ def read(
     if begun.since_ms is None:
         return StartOffsets(dict(begun.positions), frozenset(), is_first=True)
     asked = completed_reader.CompletedWork(
-        client=kafka_clients.for_librdkafka(config.kafka), topics=worker_plans.of(config).topics, since_ms=begun.since_ms
+        client=kafka_clients.for_librdkafka(config.kafka), topics=worker_plans.plan_of(config).topics, since_ms=begun.since_ms
     )
     runs, newest_ms = _receipts_patiently(asked, of or functools.partial(source.is_realtime, config.source))
     places = begun.positions.keys() | runs.keys()

@@ -9,7 +9,7 @@ import orjson
 
 MISSING = ""
 """Key of events without the field. Such events stay in order with each other. No value of the field has this key."""
-MAX_CHARS = 128
+MAX_BYTES = 128
 """Most bytes of a value in a key, because keys are in the retry lane's state. A longer value is replaced by its digest."""
 
 
@@ -23,4 +23,4 @@ def key_of(content: Any, order_by: str) -> str:
         key = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # nested deeper than orjson can write, though it could read it
         return MISSING
-    return key.decode() if len(key) <= MAX_CHARS else hashlib.blake2b(key, digest_size=16).hexdigest()
+    return key.decode() if len(key) <= MAX_BYTES else hashlib.blake2b(key, digest_size=16).hexdigest()

@@ -113,7 +113,7 @@ class BatchLane:
                 return
             postponed = self._deferrals.reason_for(to)
             if postponed is not None:
-                self._ended.append(BatchOutcome(self._deferrals.unattempted(delivery, postponed)))
+                self._ended.append(BatchOutcome(self._deferrals.without_attempt(delivery, postponed)))
                 return
             delivery = batch_payload.with_content(delivery)
         except Exception:

@@ -98,5 +98,5 @@ class DirectLane:
             if postponed is None:
                 prepared.ended.append(Outcome(unsent, OutcomeKind.SKIPPED, reason=skip))
             else:
-                prepared.ended.append(self._deferrals.unattempted(unsent, postponed))
+                prepared.ended.append(self._deferrals.without_attempt(unsent, postponed))
         return prepared

@@ -11,7 +11,7 @@ Pure: the registry's destination, the completed-work log, the attempt and `now_m
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from delivery.model import Attempt, Endpoint, EndpointStatus, NextAttempt, OutcomeKind, Revision, SkipReason
@@ -74,8 +74,8 @@ class Triage(NamedTuple):
 
     pause_reason: str | None
     """Why nothing of the lease is attempted, such as `endpoint_paused`. None: each entry has its own decision."""
-    decisions: Iterator[Decision]
-    """One decision per entry, in the order of the entries. Each is made when the caller asks for it."""
+    decisions: list[Decision]
+    """One decision per entry, in the order of the entries."""
 
 
 class Disposition(NamedTuple):
@@ -103,8 +103,8 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:
-        return Triage(reason, (ToRequeue(NextAttempt(entry.again_at_ms, entry.retries), reason) for entry in lease.entries))
-    return Triage(None, (_decision(lease, entry, view, ended, now_ms) for entry in lease.entries))
+        return Triage(reason, [ToRequeue(NextAttempt(entry.again_at_ms, entry.retries), reason) for entry in lease.entries])
+    return Triage(None, [_decision(lease, entry, view, ended, now_ms) for entry in lease.entries])
 
 
 def settle(

@@ -68,7 +68,7 @@ class Deferrals:
             return self._suppressed[endpoint.endpoint_id]
         return retry_reasons.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
-    def unattempted(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
+    def without_attempt(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of a delivery that is deferred without a further attempt. No wait of the schedule is used up."""
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 

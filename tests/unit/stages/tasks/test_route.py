@@ -25,7 +25,7 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
         seen.extend(rejection.reason for rejection in results.rejections)
 
     partition = route.RoutePartition(
-        tools=task_context.Tools(plan=worker_plans.of(CONFIG), observe=observe, sink=folder),
+        tools=task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=observe, sink=folder),
         source=registries.BroadcastSource(
             base_id="route", broadcast=SimpleNamespace(value=pickling.packed(builders.snapshot())), delta=None
         ),

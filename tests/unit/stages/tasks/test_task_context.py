@@ -39,7 +39,7 @@ def ended(kind=OutcomeKind.DELIVERED, error_class=None):
 
 
 def told(writing, *some):
-    tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing)
+    tools = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing)
     tools.write_background_results(results.background_results(some), list(some), 1)
     return writing.story
 
@@ -78,7 +78,7 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     report = retry_messages.Report(
         "ep1", "c1", None, lease=1, delivered=0, failed=1, blocked=None, retry_after_s=None, requeued=[]
     )
-    task = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
+    task = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
     task.write_leases(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
     log, letter, waited, told_of = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
@@ -89,7 +89,7 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
 def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_the_rest_to_the_collector(monkeypatch):
     frozen = []
     monkeypatch.setattr(gc_tuning.GarbageCollector, "freeze", lambda _: frozen.append("once"))
-    tools = task_context.Tools(plan=worker_plans.of(CONFIG), observe=lambda _: None, sink=Writing)
+    tools = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=Writing)
     begun = tools.begin()
     assert frozen == ["once"]
     begun.finish()

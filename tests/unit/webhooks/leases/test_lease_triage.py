@@ -31,8 +31,7 @@ def view(*subscriptions, endpoint=ENDPOINT, deleted_tenants=(), **fields):
 
 
 def decided(of, known, ended=frozenset()):
-    pause_reason, decisions = lease_triage.triage(of, known, ended, NOW_MS)
-    return pause_reason, list(decisions)
+    return lease_triage.triage(of, known, ended, NOW_MS)
 
 
 PAUSED = builders.subscription(status=Status.PAUSED)
