@@ -187,7 +187,7 @@ order by until limit %(limit)s;
 -- name: renew_expired_leases
 -- Also returns the number of all leases of the consumer, these included.
 with again as (
-    update dead_letter_leases set token = %(token)s, until = %(until)s, times = times + 1
+    update dead_letter_leases set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1
     where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s
     returning position, times
 )
@@ -200,8 +200,8 @@ from again;
 with passed as (
     update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s
 )
-insert into dead_letter_leases (customer_id, consumer, position, token, until, times)
-select %(customer_id)s, %(name)s, unnest(%(positions)s::bigint[]), %(token)s, %(until)s, 1;
+insert into dead_letter_leases (customer_id, consumer, position, token, until, leased_at, times)
+select %(customer_id)s, %(name)s, unnest(%(positions)s::bigint[]), %(token)s, %(until)s, %(now)s, 1;
 
 -- name: set_read_until
 update dead_letter_consumers set read_until = %(read_until)s where customer_id = %(customer_id)s and name = %(name)s;
@@ -212,17 +212,62 @@ where customer_id = %(customer_id)s and consumer = %(name)s
   and (%(positions)s::bigint[] is null or position = any (%(positions)s));
 
 -- name: ack
--- An expired lease that no other poller has taken still counts.
-delete from dead_letter_leases
-where customer_id = %(customer_id)s and consumer = %(name)s
-  and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
-returning position;
+-- One row for each receipt handle, in order. An expired lease that no other poller has taken still counts. `holder` is the token of
+-- the lease before the statement.
+with asked as (
+    select number, position, token
+    from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
+), settled as (
+    delete from dead_letter_leases
+    where customer_id = %(customer_id)s and consumer = %(name)s and (position, token) in (select position, token from asked)
+    returning position, token
+)
+select settled.position is not null as is_settled, null as until, lease.token as holder, false as is_too_long
+from asked
+left join settled on (settled.position, settled.token) = (asked.position, asked.token)
+left join dead_letter_leases as lease
+    on lease.customer_id = %(customer_id)s and lease.consumer = %(name)s and lease.position = asked.position
+order by number;
 
 -- name: nack
-update dead_letter_leases set token = null, until = %(until)s
-where customer_id = %(customer_id)s and consumer = %(name)s
-  and (position, token) in (select * from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]))
-returning position;
+-- One row for each receipt handle, as in `ack`.
+with asked as (
+    select number, position, token
+    from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
+), settled as (
+    update dead_letter_leases as lease set token = null, until = %(until)s
+    from (select distinct position, token from asked) as asked
+    where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
+      and (lease.position, lease.token) = (asked.position, asked.token)
+    returning asked.position, asked.token
+)
+select settled.position is not null as is_settled, null as until, lease.token as holder, false as is_too_long
+from asked
+left join settled on (settled.position, settled.token) = (asked.position, asked.token)
+left join dead_letter_leases as lease
+    on lease.customer_id = %(customer_id)s and lease.consumer = %(name)s and lease.position = asked.position
+order by number;
+
+-- name: extend
+-- One row for each receipt handle, as in `ack`.
+with asked as (
+    select number, position, token
+    from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
+), settled as (
+    update dead_letter_leases as lease set until = least(%(until)s, leased_at + make_interval(secs => %(max_lease_s)s))
+    from (select distinct position, token from asked) as asked
+    where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
+      and (lease.position, lease.token) = (asked.position, asked.token)
+      and lease.leased_at + make_interval(secs => %(max_lease_s)s) > %(now)s
+    returning lease.position, lease.token, lease.until
+)
+select settled.position is not null as is_settled, settled.until, lease.token as holder,
+       lease.leased_at + make_interval(secs => %(max_lease_s)s) <= %(now)s as is_too_long
+from asked
+left join settled on (settled.position, settled.token) = (asked.position, asked.token)
+left join dead_letter_leases as lease
+    on lease.customer_id = %(customer_id)s and lease.consumer = %(name)s and lease.position = asked.position
+order by number;
 
 -- name: attempts_before
 -- The newest matching attempts. At most `most` rows are examined.

@@ -23,7 +23,7 @@ from delivery.config import settings
 from fanout.local import postgres
 from subscriptions_db.archive.ingest import partitions, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, DeadLetterRow
-from subscriptions_db.archive.search import archived_dead_letters, attempts, consumers, cursor, deliveries
+from subscriptions_db.archive.search import archived_dead_letters, attempts, consumers, cursor, deliveries, receipts
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect, migrate
 from tests.support import archive, builders
@@ -134,7 +134,7 @@ def measure_all(
         given.setdefault(customer_id, []).extend(one.receipt for one in lease(customer_id).leased)
 
     def acknowledge(customer_id: str) -> Any:
-        return consumers.ack(connection, customer_id, "bench", given.pop(customer_id))
+        return receipts.ack(connection, customer_id, "bench", given.pop(customer_id))
 
     [middle] = [row["at"] for row in connection.execute("select first_position_of(%s) as at", [day_of(count // 2, count)])]
     measure(f"a page of 100 from the beginning{suffix}", connection, anybody, browse(DeadLetterSearch()))

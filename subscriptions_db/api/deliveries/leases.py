@@ -1,4 +1,4 @@
-"""Lease, acknowledge (ack) and return (nack) dead letters, for pollers.
+"""Lease dead letters to pollers; acknowledge (ack) and return (nack) them, and extend their leases, each by its receipt handle.
 
 Runs in the API.
 """
@@ -6,7 +6,9 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated
+import functools
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
 
 import pydantic
 from pydantic import Field
@@ -17,7 +19,9 @@ from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, 
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
-from subscriptions_db.archive.search import consumers, cursor
+from subscriptions_db.archive.search import consumers, cursor, receipts
+from subscriptions_db.archive.search.receipts import ReceiptRefusal
+from subscriptions_db.postgres import connect
 
 Seconds = Annotated[float, Field(ge=0, le=consumers.MAX_LEASE_S)]
 
@@ -63,6 +67,13 @@ class NackRequest(ReceiptHandles):
     """Seconds before the dead letters can be leased again."""
 
 
+class ExtendRequest(ReceiptHandles):
+    """Receipt handles of dead letters whose leases end at another time."""
+
+    lease_s: Seconds
+    """Seconds from now until the leases end. A lease ends 12 hours after its poll at the latest."""
+
+
 class RefusedReceipt(pydantic.BaseModel):
     """A receipt handle that is not valid. The other receipt handles of the request are handled."""
 
@@ -71,14 +82,33 @@ class RefusedReceipt(pydantic.BaseModel):
     problem: str
 
 
-class SettledLetters(pydantic.BaseModel):
-    """The ids of the dead letters that the request acked or nacked.
+class SettledReceipt(pydantic.BaseModel):
+    """The result of the request for one receipt handle. A refused receipt handle affects no other."""
 
-    An id is missing if another poller has leased the dead letter by now, or if it was acked or nacked before.
+    index: int
+    """The place of the receipt handle in `receipts`; the first is 0."""
+    result: Literal["acknowledged", "returned", "extended", "refused"]
+    letter: str | None = None
+    """The id of the dead letter. Null: refused."""
+    reason: ReceiptRefusal | None = None
+    """The reason of a refusal. `invalid`: the text is not a receipt handle. `not_leased`: the consumer has no lease of this
+    receipt handle, as after an ack, a nack or a seek. `leased_again`: another poller has leased the dead letter since.
+    `too_long`: the lease has existed for 12 hours."""
+    leased_until: dt.datetime | None = None
+    """The new end of an extended lease."""
+
+
+class SettledLetters(pydantic.BaseModel):
+    """The ids of the dead letters that the request acked, nacked or leased for longer, and the result of each receipt handle.
+
+    `letters` lacks an id if another poller has leased the dead letter by now, or if it was acked or nacked before.
     """
 
     letters: list[str]
     refused: list[RefusedReceipt] = []
+    """The receipt handles that are not valid. `results` has the other refusals too."""
+    results: list[SettledReceipt]
+    """One for each receipt handle, in the order of the request."""
 
 
 def lease(call: Call) -> LeasedDeadLetters | LongPoll:
@@ -105,34 +135,56 @@ def lease(call: Call) -> LeasedDeadLetters | LongPoll:
 
 def ack(call: Call) -> SettledLetters:
     """Acknowledge dead letters: the consumer does not get them again."""
-    receipts, refused = _receipts(call)
-    positions = consumers.ack(call.connection, customer_of(call), call.path["consumer_id"], receipts)
-    return _settled(call, positions, refused)
+    return _settled(call, "acknowledged", receipts.ack)
 
 
 def nack(call: Call) -> SettledLetters:
     """Return dead letters: any poller of the consumer can lease them again."""
-    receipts, refused = _receipts(call)
-    name, wait_s, now = call.path["consumer_id"], call.body_as(NackRequest).wait_s, dt.datetime.now(dt.UTC)
-    positions = consumers.nack(call.connection, customer_of(call), name, receipts, now=now, wait_s=wait_s)
-    return _settled(call, positions, refused)
+    now, wait_s = dt.datetime.now(dt.UTC), call.body_as(NackRequest).wait_s
+    return _settled(call, "returned", functools.partial(receipts.nack, now=now, wait_s=wait_s))
 
 
-def _receipts(call: Call) -> tuple[list[cursor.ReceiptHandle], list[RefusedReceipt]]:
-    """Return the valid receipt handles of a request, and the refused ones."""
-    receipts, refused = [], []
-    for index, text in enumerate(call.body_as(ReceiptHandles).receipts):
-        try:
-            receipts.append(cursor.ReceiptHandle.read(text))
-        except errors.RegistrationError as exc:
-            refused.append(RefusedReceipt(index=index, problem=exc.problem))
-    return receipts, refused
+def extend(call: Call) -> SettledLetters:
+    """Change the end of leases."""
+    now, lease_s = dt.datetime.now(dt.UTC), call.body_as(ExtendRequest).lease_s
+    return _settled(call, "extended", functools.partial(receipts.extend, now=now, lease_s=lease_s))
 
 
-def _settled(call: Call, positions: list[int], refused: list[RefusedReceipt]) -> SettledLetters:
+class _Settle(Protocol):
+    """A function of receipts.py. It returns one result for each receipt handle, in order."""
+
+    def __call__(
+        self, connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[cursor.ReceiptHandle], /
+    ) -> list[receipts.ReceiptResult]: ...
+
+
+def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], settle: _Settle) -> SettledLetters:
+    """Handle the receipt handles of a request, and return the result of each; raise Refused with 404 without the consumer."""
+    texts = call.body_as(ReceiptHandles).receipts
+    handles, refused = _handles(texts)
+    settled = settle(call.connection, customer_of(call), call.path["consumer_id"], list(handles.values()))
+    results = [SettledReceipt(index=one.index, result="refused", reason=ReceiptRefusal.INVALID) for one in refused]
+    for index, one in zip(handles, settled, strict=True):
+        if one.refusal is not None:
+            results.append(SettledReceipt(index=index, result="refused", reason=one.refusal))
+        else:
+            results.append(SettledReceipt(index=index, result=done, letter=str(one.position), leased_until=one.until))
+    positions = sorted({one.position for one in settled if one.refusal is None})
     if not positions:
         consumer_routes.existing_consumer(call)
-    return SettledLetters(letters=[str(position) for position in positions], refused=refused)
+    results.sort(key=lambda one: one.index)
+    return SettledLetters(letters=[str(position) for position in positions], refused=refused, results=results)
+
+
+def _handles(texts: Sequence[str]) -> tuple[dict[int, cursor.ReceiptHandle], list[RefusedReceipt]]:
+    """Return the valid receipt handles by their index, and the refused ones."""
+    handles, refused = {}, []
+    for index, text in enumerate(texts):
+        try:
+            handles[index] = cursor.ReceiptHandle.read(text)
+        except errors.RegistrationError as exc:
+            refused.append(RefusedReceipt(index=index, problem=exc.problem))
+    return handles, refused
 
 
 ROUTES = (
@@ -145,6 +197,11 @@ ROUTES = (
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/ack", name="acknowledgeDeadLetters",
         summary="Acknowledge dead letters: the consumer does not get them again.",
         scopes=routes.POLLERS, handler=ack, query=CustomerQuery, body=ReceiptHandles, answer=SettledLetters, is_poll=True,
+    ),
+    Route(
+        method="POST", path="/v1/dead-letter-consumers/{consumer_id}/extend", name="extendDeadLetterLeases",
+        summary="Change the end of leases, up to 12 hours after their poll.",
+        scopes=routes.POLLERS, handler=extend, query=CustomerQuery, body=ExtendRequest, answer=SettledLetters, is_poll=True,
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/nack", name="giveDeadLettersBack",

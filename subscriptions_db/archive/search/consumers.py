@@ -1,4 +1,4 @@
-"""Consumers of dead letters: pollers of one customer lease, ack and nack dead letters, and seek.
+"""Consumers of dead letters: pollers of one customer lease dead letters, and seek. receipts.py acks, nacks and extends leases.
 
 Runs in the API and in the command. Each function runs in the caller's transaction, if there is one. A consumer leases a dead
 letter to one poller at a time. A lease that expires without an ack is leased again: at least once per consumer.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,27 +125,6 @@ def lease(
     return PollResult(leased, has_more or fits < len(ended) or len(times) == limit)
 
 
-def ack(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[ReceiptHandle]) -> list[int]:
-    """Acknowledge dead letters; return their positions.
-
-    A position is missing if another poller has leased the dead letter by now, or if it was acked or nacked before.
-    """
-    return _settle(connection, "ack", _key(customer_id, name), receipts)
-
-
-def nack(
-    connection: connect.Connection,
-    customer_id: str,
-    name: str,
-    receipts: Sequence[ReceiptHandle],
-    *,
-    now: dt.datetime,
-    wait_s: float = 0,
-) -> list[int]:
-    """Return dead letters to the consumer after `wait_s` seconds; return their positions, as `ack` does."""
-    return _settle(connection, "nack", _key(customer_id, name) | {"until": lease_end(now, wait_s)}, receipts)
-
-
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
     """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid."""
     key = _key(customer_id, name)
@@ -192,12 +170,6 @@ def _new(
     if found.until != after:
         connection.execute(query("put_leases"), key | taken | {"positions": found.positions, "read_until": found.until})
     return archived_dead_letters.waiting(connection, key["customer_id"], found.positions), found.has_more
-
-
-def _settle(connection: connect.Connection, name: str, key: dict[str, Any], receipts: Sequence[ReceiptHandle]) -> list[int]:
-    handles = {"positions": [receipt.position for receipt in receipts], "tokens": [receipt.token for receipt in receipts]}
-    with connect.translated_errors():
-        return sorted(row["position"] for row in connection.execute(query(name), key | handles))
 
 
 def _locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any]:

@@ -231,13 +231,40 @@ def test_an_invented_cursor_is_refused(acme, cursor):
 
 
 @pytest.mark.parametrize("receipt", ["bm8", "x", "bC4tMQ", "é", "c" * 500])
-@pytest.mark.parametrize("how", ["ack", "nack"])
+@pytest.mark.parametrize("how", ["ack", "nack", "extend"])
 def test_a_bad_receipt_handle_refuses_only_itself(served, poller, receipt, how):
     """Regression: one bad receipt handle refused the whole request, so a poller could not ack the other dead letters."""
     write(served, 1)
     leased = lease(poller).json["items"]
     assert leased
-    answer = poller.post(f"{CONSUMER}/{how}", {"receipts": [receipt, *(item["receipt"] for item in leased), receipt]})
+    asked = {"receipts": [receipt, *(item["receipt"] for item in leased), receipt]} | (
+        {"lease_s": 9} if how == "extend" else {}
+    )
+    answer = poller.post(f"{CONSUMER}/{how}", asked)
     assert (answer.status, answer.json["letters"]) == (200, [item["id"] for item in leased])
     assert [one["index"] for one in answer.json["refused"]] == [0, 2]
     assert all(one["problem"].startswith("is not a valid receipt") for one in answer.json["refused"])
+
+
+def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
+    write(served, 3)
+    first = [item["receipt"] for item in lease(poller, limit=1, lease_s=0).json["items"]]
+    leased = lease(poller).json["items"]
+    receipts, letters = [item["receipt"] for item in leased], [item["id"] for item in leased]
+    extended = poller.post(f"{CONSUMER}/extend", {"receipts": [*first, *receipts[:2]], "lease_s": 1000}).json
+    assert [one.pop("leased_until") is None for one in extended["results"]] == [True, False, False]
+    assert extended["results"] == [
+        {"index": 0, "result": "refused", "letter": None, "reason": "leased_again"},
+        {"index": 1, "result": "extended", "letter": letters[0], "reason": None},
+        {"index": 2, "result": "extended", "letter": letters[1], "reason": None},
+    ]
+    assert poller.post(f"{CONSUMER}/ack", {"receipts": receipts[:1]}).json["letters"] == letters[:1]
+    acked = poller.post(f"{CONSUMER}/ack", {"receipts": ["x", *receipts[:2], *first]}).json
+    assert acked["letters"] == letters[1:2]
+    assert [(one["index"], one["result"], one["reason"]) for one in acked["results"]] == [
+        (0, "refused", "invalid"), (1, "refused", "not_leased"), (2, "acknowledged", None), (3, "refused", "not_leased")
+    ]  # fmt: skip
+    returned = poller.post(f"{CONSUMER}/nack", {"receipts": receipts[2:]}).json
+    assert [(one["result"], one["letter"]) for one in returned["results"]] == [("returned", letters[2])]
+    assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts}).fields == ["lease_s"]
+    assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts, "lease_s": 43_201}).fields == ["lease_s"]

@@ -41,6 +41,7 @@ BODIES = {
     "seekConsumer": {"to": "end"},
     "acknowledgeDeadLetters": RECEIPTS,
     "giveDeadLettersBack": RECEIPTS,
+    "extendDeadLetterLeases": RECEIPTS | {"lease_s": 60},
 }
 ALL = [
     pytest.param(method.upper(), path, operation, id=operation["operationId"])
@@ -70,6 +71,7 @@ NAMING = {
     ("createConsumer", "endpoint"): 201, ("createConsumer", "name"): 201, ("createConsumer", "cursor"): 201,
     ("seekConsumer", "cursor"): 200,
     ("acknowledgeDeadLetters", "receipts"): 200, ("giveDeadLettersBack", "receipts"): 200,
+    ("extendDeadLetterLeases", "receipts"): 200,
 }  # fmt: skip
 """The fields of bodies by which a customer can name what is another's, and what is answered to that."""
 NAMING_NOBODY = {

@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from delivery import errors
-from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, redrive_requests
+from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, receipts, redrive_requests
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from tests.support import archive
 
@@ -20,6 +21,10 @@ NOW = archive.NOW
 
 def after(seconds):
     return NOW + dt.timedelta(seconds=seconds)
+
+
+def settled(results):
+    return sorted(one.position for one in results if one.refusal is None)
 
 
 class Pollers:
@@ -33,10 +38,14 @@ class Pollers:
         return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
 
     def acknowledge(self, *leased):
-        return consumers.ack(*self._of, [one.receipt for one in leased])
+        return settled(receipts.ack(*self._of, [one.receipt for one in leased]))
 
     def give_back(self, *leased, at=0, wait_s=0):
-        return consumers.nack(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s)
+        return settled(receipts.nack(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s))
+
+    def extend(self, *leased, at, lease_s):
+        found = receipts.extend(*self._of, [one.receipt for one in leased], now=after(at), lease_s=lease_s)
+        return [one.refusal or (one.until - NOW).total_seconds() for one in found]
 
     def seek(self, position):
         consumers.seek(*self._of, after=position)
@@ -132,6 +141,43 @@ def test_a_nacked_dead_letter_is_leased_again_after_the_wait(write, pollers):
     assert pollers.acknowledge(*first.leased) == []
     assert positions(pollers.poll(1)) == positions(first)[:1]
     assert positions(pollers.poll(20)) == positions(first)[1:]
+
+
+def test_a_poller_extends_its_lease_up_to_the_maximum_after_its_poll(write, pollers):
+    """As ChangeMessageVisibility of SQS: it counts from now on, and a lease can also end sooner."""
+    write(2)
+    first, second = pollers.poll(lease_s=30).leased
+    assert pollers.extend(first, first, at=20, lease_s=60) == [80, 80]
+    assert pollers.extend(second, at=20, lease_s=5) == [25]
+    assert [one.letter.position for one in pollers.poll(29.9).leased] == [second.letter.position]
+    assert pollers.extend(second, first, at=40_000, lease_s=10_000) == [ReceiptRefusal.LEASED_AGAIN, consumers.MAX_LEASE_S]
+    assert pollers.extend(first, at=consumers.MAX_LEASE_S, lease_s=1) == [ReceiptRefusal.TOO_LONG]
+    assert pollers.acknowledge(first) == [first.letter.position]
+    assert pollers.extend(first, at=40_000, lease_s=1) == [ReceiptRefusal.NOT_LEASED]
+
+
+def test_the_maximum_of_a_lease_counts_from_its_last_poll(write, pollers):
+    write(1)
+    pollers.poll(lease_s=10)
+    [again] = pollers.poll(50_000).leased
+    assert pollers.extend(again, at=60_000, lease_s=40_000) == [50_000 + consumers.MAX_LEASE_S]
+
+
+def test_each_receipt_handle_has_its_own_result(write, pollers):
+    write(5)
+    lost, late, returned, moved, held = pollers.poll(lease_s=10).leased
+    pollers.give_back(returned, moved, wait_s=1000)
+    pollers.extend(late, held, at=5, lease_s=20)
+    pollers.poll(10)
+    unknown = cursor.ReceiptHandle(held.letter.position + 1, held.receipt.token)
+    asked = [lost.receipt, held.receipt, late.receipt, unknown, returned.receipt, held.receipt]
+    again, none = ReceiptRefusal.LEASED_AGAIN, ReceiptRefusal.NOT_LEASED
+    nacked = receipts.nack(*pollers._of, asked, now=after(100))
+    assert [one.refusal for one in nacked] == [again, None, None, none, none, None]
+    [one] = pollers.poll(100, limit=1).leased
+    acked = receipts.ack(*pollers._of, [held.receipt, one.receipt, late.receipt, one.receipt])
+    assert [one.refusal for one in acked].count(None) == 2
+    assert acked[1] == acked[3] == (one.letter.position, None, None)
 
 
 def test_a_consumer_seeks_forwards_and_backwards(connection, write, pollers):

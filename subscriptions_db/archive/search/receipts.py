@@ -1,0 +1,110 @@
+"""Ack, nack and extend leases of dead letters by their receipt handles. Each receipt handle has its own result.
+
+Runs in the API and in the command. Each function is one statement, in the caller's transaction if there is one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from subscriptions_db.archive.search import consumers
+from subscriptions_db.archive.search.cursor import ReceiptHandle
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+
+class ReceiptRefusal(enum.StrEnum):
+    """The reason why a receipt handle is refused."""
+
+    INVALID = "invalid"
+    """The text is not a receipt handle."""
+    NOT_LEASED = "not_leased"
+    """The consumer has no lease of this receipt handle: acked or nacked before, ended by a seek, or never leased."""
+    LEASED_AGAIN = "leased_again"
+    """Another poller has leased the dead letter since."""
+    TOO_LONG = "too_long"
+    """The lease has existed for `consumers.MAX_LEASE_S`, so it cannot be extended."""
+
+
+class ReceiptResult(NamedTuple):
+    """The result of a request for one receipt handle."""
+
+    position: int
+    refusal: ReceiptRefusal | None
+    """None: the dead letter is acked, nacked, or leased for longer."""
+    until: dt.datetime | None = None
+    """The new end of the lease, if the request has extended it."""
+
+
+def ack(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[ReceiptHandle]) -> list[ReceiptResult]:
+    """Acknowledge dead letters: the consumer does not get them again. Return one result for each receipt handle, in order.
+
+    An expired lease still counts while no other poller has the dead letter.
+    """
+    return _settle(connection, "ack", customer_id, name, receipts)
+
+
+def nack(
+    connection: connect.Connection,
+    customer_id: str,
+    name: str,
+    receipts: Sequence[ReceiptHandle],
+    *,
+    now: dt.datetime,
+    wait_s: float = 0,
+) -> list[ReceiptResult]:
+    """Return dead letters to the consumer after `wait_s` seconds; return one result for each receipt handle, in order."""
+    return _settle(connection, "nack", customer_id, name, receipts, until=consumers.lease_end(now, wait_s))
+
+
+def extend(
+    connection: connect.Connection,
+    customer_id: str,
+    name: str,
+    receipts: Sequence[ReceiptHandle],
+    *,
+    now: dt.datetime,
+    lease_s: float,
+) -> list[ReceiptResult]:
+    """Let leases end `lease_s` seconds from now, sooner or later than before; return one result for each receipt handle.
+
+    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest. An expired lease is extended while no other poller has
+    the dead letter.
+    """
+    most = {"until": consumers.lease_end(now, lease_s), "now": now, "max_lease_s": consumers.MAX_LEASE_S}
+    return _settle(connection, "extend", customer_id, name, receipts, **most)
+
+
+def _settle(
+    connection: connect.Connection,
+    statement: str,
+    customer_id: str,
+    name: str,
+    receipts: Sequence[ReceiptHandle],
+    **wanted: Any,
+) -> list[ReceiptResult]:
+    handles = {"positions": [receipt.position for receipt in receipts], "tokens": [receipt.token for receipt in receipts]}
+    asked = {"customer_id": customer_id, "name": name} | handles | wanted
+    with connect.translated_errors():
+        rows = connection.execute(query(statement), asked).fetchall()
+    return [
+        ReceiptResult(receipt.position, None if row["is_settled"] else _refusal(receipt, row), row["until"])
+        for receipt, row in zip(receipts, rows, strict=True)
+    ]
+
+
+def _refusal(receipt: ReceiptHandle, row: dict[str, Any]) -> ReceiptRefusal:
+    """Return why a receipt handle is refused, by the lease of its dead letter before the statement.
+
+    1. Another receipt handle has the lease.
+    2. This receipt handle has the lease, and no time is left of its maximum.
+    3. Nobody has a lease.
+    """
+    if row["holder"] is not None and row["holder"] != receipt.token:
+        return ReceiptRefusal.LEASED_AGAIN
+    if row["holder"] is not None and row["is_too_long"]:
+        return ReceiptRefusal.TOO_LONG
+    return ReceiptRefusal.NOT_LEASED
