@@ -75,4 +75,8 @@ class Api(Area):
     max_snapshot_polls: Annotated[int, Field(gt=0)] = 300
     """Most readers of the registry (`GET /v1/snapshot`) that wait at once; further readers are answered with 503."""
     max_requests_per_s: PerSecond = 100
-    """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly."""
+    """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly.
+    Requests that publish events do not count here."""
+    max_events_per_s: PerSecond = 10_000
+    """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
+    evenly. A request that begins within the rate is accepted whole, and the next one waits for its events."""

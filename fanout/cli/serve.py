@@ -40,7 +40,11 @@ def create(
     context: typer.Context,
     scope: Annotated[Scope, typer.Option(help="What the key permits.")],
     customer: Annotated[
-        str | None, typer.Option(help="Customer who owns the key. Scopes operator and executor have none.")
+        str | None, typer.Option(help="Customer who owns the key. Scopes operator, executor and publisher have none.")
+    ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="Scope publisher: a tenant whose events the key may publish; repeat it. Default: every tenant."),
     ] = None,
     name: Annotated[str, typer.Option(help="What the key is for; only people read it.")] = "",
     expires: Annotated[
@@ -55,10 +59,11 @@ def create(
     ends = None if expires is None else _moment(expires)
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
-        made = keys.create(connection, customer_id=customer, scope=scope, name=name, expires_at=ends)
+        made = keys.create(connection, customer_id=customer, scope=scope, name=name, expires_at=ends, tenants=tenant or ())
     text = made.text.reveal().decode()
     if as_json:
-        commands.print_json({"key_id": made.key_id, "key": text, "customer": customer, "scope": scope, "expires_at": ends})
+        shown = {"key_id": made.key_id, "key": text, "customer": customer, "scope": scope, "expires_at": ends}
+        commands.print_json(shown | ({"tenants": tenant} if tenant else {}))
     else:
         console.print(f"{made.key_id} is created. Keep the key now; it is not shown again:\n  {text}")
 

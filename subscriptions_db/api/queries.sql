@@ -1,11 +1,11 @@
 -- The statements of the API, by name. Statements that the commands use too are in ../queries.sql.
 
 -- name: put_api_key
-insert into api_keys (key_id, customer_id, scope, name, digest, expires_at)
-values (%(key_id)s, %(customer_id)s, %(scope)s, %(name)s, %(digest)s, %(expires_at)s);
+insert into api_keys (key_id, customer_id, scope, name, digest, expires_at, tenants)
+values (%(key_id)s, %(customer_id)s, %(scope)s, %(name)s, %(digest)s, %(expires_at)s, %(tenants)s::registry_id[]);
 
 -- name: api_keys
-select key_id, customer_id, scope, name, created_at, expires_at, revoked_at from api_keys
+select key_id, customer_id, scope, name, tenants::text[], created_at, expires_at, revoked_at from api_keys
 where %(customer_id)s::text is null or customer_id = %(customer_id)s
 order by created_at, key_id;
 
@@ -18,7 +18,7 @@ update api_keys k set revoked_at = coalesce(revoked_at, now()) from found where 
 returning k.key_id, customer_id, revoked_at, held;
 
 -- name: api_key
-select key_id, customer_id, scope, digest, expires_at, revoked_at from api_keys where key_id = %(key_id)s;
+select key_id, customer_id, scope, digest, expires_at, revoked_at, tenants::text[] from api_keys where key_id = %(key_id)s;
 
 -- name: begin_read
 -- One consistent snapshot. Role and customer, which decide the visible rows, hold until the end of the transaction.

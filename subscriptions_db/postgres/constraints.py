@@ -12,7 +12,7 @@ _WORDS = {
     "tenants_are_not_the_platform": ("id", "fanout is reserved for the platform: choose another id"),
     "api_keys_operator_is_no_customer": (
         "customer",
-        "every key needs a customer, except keys of scope operator or executor, which have none",
+        "every key needs a customer, except keys of scope operator, executor or publisher, which have none",
     ),
     "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason"),
     "endpoints_no_binary_batches": ("content_mode", "cloudevents_binary holds one event, and mode batch sends many"),

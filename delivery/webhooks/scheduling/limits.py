@@ -103,9 +103,9 @@ class Pace:
         # A remainder of rounding is no wait: a clock may be too coarse to show that it has passed.
         return wait_s if wait_s > ROUNDING_S else 0.0
 
-    def consume(self, now: float) -> None:
-        """Count a request that goes now."""
-        self._next_at = max(self._next_at, now) + self._interval_s
+    def consume(self, now: float, count: int = 1) -> None:
+        """Count a request that goes now, or `count` of them."""
+        self._next_at = max(self._next_at, now) + self._interval_s * count
 
 
 Paces = MutableMapping[EndpointId, Pace]

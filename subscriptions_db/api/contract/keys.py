@@ -12,10 +12,11 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from delivery import errors
+from delivery.model import TenantId
 from delivery.secret import Secret
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.postgres import audit, connect
@@ -40,18 +41,26 @@ def create(
     scope: Scope,
     name: str = "",
     expires_at: dt.datetime | None = None,
+    tenants: Sequence[str] = (),
 ) -> NewKey:
-    """Create a key of a customer, or of the platform, and write an audit entry with the actor `command`."""
+    """Create a key of a customer, or of the platform, and write an audit entry with the actor `command`.
+
+    `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant.
+    """
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(
-            "scope", "operator and executor keys belong to no customer, and every other key needs a customer"
+            "scope", "operator, executor and publisher keys belong to no customer, and every other key needs a customer"
         )
+    if tenants and scope is not Scope.PUBLISHER:
+        raise errors.RegistrationError("tenants", "only a publisher key may name tenants")
     key_id = "fk_" + base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()
     text = f"{key_id}_{secrets.token_urlsafe(SECRET_BYTES)}"
+    named = sorted(set(tenants)) or None
     row = {"key_id": key_id, "customer_id": customer_id, "scope": scope.value, "name": name, "expires_at": expires_at}
     with connect.translated_errors(), connection.transaction():
-        connection.execute(query("put_api_key"), row | {"digest": digest_of(text)})
-        after = {"scope": scope.value, "name": name, "expires_at": expires_at}
+        connection.execute(query("put_api_key"), row | {"digest": digest_of(text), "tenants": named})
+        after: dict[str, Any] = {"scope": scope.value, "name": name, "expires_at": expires_at}
+        after |= {"tenants": named} if named else {}
         audit.note(connection, audit.COMMAND, "create", "api_key", key_id, customer_id=customer_id, after=after)
     return NewKey(key_id, Secret(text.encode()))
 
@@ -98,4 +107,5 @@ def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> 
         return None
     if row["expires_at"] is not None and row["expires_at"] <= now:
         return None
-    return Principal(row["key_id"], row["customer_id"], Scope(row["scope"]))
+    tenants = None if row["tenants"] is None else frozenset(map(TenantId, row["tenants"]))
+    return Principal(row["key_id"], row["customer_id"], Scope(row["scope"]), tenants)

@@ -1,12 +1,14 @@
 """The principal of a request, and the scopes of API keys.
 
-Runs in the API and in the command. Imports the standard library only.
+Runs in the API and in the command.
 """
 
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple
+
+from delivery.model import TenantId
 
 
 class Scope(enum.StrEnum):
@@ -22,11 +24,13 @@ class Scope(enum.StrEnum):
     """Read and lease the dead letters of its customer, and nothing else."""
     EXECUTOR = "executor"
     """Follow the registry of every customer, with sealed secrets, and nothing else."""
+    PUBLISHER = "publisher"
+    """Publish events of all tenants, or of those that the key names, and nothing else."""
 
     @property
     def is_of_no_customer(self) -> bool:
         """Return whether keys of this scope belong to the platform."""
-        return self in {Scope.OPERATOR, Scope.EXECUTOR}
+        return self in {Scope.OPERATOR, Scope.EXECUTOR, Scope.PUBLISHER}
 
 
 class Principal(NamedTuple):
@@ -36,3 +40,5 @@ class Principal(NamedTuple):
     customer_id: str | None
     """None: a key of the platform."""
     scope: Scope
+    tenants: frozenset[TenantId] | None = None
+    """Tenants for which a publisher's key may publish. None: for every tenant."""

@@ -151,8 +151,14 @@ class Route:
     """`operationId` in the document."""
     summary: str
     scopes: frozenset[Scope]
-    handler: Callable[[Call], pydantic.BaseModel | PendingSend | PendingQuestion | LongPoll | SnapshotRequest | RawBytes | None]
+    handler: (
+        Callable[[Call], pydantic.BaseModel | PendingSend | PendingQuestion | LongPoll | SnapshotRequest | RawBytes | None]
+        | None
+    )
+    """None: the route publishes the events in the body, without a transaction (server/publishing.py)."""
     body: type[pydantic.BaseModel] | None = None
+    bodies: tuple[tuple[str, type[pydantic.BaseModel]], ...] = ()
+    """Content types of the body with their types, if there are others than JSON, in place of `body`."""
     query: type[pydantic.BaseModel] = NoParameters
     answer: type[pydantic.BaseModel | RawBytes] | None = None
     """None: no body, status 204."""

@@ -36,12 +36,21 @@ ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 class Admission:
     """Admits requests. Caches the keys that this process has seen."""
 
-    def __init__(self, read_key: ReadKey, *, max_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        read_key: ReadKey,
+        *,
+        max_per_s: float,
+        max_events_per_s: float = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._read_key = read_key
         self._max_per_s = max_per_s
+        self._max_events_per_s = max_events_per_s
         self._clock = clock
         self._known: cachetools.TTLCache[bytes, Principal] = cachetools.TTLCache(MAX_CACHED_KEYS, CACHE_S, timer=clock)
         self._paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
+        self._event_paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
         self._unknown_keys = limits.Pace(MAX_UNKNOWN_KEYS_PER_S, BURST_SHARE)
         self._known_once: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_CACHED_KEYS)
         """Digests of keys that were valid once, also if they are revoked or expired by now."""
@@ -49,7 +58,12 @@ class Admission:
     async def admit(self, authorization: str | None, route: Route) -> Principal:
         """Return the principal of a request; raise Refused with 401, 403 or 429."""
         principal = await self.authenticate(authorization)
-        self.pace(principal.key_id)
+        if route.handler is None and principal.scope in route.scopes:
+            self._spend(
+                self._event_pace(principal.key_id), f"more than {self._max_events_per_s:g} events a second with one key"
+            )
+        else:
+            self.pace(principal.key_id)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this")
         return principal
@@ -75,6 +89,13 @@ class Admission:
         """Raise Refused with 429 if a key, or the group of requests without a key, exceeds its rate."""
         pace = self._paces.setdefault(key_id, limits.Pace(self._max_per_s, BURST_SHARE))
         self._spend(pace, f"more than {self._max_per_s:g} requests a second with one key")
+
+    def count_events(self, key_id: str, count: int) -> None:
+        """Count further events of an admitted request. Until their time has passed, the key publishes nothing more."""
+        self._event_pace(key_id).consume(self._clock(), count)
+
+    def _event_pace(self, key_id: str) -> limits.Pace:
+        return self._event_paces.setdefault(key_id, limits.Pace(self._max_events_per_s, BURST_SHARE))
 
     def _spend(self, pace: limits.Pace, detail: str) -> None:
         wait_s = pace.wait_s(self._clock())

@@ -29,7 +29,7 @@ from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.registry import test_events
-from subscriptions_db.api.server import admission, handler, long_polls, openapi, snapshot_feed, table, transactions
+from subscriptions_db.api.server import admission, handler, long_polls, openapi, publishing, snapshot_feed, table, transactions
 from subscriptions_db.manifest import mistakes
 from subscriptions_db.registration import receiver_permission
 
@@ -64,7 +64,10 @@ class Api:
             config.delivery.webhook_origin,
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
-        self._admission = admission.Admission(self._read_key, max_per_s=config.api.max_requests_per_s)
+        self._admission = admission.Admission(
+            self._read_key, max_per_s=config.api.max_requests_per_s, max_events_per_s=config.api.max_events_per_s
+        )
+        self._publishing = publishing.Publishing(config, self._admission)
         self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
         self._followers = snapshot_feed.SnapshotFeed(
             config.api, opened, self._in_thread, self._admission.authenticate, self._outside_in_flight
@@ -75,7 +78,8 @@ class Api:
         """Return the aiohttp application with all routes."""
         app = web.Application(middlewares=[self._guarded], client_max_size=self._config.max_body_bytes)
         for route in table.ROUTES:
-            _add(app, route.method, route.path, functools.partial(self._answer, route), has_head=not route.is_validation)
+            answer = self._answer if route.handler else self._publish
+            _add(app, route.method, route.path, functools.partial(answer, route), has_head=not route.is_validation)
         document = orjson.dumps(openapi.document(table.ROUTES))
         _add(app, "GET", "/v1/openapi.json", functools.partial(_static, document))
         _add(app, "GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
@@ -85,8 +89,9 @@ class Api:
         return app
 
     def close(self) -> None:
-        """Wait for the worker threads to end."""
+        """Wait for the worker threads to end, and close the connections to Kafka."""
         self._threads.shutdown()
+        self._publishing.close()
 
     async def _answer(self, route: Route, request: web.Request) -> web.Response:
         principal = await self._admitted(route, request)
@@ -118,6 +123,10 @@ class Api:
         if document is None:
             return web.Response(status=answer.status, headers=headers)
         return web.Response(status=answer.status, headers=headers, body=_json(document), content_type="application/json")
+
+    async def _publish(self, route: Route, request: web.Request) -> web.Response:
+        document = await self._publishing.answer(route, request, _query(request))
+        return web.Response(status=route.status, headers=HEADERS, body=_json(document), content_type="application/json")
 
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
         """Return the principal of a request, by its API key or by the token in the callback URL of a receiver."""

@@ -20,9 +20,9 @@ REF = "#/components/schemas/{model}"
 ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 DESCRIPTION = """\
-Register endpoints and subscriptions, and read the results of their deliveries. Errors are problem documents (RFC 9457) that
-name the invalid fields. Lists are paged with cursors. A change may carry an `Idempotency-Key`: a repeat within a day changes
-nothing and returns the first answer. A secret that was shown once is null in a repeated answer."""
+Publish events, register endpoints and subscriptions, and read the results of their deliveries. Errors are problem documents
+(RFC 9457) that name the invalid fields. Lists are paged with cursors. A change may carry an `Idempotency-Key`: a repeat within
+a day changes nothing and returns the first answer. A secret that was shown once is null in a repeated answer."""
 
 Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
 
@@ -31,7 +31,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of these routes."""
     routes = list(routes)
     models: list[tuple[type[pydantic.BaseModel], Any]] = [(problems.Problem, "serialization")]
-    models += [(route.body, "validation") for route in routes if route.body]
+    models += [(model, "validation") for route in routes for model in _bodies(route).values()]
     models += [
         (route.answer, "serialization") for route in routes if route.answer and issubclass(route.answer, pydantic.BaseModel)
     ]
@@ -73,12 +73,14 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
         },
     }
-    if route.body:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": refs[route.body, "validation"]}},
-        }
+    if content := {media: {"schema": refs[model, "validation"]} for media, model in _bodies(route).items()}:
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _bodies(route: Route) -> dict[str, type[pydantic.BaseModel]]:
+    """Return the types of a route's body by content type; empty if the route takes no body."""
+    return {"application/json": route.body} if route.body else dict(route.bodies)
 
 
 def _refusals(route: Route) -> list[int]:
@@ -87,7 +89,7 @@ def _refusals(route: Route) -> list[int]:
     found += [] if route.is_open else [401, 403]
     found += [404] if _PARAMETER.search(route.path) else []
     found += [409] if route.is_change or route.is_validation else []
-    found += [413, 415] if route.body else []
+    found += [413, 415] if _bodies(route) else []
     return sorted(found)
 
 

@@ -16,6 +16,7 @@ from subscriptions_db.api.deliveries import (
     leases,
     replays,
 )
+from subscriptions_db.api.publishing import routes as publishing
 from subscriptions_db.api.registry import (
     audit_log,
     customers,
@@ -48,4 +49,5 @@ ROUTES: tuple[Route, ...] = (
     *replays.ROUTES,
     *audit_log.ROUTES,
     *snapshot.ROUTES,
+    *publishing.ROUTES,
 )

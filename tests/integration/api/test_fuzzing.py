@@ -17,6 +17,7 @@ from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from delivery.config import settings as settings_of_the_platform
 from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.table import ROUTES
 from tests.integration.api import world
@@ -35,7 +36,9 @@ KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_
 
 @pytest.fixture(scope="module")
 def served(postgres):
-    with world.served(postgres, max_poll_s=0.01) as made:
+    # The brokers are in the client itself. None has the topic of an invented event type.
+    kafka = settings_of_the_platform.Kafka(librdkafka_options={"test.mock.num.brokers": "1"})
+    with world.served(postgres, max_poll_s=0.01, kafka=kafka) as made:
         yield made
 
 

@@ -42,6 +42,7 @@ BODIES = {
     "acknowledgeDeadLetters": RECEIPTS,
     "giveDeadLettersBack": RECEIPTS,
     "extendDeadLetterLeases": RECEIPTS | {"lease_s": 60},
+    "publishEvents": {"id": "e1", "type": "order.created", "tenant_id": "t1"},
 }
 ALL = [
     pytest.param(method.upper(), path, operation, id=operation["operationId"])
@@ -49,7 +50,9 @@ ALL = [
     for method, operation in methods.items()
 ]
 OPERATIONS = [case for case in ALL if case.values[2]["security"]]
-WITHOUT_A_ROW = {case.id for case in OPERATIONS if case.values[0] == "POST" and "{" not in case.values[1]}
+NOBODYS_ROUTES = {"publishEvents"}
+"""No customer's key may call them, and they name no row."""
+WITHOUT_A_ROW = {case.id for case in OPERATIONS if case.values[0] == "POST" and "{" not in case.values[1]} - NOBODYS_ROUTES
 """They make something, or name rows in what they are sent."""
 OPEN = [case for case in ALL if not case.values[2]["security"]]
 KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
@@ -252,6 +255,14 @@ def test_a_pollers_key_reaches_dead_letters_and_no_registry(served, method, path
     answer = ask(served.client(served.keys["poller"]), method, path, operation, OF_ACME)
     assert answer.status == (200 if "poller" in scopes_of(operation) else 403)
     assert ("poller" in scopes_of(operation)) <= path.startswith("/v1/dead-letter")
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS)
+def test_a_publishers_key_publishes_and_does_nothing_else(served, method, path, operation):
+    before = everything(served)
+    answer = ask(served.client(served.keys["publisher of t1"]), method, path, operation, OF_ACME)
+    assert (answer.status == 403) == (operation["operationId"] != "publishEvents")
+    assert everything(served) == before
 
 
 def test_list_filters_show_no_row_of_another_customer(other):

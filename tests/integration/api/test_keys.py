@@ -57,14 +57,25 @@ def test_a_revoked_key_is_refused(served):
 
 
 def test_a_key_belongs_to_a_customer_or_to_the_platform(served):
-    for customer_id, scope in (("acme", Scope.OPERATOR), (None, Scope.READ_ONLY), ("nobody", Scope.READ_ONLY)):
+    wrong = (("acme", Scope.OPERATOR), ("acme", Scope.PUBLISHER), (None, Scope.READ_ONLY), ("nobody", Scope.READ_ONLY))
+    for customer_id, scope in wrong:
         with pytest.raises(errors.RegistrationError):
             made(served, customer_id=customer_id, scope=scope)
+
+
+def test_only_a_publishers_key_names_tenants(served):
+    for scope, customer_id, tenants in ((Scope.OPERATOR, None, ["t1"]), (Scope.PUBLISHER, None, ["no id"])):
+        with pytest.raises(errors.RegistrationError):
+            made(served, customer_id=customer_id, scope=scope, tenants=tenants)
+    key = made(served, customer_id=None, scope=Scope.PUBLISHER, tenants=["t2", "t1", "t2"])
+    with served.registry() as opened:
+        assert [row["tenants"] for row in keys.list_keys(opened) if row["key_id"] == key.key_id] == [["t1", "t2"]]
+    assert [entry["after"]["tenants"] for entry in served.audit(key.key_id)] == [["t1", "t2"]]
 
 
 def test_keys_are_listed_without_their_digests(served):
     key = made(served, name="of the dashboard")
     with served.registry() as opened:
         [row] = [row for row in keys.list_keys(opened, "acme") if row["key_id"] == key.key_id]
-    assert row.keys() == {"key_id", "customer_id", "scope", "name", "created_at", "expires_at", "revoked_at"}
+    assert row.keys() == {"key_id", "customer_id", "scope", "name", "tenants", "created_at", "expires_at", "revoked_at"}
     assert row["name"] == "of the dashboard"

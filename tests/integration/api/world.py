@@ -72,6 +72,8 @@ REPLAYS = """
 insert into replays (replay_id, customer_id, endpoint_id, since, until)
 values (%(replay_id)s, 'acme', 'acme-orders', '2026-05-10', '2026-05-11')
 """
+NO_KAFKA = settings.Kafka(bootstrap_servers="127.0.0.1:1")
+"""Nothing listens there."""
 GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
 
 
@@ -167,7 +169,14 @@ def letters(opened: connect.Connection, count: int, **fields: Any) -> None:
 
 
 @contextlib.contextmanager
-def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: Any) -> Iterator[Served]:
+def served(
+    postgres: Any,
+    *,
+    delivery: settings.Delivery | None = None,
+    kafka: settings.Kafka = NO_KAFKA,
+    source: settings.Source | None = None,
+    **api: Any,
+) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
     name = f"api_{uuid.uuid4().hex[:12]}"
     postgres.create_database(name)
@@ -176,6 +185,8 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
         database=settings.Database(url=postgres.url_of(name)),
         keys=settings.Keys(ring=ring),
         delivery=delivery or settings.Delivery(),
+        kafka=kafka,
+        source=source or settings.Source(),
         api=service_settings.Api(
             port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
         ),
@@ -196,6 +207,8 @@ def served(postgres: Any, *, delivery: settings.Delivery | None = None, **api: A
             "reader": keys.create(opened, customer_id="acme", scope=Scope.READ_ONLY),
             "poller": keys.create(opened, customer_id="acme", scope=Scope.POLLER),
             "other": keys.create(opened, customer_id="other", scope=Scope.CUSTOMER_ADMIN),
+            "publisher": keys.create(opened, customer_id=None, scope=Scope.PUBLISHER),
+            "publisher of t1": keys.create(opened, customer_id=None, scope=Scope.PUBLISHER, tenants=["t1"]),
         }
         opened.execute("delete from audit_log")  # of the commands
     with running(config) as port:

@@ -19,7 +19,7 @@ NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
 TEXT = "fk_abcdefghijkl_" + "x" * 43
 ROW = {
     "key_id": "fk_abcdefghijkl", "customer_id": "acme", "scope": "read_only", "digest": keys.digest_of(TEXT),
-    "expires_at": None, "revoked_at": None,
+    "expires_at": None, "revoked_at": None, "tenants": None,
 }  # fmt: skip
 READ = next(route for route in ROUTES if route.name == "listEndpoints")
 WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
@@ -114,6 +114,22 @@ def test_requests_above_the_rate_of_a_key_get_429():
         answered += admit(admitted) != 429
         clock.now += 0.01
     assert 80 <= answered <= 85  # two at once, and then eight a second: never more than ten in any second
+
+
+PUBLISH = next(route for route in ROUTES if route.name == "publishEvents")
+
+
+def test_events_above_the_rate_of_a_publishers_key_get_429():
+    clock, publisher = Clock(), Registry(ROW | {"customer_id": None, "scope": "publisher", "tenants": ["t1"]})
+    admitted = admission.Admission(publisher.read, max_per_s=1, max_events_per_s=100, clock=clock)
+    principal = admit(admitted, PUBLISH)
+    assert principal.tenants == {"t1"}
+    admitted.count_events(principal.key_id, 99)
+    assert admit(admitted, PUBLISH) == 429
+    assert admit(admitted, READ) == 403  # the rate of requests is another
+    assert admit(admitted, READ) == 429
+    clock.now += (100 - 19) / 80  # of 100 events, 20 may come at once, and the rest at 80 a second
+    assert admit(admitted, PUBLISH).key_id == principal.key_id
 
 
 def test_a_429_says_in_retry_after_when_to_try_again():

@@ -1,0 +1,189 @@
+"""Check the events of a publishing request, and find their topics. Pure.
+
+Runs in the API. The job's own parser checks each event, so the job rejects no event that was accepted here. The only exception
+is an event of a tenant that is not registered: Postgres is not asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from delivery import errors
+from delivery.config import settings, topic_pattern, worker_plans
+from delivery.model import Event, Record, TenantId
+from delivery.webhooks.events import attributes, parsing
+from subscriptions_db.api.contract import problems
+from subscriptions_db.api.publishing.bodies import EventsOfBody, Headers, UncheckedEvent
+
+MAX_MISTAKES = 100
+"""Most refused events that an answer names."""
+PARTITION_KEY = "partitionkey"
+"""The extension attribute of CloudEvents that becomes the key of the record (Kafka Protocol Binding, section 3.1)."""
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_NOWHERE = -1
+"""Partition and offset of a record that is not in Kafka yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The settings that decide which events may be published."""
+
+    layout: parsing.Layout
+    topic_pattern: str
+    """Pattern of the topics that the job reads."""
+    own_topics: frozenset[str]
+    """Topics that only the platform writes."""
+
+    @classmethod
+    def of(cls, config: settings.Settings) -> Rules:
+        """Return the rules in the settings."""
+        lane = config.delivery
+        own = {lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic, config.operations.topic}
+        return cls(
+            layout=worker_plans.layout_of(config),
+            topic_pattern=config.source.topic_pattern,
+            own_topics=frozenset(own | {config.batch.ticks_topic, config.retry.ticks_topic}),
+        )
+
+
+class Publication(NamedTuple):
+    """A checked event, as its record in Kafka."""
+
+    topic: str
+    value: bytes
+    key: bytes | None
+    headers: Headers
+    tenant_id: TenantId
+    event_id: str | None
+    """None: a plain JSON event without an id. The place of its record becomes its id."""
+
+
+def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int) -> list[Publication]:
+    """Return the events with their topics; raise Refused with 422 that names each wrong event.
+
+    `topic` is the topic of all events. None: each event's type names its topic.
+    """
+    publications, wrong = [], []
+    for index, event in enumerate(found.events):
+        try:
+            publications.append(_checked(event, rules, topic, now_ms))
+        except errors.EventRejected as exc:
+            wrong.append((_place(found, index), f"{exc.reason}: {exc.detail}"))
+    if wrong:
+        raise _refused(422, wrong)
+    return publications
+
+
+def require_tenants(found: EventsOfBody, publications: list[Publication], tenants: frozenset[TenantId] | None) -> None:
+    """Raise Refused with 403 if an event's tenant is not one of `tenants`. None: the key may publish for every tenant."""
+    if tenants is not None:
+        wrong = _named(
+            found,
+            publications,
+            lambda event: "" if event.tenant_id in tenants else f"the key may not publish for tenant {event.tenant_id}",
+        )
+        if wrong:
+            raise _refused(403, wrong)
+
+
+def require_topics(found: EventsOfBody, publications: list[Publication], missing: frozenset[str]) -> None:
+    """Raise Refused with 422 if an event's topic is one of `missing`, the topics that Kafka does not have."""
+    if missing:
+        wrong = _named(
+            found,
+            publications,
+            lambda event: (
+                f"topic {event.topic} does not exist, or the platform may not write to it: ask the operator to create it "
+                f"(kafka-topics --create --topic {event.topic})"
+                if event.topic in missing
+                else ""
+            ),
+        )
+        raise _refused(422, wrong)
+
+
+def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int) -> Publication:
+    """Return the event with its topic; raise EventRejected with the reason that the job would have, or of this module."""
+    layout = rules.layout
+    wanted = topic or layout.topic_prefix + _type_of(unchecked, layout)
+    record = Record(
+        topic=wanted,
+        partition=_NOWHERE,
+        offset=_NOWHERE,
+        appended_at_ms=now_ms,
+        value=unchecked.value,
+        headers=unchecked.headers,
+    )
+    event = parsing.parse(record, layout)
+    if topic is None and wanted == layout.topic_prefix:
+        raise errors.EventRejected(
+            "missing_attribute", "the event has no type, which names its topic: add it, or name a topic with ?topic="
+        )
+    if problem := _topic_problem(wanted, rules):
+        raise errors.EventRejected("bad_topic", problem)
+    has_id = event.event_id != f"{wanted}:{_NOWHERE}:{_NOWHERE}"
+    return Publication(
+        topic=wanted,
+        value=unchecked.value,
+        key=_key_of(event),
+        headers=unchecked.headers,
+        tenant_id=event.tenant_id,
+        event_id=event.event_id if has_id else None,
+    )
+
+
+def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
+    """Return an event's type; empty if it has none, or none that is text or a number: then the parser refuses the event."""
+    headers = dict(unchecked.headers)
+    if "ce_type" in headers:
+        return headers["ce_type"].decode(errors="replace")
+    try:
+        found: Any = orjson.loads(unchecked.value)
+    except orjson.JSONDecodeError:
+        return ""
+    for key in ("type",) if headers else layout.type_path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return str(found) if isinstance(found, str | int) else ""
+
+
+def _topic_problem(topic: str, rules: Rules) -> str:
+    """Return why nobody may publish to a topic; empty if publishers may."""
+    if not _TOPIC.fullmatch(topic):
+        return f"{topic[:80]!a} is no name of a topic: those have letters, digits, `.`, `_` and `-`, at most 249"
+    if topic in rules.own_topics:
+        return f"topic {topic} is the platform's own"
+    if not topic_pattern.matches(rules.topic_pattern, topic):
+        return f"topic {topic} does not match source.topic_pattern, so the platform would not read it"
+    return ""
+
+
+def _key_of(event: Event) -> bytes | None:
+    for name, value in event.attributes:
+        if name == PARTITION_KEY:
+            return attributes.as_text(value).encode() or None
+    return None
+
+
+def _named(
+    found: EventsOfBody, publications: Iterable[Publication], problem_of: Callable[[Publication], str]
+) -> list[tuple[str, str]]:
+    """Return the place and the problem of each event that has one."""
+    problems_of = ((_place(found, index), problem_of(event)) for index, event in enumerate(publications))
+    return [(place, problem) for place, problem in problems_of if problem]
+
+
+def _place(found: EventsOfBody, index: int) -> str:
+    return f"[{index}]" if found.is_batch else ""
+
+
+def _refused(status: int, wrong: list[tuple[str, str]]) -> problems.Refused:
+    """Return a refusal that names the first MAX_MISTAKES wrong events. The detail has the first one only."""
+    (place, problem), more = wrong[0], len(wrong) - 1
+    first = f"{place}: {problem}" if place else problem
+    return problems.Refused(status, f"{first} ({more} more)" if more else first, *wrong[:MAX_MISTAKES])

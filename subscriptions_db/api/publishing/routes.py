@@ -1,0 +1,73 @@
+"""The route by which producers without Kafka publish events, and the types of its bodies and its answer.
+
+Runs in the API. The types are for the OpenAPI document only. The job's parser decides what an event is (checks.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from subscriptions_db.api.contract import routes
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.api.contract.routes import NoParameters, Route
+from subscriptions_db.api.publishing import bodies
+
+
+class CloudEvent(pydantic.BaseModel):
+    """A CloudEvent (version 1.0) in JSON. Extension attributes beside these are delivered too."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    specversion: Literal["1.0"]
+    id: str
+    """Identifies the event together with `source`. Repeat an event with the same id."""
+    source: str
+    type: str
+    """Names the topic, after `source.topic_prefix`."""
+    tenantid: str
+    """The tenant at which the event happened."""
+    subtenantid: str | None = None
+    partitionkey: str | None = None
+    """The key of the record: events with one key keep their order."""
+    time: str | None = None
+    """RFC 3339. Without it: when Kafka appended the event."""
+    data: Any = None
+    """The payload. It is delivered byte for byte."""
+
+
+class CloudEventBatch(pydantic.RootModel[Annotated[list[CloudEvent], Field(max_length=bodies.MAX_EVENTS)]]):
+    """CloudEvents in the JSON batch format."""
+
+
+class PlainEvents(pydantic.RootModel[dict[str, Any] | Annotated[list[dict[str, Any]], Field(max_length=bodies.MAX_EVENTS)]]):
+    """One plain JSON event, or an array of them. The settings `source.*_field` name the fields with id, type and tenant.
+
+    With `ce-` headers: the payload of a CloudEvent in binary mode.
+    """
+
+
+class PublishQuery(NoParameters):
+    """The topic of the events."""
+
+    topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
+    """Topic of all events of the request. Without it, each event's type names its topic, after `source.topic_prefix`."""
+
+
+class PublishedEvents(pydantic.BaseModel):
+    """The events that Kafka has confirmed: all events of the request."""
+
+    accepted: list[str]
+    """Ids of the events, in the order of the request. An event without an id gets topic, partition and offset as its id."""
+
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/events", name="publishEvents",
+        summary="Publish events: CloudEvents (structured, batch or binary mode) or plain JSON. All are accepted, or none.",
+        scopes=routes.OPERATOR | {Scope.PUBLISHER}, handler=None, query=PublishQuery, answer=PublishedEvents, status=202,
+        bodies=((bodies.PLAIN, PlainEvents), (bodies.STRUCTURED, CloudEvent), (bodies.BATCH, CloudEventBatch)),
+    ),
+)  # fmt: skip

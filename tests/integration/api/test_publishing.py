@@ -1,0 +1,227 @@
+"""Events that are published over HTTP are in Kafka as if a Kafka client had written them, or the answer says why not."""
+
+import dataclasses
+import itertools
+import json
+import re
+import shlex
+import time
+import uuid
+
+import confluent_kafka
+import prometheus_client
+import pytest
+
+from delivery.config import settings, worker_plans
+from delivery.model import Record
+from delivery.stages.kafka import topics
+from delivery.webhooks.events import parsing
+from delivery.webhooks.sending import payload
+from fanout.kafka import publishing, topic_scanner
+from subscriptions_db.api.publishing import producer
+from tests.integration.api import world
+from tests.support.reading import blocks
+
+pytestmark = pytest.mark.integration
+
+STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
+EVENT = {"specversion": "1.0", "id": "e1", "source": "shop", "type": "order", "tenantid": "t1"}
+RAW = b'{"specversion":"1.0","id":"%b","source":"shop","type":"order","tenantid":"t1","data": {"b":1, "a" : 2.50}}'
+BINARY = {"ce_specversion": "1.0", "ce_id": "b1", "ce_source": "shop", "ce_type": "order", "ce_tenantid": "t2",
+          "ce_subject": "Euro%20%E2%82%AC", "ce_partitionkey": "k"}  # fmt: skip
+PLAIN = {"id": "p1", "type": "order", "tenant_id": "t1"}
+EXAMPLES = [shlex.split(line) for block in blocks("docs/api.md", "sh") if "/v1/events" in block
+            for line in block.replace("\\\n", "").splitlines() if line]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served(postgres, kafka):
+    """Serve the API over a Kafka with one topic of events, by a prefix of this file's own."""
+    prefix = f"published-{uuid.uuid4().hex[:8]}."
+    connection = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    topics.ensure(connection, [f"{prefix}order", f"{prefix}order.created"], 2)
+    source = settings.Source(topic_prefix=prefix, topic_pattern=rf"{re.escape(prefix)}.+")
+    with world.served(postgres, kafka=connection, source=source) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def publisher(served):
+    return served.client(served.keys["publisher"])
+
+
+def publish(client, document=None, content_type="application/json", path="/v1/events", **sent):
+    return client.ask("POST", path, document, content_type=content_type, **sent)
+
+
+class Reader:
+    """Read the records of the topic `order` that come after the present ones."""
+
+    def __init__(self, served):
+        self._config = served.config
+        self._scanner = topic_scanner.Scanner(served.config.kafka)
+        self._first = {extent.place: extent.end for extent in self._extents()}
+
+    def close(self):
+        self._scanner.close()
+
+    def _extents(self):
+        return self._scanner.extents([f"{self._config.source.topic_prefix}order"])
+
+    def records(self):
+        found = []
+        new = [dataclasses.replace(extent, first=self._first[extent.place]) for extent in self._extents()]
+        self._scanner.read(new, "events", lambda message: found.append(record_of(message)))
+        return sorted(found, key=lambda record: record[0].value)
+
+    def events(self):
+        """Return the new events, as the job's own parser reads them."""
+        layout = worker_plans.layout_of(self._config)
+        return {event.event_id: event for event in (parsing.parse(record, layout) for record, _ in self.records())}
+
+
+def record_of(message):
+    """Return a record as the job has it, and its key."""
+    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
+    return Record(*place, message.value(), topic_scanner.headers(message)), message.key()
+
+
+@pytest.fixture
+def reader(served):
+    made = Reader(served)
+    yield made
+    made.close()
+
+
+def test_each_form_arrives_as_if_a_kafka_client_had_written_it(publisher, reader):
+    before = prometheus_client.REGISTRY.get_sample_value("fanout_api_published_events_total") or 0
+    answers = [
+        publish(publisher, raw=RAW % b"s1", content_type=f"{STRUCTURED}; charset=UTF-8"),
+        publish(publisher, raw=b"[%b , %b]" % (RAW % b"s2", RAW % b"s3"), content_type=BATCH),
+        publish(publisher, raw=b' {"a" : 1.0} ', **BINARY),
+        publish(publisher, raw=b'{"id":"p1", "type": "order","tenant_id":"t1" }'),
+        publish(publisher, [PLAIN | {"id": 2}, {"type": "order", "tenant_id": "t2", "sub_tenant_id": 100}]),
+        publish(publisher, [], BATCH),
+    ]
+    assert [answer.status for answer in answers] == [202] * 6
+    placed = answers[4].json["accepted"][1]
+    assert [answer.json["accepted"] for answer in answers] == [["s1"], ["s2", "s3"], ["b1"], ["p1"], ["2", placed], []]
+    events = reader.events()
+    assert set(events) == {"s1", "s2", "s3", "b1", "p1", "2", placed}
+    assert {events[name].data for name in ("s1", "s2", "s3")} == {b'{"b":1, "a" : 2.50}'}
+    assert (events["b1"].data, events["b1"].tenant_id) == (b' {"a" : 1.0} ', "t2")
+    assert events["b1"].attributes == (("subject", "Euro €"), ("partitionkey", "k"))
+    assert events["p1"].data == b'{"id":"p1", "type": "order","tenant_id":"t1" }'
+    assert (events[placed].tenant_id, events[placed].sub_tenant_id) == ("t2", "100")
+    assert prometheus_client.REGISTRY.get_sample_value("fanout_api_published_events_total") == before + 7
+
+
+def test_the_record_equals_that_of_a_kafka_client(served, publisher, reader):
+    """In its value, headers, key and partition."""
+    key, value = b"acme", json.dumps(EVENT | {"partitionkey": "acme"}).encode()
+    client = publishing.Publisher(served.config.kafka)
+    headers = (("content-type", STRUCTURED.encode()),)
+    client.publish(publishing.Message(topic=f"{served.config.source.topic_prefix}order", value=value, key=key, headers=headers))
+    client.flush()
+    assert publish(publisher, raw=value, content_type=STRUCTURED).status == 202
+    [theirs, ours] = [(record.value, record.headers, record.partition, of_record) for record, of_record in reader.records()]
+    assert theirs == ours
+
+
+def test_a_repeated_event_has_the_same_webhook_id(publisher, served, reader):
+    assert [publish(publisher, EVENT, STRUCTURED).json["accepted"] for _ in range(2)] == [["e1"], ["e1"]]
+    layout = worker_plans.layout_of(served.config)
+    events = [parsing.parse(record, layout) for record, _ in reader.records()]
+    assert len(events) == 2
+    assert len({payload.webhook_id(event, "s1") for event in events}) == 1
+
+
+def test_one_wrong_event_and_nothing_is_published(publisher, reader):
+    answer = publish(publisher, [EVENT, EVENT | {"tenantid": None}, EVENT, EVENT | {"time": "noon"}], BATCH)
+    assert (answer.status, answer.fields) == (422, ["[1]", "[3]"])
+    assert answer.json["errors"][0]["problem"] == "missing_attribute: the event has no tenantid"
+    answer = publish(publisher, [EVENT, EVENT | {"type": "unknown"}], BATCH)
+    assert (answer.status, answer.fields) == (422, ["[1]"])
+    assert reader.records() == []
+
+
+def test_a_key_publishes_for_its_tenants_only(served, reader):
+    client = served.client(served.keys["publisher of t1"])
+    assert publish(client, PLAIN).status == 202
+    answer = publish(client, [PLAIN, PLAIN | {"tenant_id": "t2"}])
+    assert (answer.status, answer.fields) == (403, ["[1]"])
+    for name in ("acme", "reader", "poller"):
+        assert publish(served.client(served.keys[name]), PLAIN).status == 403
+    assert publish(served.client(served.keys["operator"]), PLAIN | {"id": "p2"}).status == 202
+    assert set(reader.events()) == {"p1", "p2"}
+
+
+def test_a_topic_is_named_for_all_events_and_no_other_parameter_is_taken(publisher, served, reader):
+    prefix = served.config.source.topic_prefix
+    untyped = {"id": "p3", "tenant_id": "t1"}
+    assert publish(publisher, untyped).status == 422
+    assert publish(publisher, untyped, path=f"/v1/events?topic={prefix}order").json["accepted"] == ["p3"]
+    for query in (f"topic={prefix}missing", "topic=fanout.retries", "topic=%20", "other=1", "topic=a&topic=b"):
+        assert publish(publisher, untyped, path=f"/v1/events?{query}").status == 422
+    assert reader.events()["p3"].event_type == "order"
+
+
+def test_the_examples_of_the_document_publish(publisher):
+    assert len(EXAMPLES) == 4
+    for number, words in enumerate(EXAMPLES, start=17):
+        headers = dict(value.split(": ", 1) for option, value in itertools.pairwise(words) if option == "-H")
+        sent = {name.lower().replace("-", "_"): value for name, value in headers.items() if name != "Authorization"}
+        answer = publisher.ask("POST", "/v1/events", raw=words[words.index("-d") + 1].encode(), **sent)
+        assert (answer.status, answer.json) == (202, {"accepted": [f"order-{number}"]})
+
+
+class MockKafka:
+    """A broker within this process that creates any topic that a client asks for, and that can end at once."""
+
+    def __init__(self):
+        options = {"test.mock.num.brokers": 1, "bootstrap.servers": "unused:1", "log_level": 0}
+        self._owner = confluent_kafka.Producer(options)
+        [broker] = self._owner.list_topics(timeout=10).brokers.values()
+        self.settings = settings.Kafka(bootstrap_servers=f"{broker.host}:{broker.port}")
+
+    def create(self, topic):
+        self._owner.produce(topic, b"")
+        assert self._owner.flush(10) == 0
+
+    def names(self):
+        return set(self._owner.list_topics(timeout=10).topics)
+
+    def end(self):
+        self._owner.close()
+        self._owner = None
+
+
+def test_no_topic_is_created_even_where_the_broker_would(postgres):
+    broker = MockKafka()
+    broker.create("events.order")
+    with world.served(postgres, kafka=broker.settings) as served:
+        publisher = served.client(served.keys["publisher"])
+        answer = publish(publisher, PLAIN | {"type": "ordre"})
+        assert (answer.status, "kafka-topics --create --topic events.ordre" in answer.json["detail"]) == (422, True)
+        assert publish(publisher, PLAIN).status == 202
+        assert broker.names() == {"events.order"}
+
+
+def test_without_kafka_the_answer_is_503_in_time_and_the_rest_of_the_api_works(postgres, monkeypatch):
+    monkeypatch.setattr(producer, "CONFIRM_TIMEOUT_S", 2)
+    monkeypatch.setattr(producer, "TOPICS_TIMEOUT_S", 1)
+    broker = MockKafka()
+    broker.create("events.order")
+    with world.served(postgres, kafka=broker.settings) as served:
+        publisher = served.client(served.keys["publisher"])
+        deadline = time.monotonic() + 60
+        while publish(publisher, PLAIN).status != 202:  # on a busy machine the first answer may be a 503
+            assert time.monotonic() < deadline
+        broker.end()
+        for type_ in ("order", "unknown"):  # a topic that is known from before, and one that would have to be asked for
+            answer = publish(publisher, PLAIN | {"type": type_})
+            assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+            assert answer.json["detail"].startswith("Kafka has not confirmed every event, and may have some")
+            assert broker.settings.bootstrap_servers not in answer.text.decode()
+        assert publisher.get("/readyz").status == 200
+        assert served.client(served.keys["acme"]).get("/v1/endpoints").status == 200

@@ -1,0 +1,130 @@
+"""Each event of a request gets its topic; one wrong event, and nothing is published."""
+
+import orjson
+import pytest
+
+from delivery.config import settings
+from delivery.model import Record
+from delivery.webhooks.events import parsing
+from delivery.webhooks.sending import payload
+from subscriptions_db.api.contract import problems
+from subscriptions_db.api.publishing import bodies, checks
+
+CLOUD_EVENT = {"specversion": "1.0", "id": "e1", "source": "shop", "type": "order.created", "tenantid": "t1"}
+PLAIN = {"id": "e1", "type": "order.created", "tenant_id": "t1"}
+OPERATIONAL = {"operations": {"topic": "events.fanout.operational"}}
+OWNED = {"source": {"tenant_of_topic": r"events\.([^.]+)\..+"}}
+NOW_MS = 1_700_000_000_000
+
+
+def rules(**config):
+    return checks.Rules.of(settings.Settings.model_validate(config))
+
+
+def found_in(*events, content_type=bodies.PLAIN):
+    body = orjson.dumps(events if len(events) > 1 else events[0])
+    return bodies.read(content_type, (), body)
+
+
+def checked(*events, content_type=bodies.PLAIN, topic=None, **config):
+    found = found_in(*events, content_type=content_type)
+    return checks.checked(found, rules(**config), topic=topic, now_ms=NOW_MS)
+
+
+def problem(*events, **options):
+    with pytest.raises(problems.Refused) as refused:
+        checked(*events, **options)
+    return refused.value.problem
+
+
+@pytest.mark.parametrize("type_", ["order.created", 5])
+def test_the_type_names_the_topic(type_):
+    [event] = checked(PLAIN | {"type": type_})
+    assert (event.topic, event.event_id, event.tenant_id) == (f"events.{type_}", "e1", "t1")
+
+
+def test_the_settings_name_the_fields_and_the_prefix():
+    source = {"topic_prefix": "in.", "topic_pattern": r"in\..+", "type_field": "meta.kind", "tenant_field": "owner"}
+    [event] = checked({"meta": {"kind": "paid"}, "owner": 7}, source=source)
+    assert (event.topic, event.event_id, event.tenant_id) == ("in.paid", None, "7")
+
+
+def test_a_topic_may_be_named_for_events_whose_type_names_none():
+    [event] = checked({"id": "e1", "tenant_id": "t1"}, topic="events.t1.orders", **OWNED)
+    assert event.topic == "events.t1.orders"
+    assert problem({"id": "e1", "tenant_id": "t2"}, topic="events.t1.orders", **OWNED).detail.startswith("tenant_mismatch")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "key"),
+    [({}, None), ({"partitionkey": ""}, None), ({"partitionkey": "acme"}, b"acme"), ({"partitionkey": 5}, b"5")],
+)
+def test_the_partition_key_of_a_cloud_event_is_the_key_of_its_record(attributes, key):
+    [event] = checked(CLOUD_EVENT | attributes, content_type=bodies.STRUCTURED)
+    assert (event.topic, event.key) == ("events.order.created", key)
+
+
+def test_a_repeated_event_has_the_webhook_id_of_the_first():
+    """docs/api.md promises it: a repeat is harmless, wherever Kafka puts it."""
+    for content_type, document in ((bodies.STRUCTURED, CLOUD_EVENT), (bodies.PLAIN, PLAIN)):
+        [event] = checked(document, content_type=content_type)
+        records = [Record(event.topic, place, place, NOW_MS, event.value, event.headers) for place in (0, 3)]
+        assert len({payload.webhook_id(parsing.parse(record, parsing.Layout()), "s1") for record in records}) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"type": "order.created"}, "missing_attribute: the event has no tenant_id"),
+        ({"tenant_id": "t1"}, "missing_attribute: the event has no type, which names its topic: add it, or name a topic"),
+        (PLAIN | {"id": "\n"}, "bad_attribute: id must be printable text"),
+        (PLAIN | {"type": True}, "bad_attribute: type must be printable text"),
+        (PLAIN | {"note": "x" * 262_144}, "too_large: "),
+        (PLAIN | {"type": "order/created"}, "bad_topic: 'events.order/created' is no name of a topic"),
+        (PLAIN | {"type": "x" * 250}, "bad_topic: "),
+        (PLAIN | {"tenant_id": "fanout"}, "tenant_mismatch: "),
+        (
+            PLAIN | {"type": "fanout.operational", "tenant_id": "fanout"},
+            "bad_topic: topic events.fanout.operational is the platf",
+        ),
+        ([], "not_json: a plain event is a JSON object"),
+    ],
+)
+def test_a_wrong_event_is_refused_with_the_reason_of_the_job(event, text):
+    refused = problem(event, PLAIN, **OPERATIONAL) if event else problem(event, PLAIN)
+    assert [(error.field, error.problem[: len(text)]) for error in refused.errors] == [("[0]", text)]
+
+
+@pytest.mark.parametrize("topic", ["fanout.retries", "fanout.dead-letters", "fanout.ticks", "orders"])
+def test_no_topic_but_those_of_events_can_be_written(topic):
+    source = {"topic_prefix": "", "topic_pattern": ".+" if topic != "orders" else r"events\..+"}
+    assert problem(PLAIN | {"type": topic}, source=source).detail.startswith(f"bad_topic: topic {topic} ")
+    assert problem(PLAIN, topic=topic, source=source).detail.startswith(f"bad_topic: topic {topic} ")
+
+
+def test_every_wrong_event_is_named_and_the_answer_is_bounded():
+    refused = problem(PLAIN, *[{"type": "order.created"}] * 150)
+    assert refused.status == 422
+    assert [error.field for error in refused.errors] == [f"[{index}]" for index in range(1, 101)]
+    assert refused.detail == "[1]: missing_attribute: the event has no tenant_id (149 more)"
+
+
+def test_a_key_that_names_tenants_publishes_for_no_other():
+    found = found_in(PLAIN, PLAIN | {"tenant_id": "t2"})
+    events = checks.checked(found, rules(), topic=None, now_ms=NOW_MS)
+    for tenants in (None, frozenset({"t1", "t2"})):
+        checks.require_tenants(found, events, tenants)
+    with pytest.raises(problems.Refused) as refused:
+        checks.require_tenants(found, events, frozenset({"t1"}))
+    assert (refused.value.problem.status, refused.value.problem.detail) == (403, "[1]: the key may not publish for tenant t2")
+
+
+def test_a_missing_topic_is_named_with_the_way_to_create_it():
+    found = found_in(PLAIN, PLAIN | {"type": "order.made"})
+    events = checks.checked(found, rules(), topic=None, now_ms=NOW_MS)
+    checks.require_topics(found, events, frozenset())
+    with pytest.raises(problems.Refused) as refused:
+        checks.require_topics(found, events, frozenset({"events.order.made"}))
+    [error] = refused.value.problem.errors
+    assert (refused.value.problem.status, error.field) == (422, "[1]")
+    assert "kafka-topics --create --topic events.order.made" in error.problem

@@ -1,0 +1,71 @@
+"""The names of Kafka's topics are read when one is missing, or when they are old; not for each request."""
+
+import asyncio
+
+import pytest
+
+from subscriptions_db.api.publishing import known_topics
+from tests.support.fakes import Clock
+
+
+class Kafka:
+    """The topics in Kafka, and how often somebody has read them."""
+
+    def __init__(self, *names):
+        self.names = set(names)
+        self.read_count = 0
+        self.failure = None
+
+    async def read(self):
+        self.read_count += 1
+        await asyncio.sleep(0)
+        if self.failure:
+            raise self.failure
+        return frozenset(self.names)
+
+
+@pytest.fixture
+def kafka():
+    return Kafka("a", "b")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def known(kafka, clock):
+    return known_topics.KnownTopics(kafka.read, clock)
+
+
+def missing(known, *names):
+    return set(asyncio.run(known.missing(frozenset(names))))
+
+
+def test_known_topics_are_not_read_again_until_they_are_old(known, kafka, clock):
+    assert [missing(known, "a"), missing(known, "a", "b")] == [set(), set()]
+    clock.now += known_topics.MAX_AGE_S
+    assert (missing(known, "a"), kafka.read_count) == (set(), 1)
+    kafka.names.remove("a")
+    clock.now += 1
+    assert (missing(known, "a"), kafka.read_count) == ({"a"}, 2)
+
+
+def test_a_new_topic_is_found_within_a_second_and_invented_ones_cost_one_reading_a_second(known, kafka, clock):
+    assert [missing(known, "new") for _ in range(10)] == [{"new"}] * 10
+    assert kafka.read_count == 1
+    kafka.names.add("new")
+    clock.now += known_topics.MIN_AGE_S + 0.1
+    assert (missing(known, "new"), kafka.read_count) == (set(), 2)
+
+
+def test_concurrent_requests_share_one_reading_and_its_failure(known, kafka):
+    async def both():
+        return await asyncio.gather(*(known.missing(frozenset("a")) for _ in range(5)), return_exceptions=True)
+
+    kafka.failure = RuntimeError("away")
+    assert asyncio.run(both()) == [kafka.failure] * 5
+    assert kafka.read_count == 1
+    kafka.failure = None
+    assert asyncio.run(both()) == [frozenset()] * 5

@@ -1,0 +1,138 @@
+"""An event counts as published when Kafka has confirmed it, and a request when all of its events are."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import confluent_kafka
+import pytest
+
+from delivery import errors
+from delivery.config import settings
+from subscriptions_db.api.publishing import producer
+from subscriptions_db.api.publishing.checks import Publication
+
+OPTIONS = {"delivery.timeout.ms": "600000", "enable.idempotence": "false", "linger.ms": "1"}
+
+
+@dataclass
+class Confirmation:
+    """A confirmed record, or one whose answer has no offset."""
+
+    place: int | None = 7
+
+    def topic(self):
+        return "events.order"
+
+    def partition(self):
+        return 3
+
+    def offset(self):
+        return self.place
+
+
+@dataclass
+class Client:
+    """A client of Kafka: it answers each event by a script when it is polled."""
+
+    options: dict
+    script: list = field(default_factory=list)
+    waiting: list = field(default_factory=list)
+    room: int = 100
+
+    def produce(self, *_, on_delivery, **__):
+        if len(self.waiting) >= self.room:
+            raise BufferError("Local: Queue full")
+        self.waiting.append(on_delivery)
+
+    def poll(self, _):
+        if self.waiting:
+            self.waiting.pop(0)(*(self.script.pop(0) if self.script else (None, Confirmation())))
+
+    def flush(self, _):
+        return 0
+
+    def __len__(self):
+        return len(self.waiting)
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    """Return the clients that the producer makes, in their order."""
+    made = []
+    monkeypatch.setattr(producer.confluent_kafka, "Producer", lambda options: made.append(Client(options)) or made[-1])
+    return made
+
+
+@pytest.fixture
+def events_to(clients):  # noqa: ARG001  # it makes no real ones
+    made = producer.EventProducer(settings.Kafka(librdkafka_options=OPTIONS), request_timeout_s=4)
+    yield made
+    made.close()
+
+
+def event(event_id):
+    return Publication("events.order", b"{}", None, (), "t1", event_id)
+
+
+def publish(events_to, *ids):
+    return asyncio.run(events_to.publish([event(event_id) for event_id in ids]))
+
+
+def test_the_ids_are_those_of_the_events_or_their_places(events_to, clients):
+    assert publish(events_to, "a", None, "b") == ["a", "events.order:3:7", "b"]
+    assert publish(events_to) == []
+    assert len(clients) == 1
+
+
+def test_nothing_is_connected_before_the_first_event_and_the_settings_loosen_no_guarantee(events_to, clients):
+    assert clients == []
+    publish(events_to, "a")
+    options = clients[0].options
+    assert (options["enable.idempotence"], options["delivery.timeout.ms"]) == (True, 2000)  # half of the request's time
+    assert options["linger.ms"] == "1"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (confluent_kafka.KafkaError(confluent_kafka.KafkaError._MSG_TIMED_OUT), Confirmation()),
+        (None, Confirmation(place=None)),
+    ],
+)
+def test_one_unconfirmed_event_fails_its_request_and_the_next_has_a_new_client(events_to, clients, answer):
+    publish(events_to, "a")
+    clients[0].script = [answer, (None, Confirmation())]
+    with pytest.raises(errors.KafkaUnavailable, match=r"topic events\.order"):
+        publish(events_to, "a", "b")
+    assert publish(events_to, "c") == ["c"]
+    assert [len(client.waiting) for client in clients] == [0, 0]
+
+
+def test_a_full_client_fails_the_request_and_is_emptied_later(events_to, clients):
+    async def both():
+        await events_to.publish([event("a")])
+        clients[0].room = 1
+        with pytest.raises(errors.KafkaUnavailable, match="Queue full"):
+            await events_to.publish([event("b"), event("c")])
+        assert await events_to.publish([event("d")]) == ["d"]
+        while clients[0].waiting:  # noqa: ASYNC110  # a client tells nobody
+            await asyncio.sleep(0)
+
+    asyncio.run(both())
+    assert len(clients) == 2
+
+
+def test_a_request_that_is_cut_off_leaves_no_trace(events_to, clients):
+    async def cut_off():
+        await events_to.publish([event("a")])
+        waiting = asyncio.create_task(events_to.publish([event("b")]))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        while clients[0].waiting:  # noqa: ASYNC110  # a client tells nobody
+            await asyncio.sleep(0)
+        return await events_to.publish([event("c")])
+
+    assert asyncio.run(cut_off()) == ["c"]
+    assert len(clients) == 1
