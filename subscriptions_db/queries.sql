@@ -139,6 +139,7 @@ select
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at,
     validation, awaits_permission, permitted_origin, permitted_per_minute, permitted_at,
+    description, metadata, created_at, updated_at,
     array(
         select purpose from secrets s where s.endpoint_id = e.endpoint_id and (expires_at is null or expires_at > now())
     ) as purposes
@@ -148,6 +149,7 @@ where %(ids)s::text[] is null or endpoint_id = any (%(ids)s);
 -- name: document_subscriptions
 select
     s.subscription_id as id, s.endpoint_id as endpoint, s.event_type, s.scope, s.status, f.pattern::text as filter,
+    s.description, s.metadata, s.created_at, s.updated_at,
     array(
         select array[effect, tenant_id, sub_tenant_id]::text[] from scopes where scopes.subscription_id = s.subscription_id
     ) as scopes
@@ -208,7 +210,7 @@ insert into endpoints (
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
     content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
-    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, validation
+    retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, validation, description, metadata
 )
 select * from jsonb_to_recordset(%(rows)s) as given (
     id text, customer text, url text, mode text, status text,
@@ -217,7 +219,7 @@ select * from jsonb_to_recordset(%(rows)s) as given (
     max_per_second double precision,
     batch_max_events integer, batch_max_wait_s double precision, batch_max_bytes integer, batch_gzip boolean,
     retry_schedule_s double precision[], retry_max_age_s double precision, retry_timeout_s double precision, order_by text,
-    validation text
+    validation text, description text, metadata jsonb
 )
 on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
@@ -229,7 +231,8 @@ on conflict (endpoint_id) do update set
     batch_max_events = excluded.batch_max_events, batch_max_wait_s = excluded.batch_max_wait_s,
     batch_max_bytes = excluded.batch_max_bytes, batch_gzip = excluded.batch_gzip,
     retry_schedule_s = excluded.retry_schedule_s, retry_max_age_s = excluded.retry_max_age_s,
-    retry_timeout_s = excluded.retry_timeout_s, order_by = excluded.order_by, validation = excluded.validation;
+    retry_timeout_s = excluded.retry_timeout_s, order_by = excluded.order_by, validation = excluded.validation,
+    description = excluded.description, metadata = excluded.metadata;
 
 -- name: put_secret
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed)
@@ -286,17 +289,23 @@ where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s);
 -- name: delete_expired_secrets
 delete from secrets where endpoint_id = %(endpoint_id)s and expires_at <= now();
 
+-- name: touch_endpoint
+-- Notes the time of a change of the endpoint's secrets, which are in another table.
+update endpoints set updated_at = now() where endpoint_id = %(endpoint_id)s;
+
 -- name: overlapping_secrets
 select expires_at from secrets where endpoint_id = %(endpoint_id)s and purpose = any (%(purposes)s) order by expires_at;
 
 -- name: put_subscriptions
-insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status)
-select given.id, endpoint_id, customer_id, given.event_type, given.scope, given.status
-from jsonb_to_recordset(%(rows)s) as given (id text, endpoint text, event_type text, scope text, status text)
+insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status, description, metadata)
+select given.id, endpoint_id, customer_id, given.event_type, given.scope, given.status, given.description, given.metadata
+from jsonb_to_recordset(%(rows)s) as given (
+    id text, endpoint text, event_type text, scope text, status text, description text, metadata jsonb
+)
 join endpoints on endpoint_id = given.endpoint
 on conflict (subscription_id) do update set
     endpoint_id = excluded.endpoint_id, customer_id = excluded.customer_id, event_type = excluded.event_type,
-    scope = excluded.scope, status = excluded.status;
+    scope = excluded.scope, status = excluded.status, description = excluded.description, metadata = excluded.metadata;
 
 -- name: delete_scopes
 delete from scopes where subscription_id = any (%(ids)s);

@@ -6,6 +6,7 @@ Runs in the command and in the API.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,11 @@ from subscriptions_db.snapshot import endpoint_checks
 
 EventType = Annotated[str, Field(pattern=mistakes.EVENT_TYPE_PATTERN, max_length=255)]
 Name = Annotated[str, Field(max_length=200)]
+Description = Annotated[str, Field(max_length=2000)]
+MAX_METADATA_ENTRIES = 50
+"""Maximum entries of a row's metadata."""
+MAX_METADATA_BYTES = 8192
+"""Maximum size of a row's metadata as JSON. The table column has the same bound."""
 
 
 def _as_id(value: object) -> object:
@@ -35,7 +41,19 @@ def _as_sub_tenant(value: object) -> object:
     return {"id": value} if isinstance(value, str | int) else value
 
 
+def _small(metadata: dict[str, str]) -> dict[str, str]:
+    """Return the metadata unchanged; raise ValueError if Postgres would refuse its size."""
+    if len(json.dumps(metadata, ensure_ascii=False).encode(errors="surrogatepass")) > MAX_METADATA_BYTES:
+        raise ValueError(f"must be at most {MAX_METADATA_BYTES} bytes as JSON")
+    return metadata
+
+
 Id = Annotated[str, Field(pattern=mistakes.ID_PATTERN), pydantic.BeforeValidator(_as_id)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(pattern=mistakes.METADATA_NAME_PATTERN)], Annotated[str, Field(max_length=500)]],
+    Field(max_length=MAX_METADATA_ENTRIES),
+    pydantic.AfterValidator(_small),
+]
 
 
 class ManifestPart(pydantic.BaseModel):
@@ -144,6 +162,10 @@ class EndpointFields(ManifestPart):
     order_by: Annotated[str, Field(pattern=mistakes.FIELD_PATH_PATTERN, max_length=255)] | None = None
     validation: Literal["none", "cloudevents"] = "none"
     """With `cloudevents`, deliveries wait until the receiver has permitted them."""
+    description: Description = ""
+    """Free text. Receivers do not get it."""
+    metadata: Metadata = {}
+    """Names and texts of the customer's own, such as the id of the endpoint in another system. Receivers do not get them."""
 
 
 class ManifestEndpoint(EndpointFields):
@@ -180,6 +202,10 @@ class SubscriptionFields(ManifestPart):
     except_tenants: list[Id] = []
     except_sub_tenants: dict[Id, list[Id]] = {}
     filter: dict[str, Any] | None = None
+    description: Description = ""
+    """Free text."""
+    metadata: Metadata = {}
+    """Names and texts of the customer's own."""
 
 
 class ManifestSubscription(SubscriptionFields):
@@ -210,7 +236,7 @@ class ManifestSubscription(SubscriptionFields):
 class EventTypeFields(ManifestPart):
     """The fields of an event type in the catalogue."""
 
-    description: Annotated[str, Field(max_length=2000)] = ""
+    description: Description = ""
     json_schema: dict[str, Any] | None = None
     """JSON Schema 2020-12 of the payload."""
     examples: Annotated[list[Any], Field(max_length=20)] = []

@@ -19,6 +19,10 @@ _WORDS = {
     "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only"),
     "endpoints_headers_have_names": ("headers", "a header name must be letters, digits or `-`"),
     "endpoints_headers_have_plain_values": ("headers", "a header value must be printable ASCII"),
+    "endpoints_metadata_has_names": ("metadata", "a name must be 1 to 64 letters, digits, `_` `.` `/` or `-`"),
+    "endpoints_metadata_has_texts": ("metadata", "a value must be a text"),
+    "subscriptions_metadata_has_names": ("metadata", "a name must be 1 to 64 letters, digits, `_` `.` `/` or `-`"),
+    "subscriptions_metadata_has_texts": ("metadata", "a value must be a text"),
     "scopes_everything_takes_exclusions_only": ("tenants", "a subscription to everything may list exclusions only"),
     "secrets_only_signing_expires": ("expires_at", "only a signing secret can expire"),
     "registry_id_check": (

@@ -285,15 +285,19 @@ def _write(
         _execute_all(cursor, "put_endpoints", [{"id": row.id} | columns.endpoint(row) for row in endpoints])
         secrets.write(endpoints)
         subscriptions = [row for row in wanted.subscriptions if row.id in ids["subscription"]]
-        if subscriptions:
-            cursor.execute(query("delete_scopes"), {"ids": [row.id for row in subscriptions]})
+        # Equal scopes and filters stay: each written part is a revision, for which every executor reads the subscription again.
+        scoped_anew, filtered_anew = _changed(changes, "scope", "scopes"), _changed(changes, "filter")
+        rescoped = [row for row in subscriptions if row.id in scoped_anew]
+        if rescoped:
+            cursor.execute(query("delete_scopes"), {"ids": [row.id for row in rescoped]})
         _execute_all(cursor, "put_subscriptions", [_subscription(row) for row in subscriptions])
-        scopes = ((row.id, columns.scope_kind(row), *scope) for row in subscriptions for scope in sorted(row.scopes(), key=str))
+        scopes = ((row.id, columns.scope_kind(row), *scope) for row in rescoped for scope in sorted(row.scopes(), key=str))
         while chunk := list(itertools.islice(scopes, SCOPES_AT_ONCE)):
             cursor.execute(query("put_scopes"), dict(zip(SCOPE_COLUMNS, map(list, zip(*chunk, strict=True)), strict=True)))
-        filtered = [{"id": row.id, "pattern": row.filter} for row in subscriptions if row.filter is not None]
+        refiltered = [row for row in subscriptions if row.id in filtered_anew]
+        filtered = [{"id": row.id, "pattern": row.filter} for row in refiltered if row.filter is not None]
         _execute_all(cursor, "put_filters", filtered)
-        unfiltered = [row.id for row in subscriptions if row.filter is None]
+        unfiltered = [row.id for row in refiltered if row.filter is None]
         if unfiltered:
             cursor.execute(query("delete_filters"), {"ids": unfiltered})
         event_types = [row for row in wanted.event_types if row.id in ids["event_type"]]
@@ -302,6 +306,15 @@ def _write(
             gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
             if gone:
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
+
+
+def _changed(changes: Iterable[diff.Change], *names: str) -> set[str]:
+    """Return the ids of the subscriptions that are new, or for which one of these fields changes."""
+    return {
+        change.id
+        for change in changes
+        if change.kind == "subscription" and (change.action == "create" or any(name in names for name, *_ in change.fields))
+    }
 
 
 def _write_audit_entries(
@@ -335,7 +348,8 @@ def _write_audit_entries(
 def _subscription(row: manifest.ManifestSubscription) -> dict[str, Any]:
     """Return the columns of a subscription's own row, without its scopes and its filter."""
     fields = columns.subscription(row)
-    return {"id": row.id} | {name: fields[name] for name in ("endpoint", "event_type", "scope", "status")}
+    own = ("endpoint", "event_type", "scope", "status", "description", "metadata")
+    return {"id": row.id} | {name: fields[name] for name in own}
 
 
 def _as_json(secret: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def endpoint(row: manifest.ManifestEndpoint) -> dict[str, Any]:
         "retry_timeout_s": row.retry.timeout_s,
         "order_by": row.order_by,
         "validation": row.validation,
+        "description": row.description,
+        "metadata": row.metadata,
     }
 
 
@@ -58,6 +60,8 @@ def subscription(row: manifest.ManifestSubscription) -> dict[str, Any]:
         "scopes": row.scopes(),
         "filter": row.filter,
         "status": row.status,
+        "description": row.description,
+        "metadata": row.metadata,
     }
 
 

@@ -82,6 +82,7 @@ def rotate_in_transaction(
         raise errors.RegistrationError(endpoint_id, problem)
     row = EndpointSecret.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
     connection.execute(query("put_secret"), row)
+    connection.execute(query("touch_endpoint"), of)
     return Rotation(key=new, others_end_at=ends, customer_id=str(owner["customer_id"]))
 
 

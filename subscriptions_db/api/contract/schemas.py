@@ -88,6 +88,11 @@ class Endpoint(pydantic.BaseModel):
     permitted_at: dt.datetime | None
     disabled_reason: str | None
     disabled_at: dt.datetime | None
+    description: str
+    metadata: dict[str, str]
+    created_at: dt.datetime
+    updated_at: dt.datetime | None
+    """The last change of a field, the status or a secret. Null: before the platform noted this time."""
 
 
 class CreatedEndpoint(Endpoint):
@@ -157,6 +162,11 @@ class Subscription(pydantic.BaseModel):
     except_sub_tenants: dict[str, list[str]]
     filter: Any
     status: str
+    description: str
+    metadata: dict[str, str]
+    created_at: dt.datetime | None
+    updated_at: dt.datetime | None
+    """The last change of a field. Null, as `created_at`: before the platform noted this time."""
 
 
 class LintWarning(pydantic.BaseModel):
@@ -181,14 +191,15 @@ class Subscriptions(pydantic.BaseModel):
     next_cursor: str | None
 
 
-_READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at")
+_READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at",
+              "created_at", "updated_at")  # fmt: skip
 """The fields of an endpoint that an answer shows and a manifest cannot set."""
 
 
 def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest document of a registered endpoint, without secrets."""
     own = ("customer", "url", "mode", "status", "content_mode", "headers", "max_in_flight", "max_per_second", "order_by",
-           "validation")  # fmt: skip
+           "validation", "description", "metadata")  # fmt: skip
     parts: dict[str, type[pydantic.BaseModel]] = {
         "auth": Auth,
         "tls": Tls,
@@ -214,10 +225,11 @@ def subscription_document(row: dict[str, Any]) -> dict[str, Any]:
             scopes[f"{prefix}tenants"].append(tenant_id)
         else:
             scopes[f"{prefix}sub_tenants"].setdefault(tenant_id, []).append(sub_tenant_id)
-    own = {name: row[name] for name in ("endpoint", "event_type", "filter", "status")}
+    own = {name: row[name] for name in ("endpoint", "event_type", "filter", "status", "description", "metadata")}
     return own | scopes | {"everything": row["scope"] == "everything"}
 
 
 def subscription(row_id: str, row: dict[str, Any]) -> Subscription:
     """Convert the registered row of a subscription to the API's type."""
-    return Subscription(id=row_id, **subscription_document(row))
+    times = {name: row[name] for name in ("created_at", "updated_at")}
+    return Subscription(id=row_id, **times, **subscription_document(row))

@@ -6,6 +6,7 @@ from delivery.model import EndpointStatus
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import signing
+from subscriptions_db.registration import registered_rows
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
@@ -73,6 +74,12 @@ def test_a_change_keeps_omitted_fields_and_secrets(acme, served, made):
         (NEW | {"mode": "pigeon"}, "mode"),
         (NEW | {"mode": "batch", "order_by": "id"}, ""),
         (NEW | {"tls": {"certificate": "none"}}, "tls"),
+        (NEW | {"description": "x" * 2001}, "description"),
+        (NEW | {"metadata": {"a b": "c"}}, "metadata.a b"),
+        (NEW | {"metadata": {"a": 1}}, "metadata.a"),
+        (NEW | {"metadata": {str(n): "" for n in range(51)}}, "metadata"),
+        (NEW | {"metadata": {str(n): "x" * 500 for n in range(17)}}, "metadata"),
+        (NEW | {"created_at": "2026-01-01T00:00:00Z"}, "created_at"),
         (NEW | {"colour": "red"}, "colour"),
         (NEW | {"id": "mine"}, "id"),
         (NEW | {"customer": "other"}, "customer"),
@@ -84,6 +91,25 @@ def test_an_invalid_field_is_refused_by_name(acme, document, field):
     assert answer.status == 422
     assert answer.headers["content-type"].startswith("application/problem+json")
     assert answer.fields == [field]
+
+
+def test_an_endpoint_has_a_description_metadata_and_times(acme, served):
+    told = {"description": "Orders", "metadata": {"team": "billing", "system/id": "17"}}
+    made = acme.post("/v1/endpoints", NEW | told).json
+    assert {name: made[name] for name in told} == told
+    assert made["created_at"] == made["updated_at"]
+    path = f"/v1/endpoints/{made['id']}"
+    with served.registry() as opened:
+        revision = registered_rows.revision(opened)
+        changed = acme.patch(path, {"metadata": {"team": "sales"}}).json
+        assert registered_rows.revision(opened) == revision, "executors do not read it"
+    assert (changed["description"], changed["metadata"]) == ("Orders", {"team": "sales"})
+    assert (changed["created_at"], changed["updated_at"] > made["updated_at"]) == (made["created_at"], True)
+    assert acme.patch(path, {"metadata": {"team": "sales"}}).json == changed, "nothing has changed"
+    acme.post(f"{path}/rotate-secret", {})
+    assert acme.get(path).json["updated_at"] > changed["updated_at"]
+    entry = served.audit(made["id"])[1]
+    assert (entry["before"], entry["after"]) == ({"metadata": told["metadata"]}, {"metadata": {"team": "sales"}})
 
 
 def test_a_changed_endpoint_is_checked_as_a_whole(acme, made):

@@ -78,8 +78,9 @@ NAMING = {
 }  # fmt: skip
 """The fields of bodies by which a customer can name what is another's, and what is answered to that."""
 NAMING_NOBODY = {
-    "auth", "batch", "content_mode", "data", "event", "event_type", "event_types", "everything", "except_tenants", "filter",
-    "headers", "lease_s", "limit", "max_in_flight", "max_per_second", "mode", "order_by", "overlap_s", "reason", "retry",
+    "auth", "batch", "content_mode", "data", "description", "event", "event_type", "event_types", "everything",
+    "except_tenants", "filter", "headers", "lease_s", "limit", "max_in_flight", "max_per_second", "metadata", "mode",
+    "order_by", "overlap_s", "reason", "retry",
     "scheme", "since", "tenant", "tenants", "tls", "to", "type", "until", "url", "validation", "wait_s",
 }  # fmt: skip
 STANDS_ALONE = {("redriveDeadLetters", "endpoint"), ("discardDeadLetters", "endpoint"), ("seekConsumer", "cursor")}

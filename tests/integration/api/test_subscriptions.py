@@ -2,6 +2,8 @@
 
 import pytest
 
+from subscriptions_db.registration import registered_rows
+
 pytestmark = pytest.mark.integration
 
 NEW = {"endpoint": "acme-orders", "event_type": "invoice.*", "tenants": ["t1"]}
@@ -28,9 +30,22 @@ def test_a_subscription_is_shown_as_created(acme, made):
     assert made in listed
 
 
+def test_a_subscription_has_a_description_metadata_and_times(acme, made, served):
+    assert (made["description"], made["metadata"], made["created_at"]) == ("", {}, made["updated_at"])
+    told = {"description": "Invoices", "metadata": {"team": "billing"}}
+    with served.registry() as opened:
+        revision = registered_rows.revision(opened)
+        changed = acme.patch(f"/v1/subscriptions/{made['id']}", told).json
+        assert registered_rows.revision(opened) == revision, "executors do not read it"
+    assert {name: changed[name] for name in told} == told
+    assert changed["updated_at"] > made["updated_at"]
+    assert acme.patch(f"/v1/subscriptions/{made['id']}", {"metadata": {"": "x"}}).fields == ["metadata."]
+
+
 def test_a_change_keeps_omitted_fields(acme, made):
     path = f"/v1/subscriptions/{made['id']}"
-    assert acme.patch(path, {"event_type": "*"}).json == made | {"event_type": "*", "warnings": []}
+    changed = acme.patch(path, {"event_type": "*"}).json
+    assert changed == made | {"event_type": "*", "warnings": [], "updated_at": changed["updated_at"]}
     assert acme.patch(path, {"filter": None}).json["filter"] is None
     assert acme.post(f"{path}/pause").json["status"] == "paused"
     assert acme.post(f"{path}/resume").json["status"] == "active"

@@ -50,6 +50,7 @@ WHOLE = {
     "signing_secrets": [ED25519, SIGNING],
     "batch": {"max_events": 50, "max_wait_s": 7.5, "max_bytes": 65_536, "gzip": True},
     "retry": {"schedule_s": [1, 2.5], "max_age_s": 3600, "timeout_s": 30}, "validation": "cloudevents",
+    "description": "Orders", "metadata": {"team": "billing"},
 }  # fmt: skip
 AS_READ = Endpoint(
     endpoint_id="whole", customer_id="c1", url="https://example.com/whole", mode=DeliveryMode.BATCH,

@@ -75,6 +75,9 @@ def test_rows_of_the_previous_version_are_read_unchanged(before, ring):
     assert read.endpoints["ep2"].auth.secret == Secret(b"token")
     assert read.endpoints["ep2"].content_mode is ContentMode.STANDARD
     assert list(read.subscriptions) == ["s1"]
+    rows = registered_rows.document(before)
+    for row in (rows["endpoint"]["ep1"], rows["subscription"]["s1"]):
+        assert (row["description"], row["metadata"], row["updated_at"]) == ("", {}, None)
     # A reader of before has missed nothing, and a running one reads on.
     assert before.execute("select revision, entity_id from revisions").fetchall()[: len(log)] == log
     assert registry_reader.read_changes(before, ring, GUARD, since=log[-1]["revision"]) is not None

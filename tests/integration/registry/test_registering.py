@@ -168,7 +168,7 @@ def test_every_field_of_an_endpoint_is_shown_and_no_secret(connection, ring):
     changed = [name for name, *_ in result.changes[0].fields]
     fields = registered_rows.document(connection)["endpoint"]["whole"]
     of_others = {"auth_username", "auth_header", "order_by", "disabled_reason", "disabled_at", "awaits_permission",
-                 "permitted_origin", "permitted_per_minute", "permitted_at"}  # fmt: skip
+                 "permitted_origin", "permitted_per_minute", "permitted_at", "created_at", "updated_at"}  # fmt: skip
     assert changed == [name for name in fields if name not in of_others]
     assert applied(connection, ring, {"endpoints": [WHOLE]}) == apply.Result(changes=(), awaiting_permission=("whole",))
     shown = str(result) + str(result.changes) + str(registered_rows.document(connection))

@@ -98,6 +98,15 @@ def connection(database):
         'update endpoints set headers = \'{"X A": "a"}\'',
         'update endpoints set headers = \'{"": "a"}\'',
         "update endpoints set headers = jsonb_build_object('X-A', repeat('x', 16384))",
+        "update endpoints set description = repeat('x', 2001)",
+        "update endpoints set description = null",
+        "update endpoints set metadata = '[]'",
+        "update endpoints set metadata = '{\"a\": 1}'",
+        'update endpoints set metadata = \'{"a:b": "1"}\'',
+        "update endpoints set metadata = jsonb_build_object('a', repeat('x', 8192))",
+        "update subscriptions set description = repeat('x', 2001)",
+        "update subscriptions set metadata = '{\"a\": null}'",
+        'update subscriptions set metadata = \'{"a b": "1"}\'',
         "update endpoints set tls_authorities = ''",
         "update endpoints set tls_authorities = repeat('x', 65537)",
         "update endpoints set tls_certificate = repeat('x', 49153)",
@@ -227,6 +236,33 @@ def changes_of(connection, *statements):
             connection.execute(statement)
     rows = [row for row in revisions(connection) if row["revision"] > before]
     return [(row["entity"], row["entity_id"], row["change"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "row_id"), [("endpoint", "endpoint_id", "ep1"), ("subscription", "subscription_id", "s1")]
+)
+def test_a_change_of_description_and_metadata_alone_has_no_revision(connection, table, key, row_id):
+    """The job does not read them."""
+    described = f"update {table}s set description = 'x', metadata = '{{\"a\": \"b\"}}' where {key} = '{row_id}'"  # noqa: S608
+    assert changes_of(connection, described) == []
+    both = f"update {table}s set description = 'y', status = 'paused' where {key} = '{row_id}'"  # noqa: S608
+    untouched = f"update {table}s set status = status where {key} = '{row_id}'"  # noqa: S608
+    for statement in (both, untouched):
+        assert changes_of(connection, statement) == [(table, row_id, "update")]
+
+
+@pytest.mark.parametrize(("table", "row"), [("endpoints", "endpoint_id = 'ep1'"), ("subscriptions", "subscription_id = 's1'")])
+def test_each_change_of_a_row_has_a_later_time(connection, table, row):
+    times = [connection.execute(f"select created_at from {table} where {row}").fetchone()["created_at"]]  # noqa: S608
+    change = f"update {table} set description = 'x' where {row} returning updated_at"  # noqa: S608
+    with connection.transaction():
+        times += [connection.execute(change).fetchone()["updated_at"] for _ in range(2)]
+    connection.execute("set session_replication_role = replica")  # without triggers, as if a clock had been set back since
+    connection.execute(f"update {table} set updated_at = '2100-01-01' where {row}")  # noqa: S608
+    connection.execute("reset session_replication_role")
+    times.append(connection.execute(change).fetchone()["updated_at"])
+    assert times == sorted(set(times))
+    assert times[-1].year == 2100
 
 
 def test_a_row_is_logged_once_for_all_changed_parts(connection):
