@@ -160,32 +160,63 @@ delete from redrive_notes n where webhook_id = any (%(webhook_ids)s) and exists 
 delete from redrive_notes where noted_at < %(before)s;
 
 -- name: put_consumer
-insert into dead_letter_consumers (customer_id, name, endpoint_id, event_type, tenant_id, reason, read_until)
-values (%(customer_id)s, %(name)s, %(endpoint_id)s, %(type)s, %(tenant_id)s, %(reason)s, %(read_until)s)
+insert into dead_letter_consumers (customer_id, name, endpoint_id, event_type, tenant_id, reason, read_until, max_receives)
+values (%(customer_id)s, %(name)s, %(endpoint_id)s, %(type)s, %(tenant_id)s, %(reason)s, %(read_until)s, %(max_receives)s)
 on conflict (customer_id, name) do nothing;
 
 -- name: consumers
-select name, endpoint_id, event_type, tenant_id, reason, read_until, created_at,
-       (select count(*) from dead_letter_leases l where (l.customer_id, l.consumer) = (c.customer_id, c.name)) as unacknowledged
+select name, endpoint_id, event_type, tenant_id, reason, read_until, max_receives, created_at,
+       (
+           select count(*) from dead_letter_leases l
+           where (l.customer_id, l.consumer) = (c.customer_id, c.name) and l.until < 'infinity'
+       ) as unacknowledged
 from dead_letter_consumers c
 where customer_id = %(customer_id)s and (%(name)s::text is null or name = %(name)s)
 order by name;
+
+-- name: set_max_receives
+update dead_letter_consumers set max_receives = %(max_receives)s where customer_id = %(customer_id)s and name = %(name)s;
 
 -- name: delete_consumer
 delete from dead_letter_consumers where customer_id = %(customer_id)s and name = %(name)s;
 
 -- name: lock_consumer
 -- Serializes the pollers of one consumer.
-select endpoint_id, event_type, tenant_id, reason, read_until from dead_letter_consumers
+select endpoint_id, event_type, tenant_id, reason, read_until, max_receives from dead_letter_consumers
 where customer_id = %(customer_id)s and name = %(name)s for update;
 
 -- name: expired_leases
-select position from dead_letter_leases
+select position, times from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s and until <= %(now)s
 order by until limit %(limit)s;
 
+-- name: park
+-- The caller has locked the consumer. A late ack by the last receipt handle still counts.
+update dead_letter_leases set parked_at = %(now)s, until = 'infinity'
+where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s;
+
+-- name: parked_letters
+select position, times, parked_at from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and position > %(after)s
+order by position limit %(limit)s;
+
+-- name: parked_positions
+select position from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null
+  and (%(positions)s::bigint[] is null or position = any (%(positions)s))
+order by position limit %(limit)s;
+
+-- name: unpark
+-- The caller has locked the consumer.
+update dead_letter_leases set parked_at = null, token = null, until = %(now)s, times = 0
+where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and position = any (%(positions)s::bigint[]);
+
+-- name: unacknowledged
+select count(*) as unacknowledged from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s and until < 'infinity';
+
 -- name: renew_expired_leases
--- Also returns the number of all leases of the consumer, these included.
+-- Also returns the number of all leases of the consumer, these included, and parked dead letters left out.
 with again as (
     update dead_letter_leases set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1
     where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s
@@ -193,7 +224,10 @@ with again as (
 )
 select
     coalesce(array_agg(position), '{}') as positions, coalesce(array_agg(times), '{}') as times,
-    (select count(*) from dead_letter_leases where customer_id = %(customer_id)s and consumer = %(name)s) as unacknowledged
+    (
+        select count(*) from dead_letter_leases
+        where customer_id = %(customer_id)s and consumer = %(name)s and until < 'infinity'
+    ) as unacknowledged
 from again;
 
 -- name: put_leases
@@ -208,8 +242,16 @@ update dead_letter_consumers set read_until = %(read_until)s where customer_id =
 
 -- name: delete_leases
 delete from dead_letter_leases
-where customer_id = %(customer_id)s and consumer = %(name)s
-  and (%(positions)s::bigint[] is null or position = any (%(positions)s));
+where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s);
+
+-- name: end_leases
+-- Parked dead letters up to the new place stay parked, because the consumer does not read them again.
+delete from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s and (parked_at is null or position > %(read_until)s);
+
+-- name: end_receipts_of_parked
+update dead_letter_leases set token = null
+where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and token is not null;
 
 -- name: ack
 -- One row for each receipt handle, in order. An expired lease that no other poller has taken still counts. `holder` is the token of
@@ -222,7 +264,8 @@ with asked as (
     where customer_id = %(customer_id)s and consumer = %(name)s and (position, token) in (select position, token from asked)
     returning position, token
 )
-select settled.position is not null as is_settled, null as until, lease.token as holder, false as is_too_long
+select settled.position is not null as is_settled, null as until, lease.token as holder, lease.parked_at is not null as is_parked,
+       false as is_too_long
 from asked
 left join settled on (settled.position, settled.token) = (asked.position, asked.token)
 left join dead_letter_leases as lease
@@ -238,10 +281,11 @@ with asked as (
     update dead_letter_leases as lease set token = null, until = %(until)s
     from (select distinct position, token from asked) as asked
     where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
-      and (lease.position, lease.token) = (asked.position, asked.token)
+      and (lease.position, lease.token) = (asked.position, asked.token) and lease.parked_at is null
     returning asked.position, asked.token
 )
-select settled.position is not null as is_settled, null as until, lease.token as holder, false as is_too_long
+select settled.position is not null as is_settled, null as until, lease.token as holder, lease.parked_at is not null as is_parked,
+       false as is_too_long
 from asked
 left join settled on (settled.position, settled.token) = (asked.position, asked.token)
 left join dead_letter_leases as lease
@@ -257,11 +301,11 @@ with asked as (
     update dead_letter_leases as lease set until = least(%(until)s, leased_at + make_interval(secs => %(max_lease_s)s))
     from (select distinct position, token from asked) as asked
     where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
-      and (lease.position, lease.token) = (asked.position, asked.token)
+      and (lease.position, lease.token) = (asked.position, asked.token) and lease.parked_at is null
       and lease.leased_at + make_interval(secs => %(max_lease_s)s) > %(now)s
     returning lease.position, lease.token, lease.until
 )
-select settled.position is not null as is_settled, settled.until, lease.token as holder,
+select settled.position is not null as is_settled, settled.until, lease.token as holder, lease.parked_at is not null as is_parked,
        lease.leased_at + make_interval(secs => %(max_lease_s)s) <= %(now)s as is_too_long
 from asked
 left join settled on (settled.position, settled.token) = (asked.position, asked.token)

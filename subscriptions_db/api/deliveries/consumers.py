@@ -1,4 +1,4 @@
-"""Create, list, seek and delete consumers of dead letters.
+"""Create, list, change, seek and delete consumers of dead letters.
 
 Runs in the API.
 """
@@ -17,6 +17,7 @@ from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery
 from subscriptions_db.archive.search import consumers, cursor
 
 ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+MaxReceives = Annotated[int, Field(ge=1, le=1000)]
 
 
 class SeekTarget(NoParameters):
@@ -33,6 +34,14 @@ class NewConsumer(SeekTarget, DeadLetterQuery):
     """A consumer to create, whose selection cannot change later. Without a place it begins at the oldest dead letter."""
 
     name: ConsumerName
+    max_receives: MaxReceives | None = None
+    """Park a dead letter that was leased this often without an ack. Null: lease it again without end."""
+
+
+class ConsumerChange(NoParameters):
+    """The new `max_receives` of a consumer. Dead letters that are parked already stay parked."""
+
+    max_receives: MaxReceives | None
 
 
 class Consumer(pydantic.BaseModel):
@@ -46,7 +55,9 @@ class Consumer(pydantic.BaseModel):
     cursor: str
     """Every dead letter up to this cursor was leased to a poller, or is outside the selection."""
     unacknowledged: int
-    """Leased dead letters that are not acknowledged yet."""
+    """Leased dead letters that are not acknowledged yet, also those whose lease has expired. Parked ones do not count."""
+    max_receives: int | None
+    """Number of leases without an ack after which a dead letter is parked. Null: never."""
     created_at: dt.datetime
 
 
@@ -75,13 +86,24 @@ def create(call: Call) -> Consumer:
     if len(consumers.list_consumers(call.connection, customer_id)) >= bound:
         raise problems.Refused(409, f"you have {bound} consumers, the maximum: delete some")
     after = _position(call, customer_id, wanted) or 0
-    if not consumers.create(call.connection, customer_id, wanted.name, selection(wanted), after=after):
+    limit = wanted.max_receives
+    if not consumers.create(call.connection, customer_id, wanted.name, selection(wanted), after=after, max_receives=limit):
         raise problems.Refused(
             409, "a consumer with this name exists and is unchanged", ("name", "is already used: choose another name")
         )
     audit.write(call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True))
     [made] = consumers.list_consumers(call.connection, customer_id, wanted.name)
     return _shown(made)
+
+
+def change(call: Call) -> Consumer:
+    """Change the `max_receives` of a consumer."""
+    before, customer_id = existing_consumer(call), customer_of(call)
+    consumers.set_max_receives(call.connection, customer_id, before.name, call.body_as(ConsumerChange).max_receives)
+    changed = existing_consumer(call)
+    fields = {"before": {"max_receives": before.max_receives}, "after": {"max_receives": changed.max_receives}}
+    audit.write(call, "update", "consumer", before.name, customer_id=customer_id, **fields)
+    return changed
 
 
 def delete(call: Call) -> None:
@@ -127,6 +149,7 @@ def _shown(state: consumers.ConsumerState) -> Consumer:
         reason=state.selection.reason,
         cursor=cursor.letter_cursor(state.read_until),
         unacknowledged=state.unacknowledged,
+        max_receives=state.max_receives,
         created_at=state.created_at,
     )
 
@@ -144,6 +167,11 @@ ROUTES = (
     Route(
         method="GET", path="/v1/dead-letter-consumers/{consumer_id}", name="getConsumer", summary="A consumer, by its name.",
         scopes=routes.BROWSERS, handler=existing_consumer, query=CustomerQuery, answer=Consumer,
+    ),
+    Route(
+        method="PATCH", path="/v1/dead-letter-consumers/{consumer_id}", name="updateConsumer",
+        summary="Change after how many leases without an ack a consumer's dead letters are parked.",
+        scopes=routes.ADMINS, handler=change, query=CustomerQuery, body=ConsumerChange, answer=Consumer, is_change=True,
     ),
     Route(
         method="DELETE", path="/v1/dead-letter-consumers/{consumer_id}", name="deleteConsumer",

@@ -93,7 +93,7 @@ class SettledReceipt(pydantic.BaseModel):
     reason: ReceiptRefusal | None = None
     """The reason of a refusal. `invalid`: the text is not a receipt handle. `not_leased`: the consumer has no lease of this
     receipt handle, as after an ack, a nack or a seek. `leased_again`: another poller has leased the dead letter since.
-    `too_long`: the lease has existed for 12 hours."""
+    `parked`: the dead letter is parked, and can only be acked. `too_long`: the lease has existed for 12 hours."""
     leased_until: dt.datetime | None = None
     """The new end of an extended lease."""
 

@@ -14,6 +14,7 @@ from subscriptions_db.api.deliveries import (
     deliveries,
     endpoint_recovery,
     leases,
+    parked_letters,
     replays,
 )
 from subscriptions_db.api.publishing import routes as publishing
@@ -44,6 +45,7 @@ ROUTES: tuple[Route, ...] = (
     *endpoint_recovery.ROUTES,
     *consumers.ROUTES,
     *leases.ROUTES,
+    *parked_letters.ROUTES,
     *deliveries.ROUTES,
     *attempts.ROUTES,
     *replays.ROUTES,

@@ -23,7 +23,10 @@ from subscriptions_db.postgres.sql import query
 MAX_LEASE_S = 43_200.0
 """Maximum seconds of a lease: twelve hours."""
 MAX_UNACKNOWLEDGED = 10_000
-"""Maximum leased dead letters of one consumer without an ack. At the limit, a poll leases only expired ones again."""
+"""Maximum leased dead letters of one consumer without an ack. At the limit, a poll leases only expired ones again.
+Parked dead letters do not count."""
+MAX_PARKED_PER_POLL = 1000
+"""Maximum expired leases that one poll examines for parking. The next poll continues."""
 _BEGINNING = 0
 
 
@@ -37,7 +40,9 @@ class ConsumerState:
     """Every dead letter up to this position was leased to a poller, or is outside the selection."""
     created_at: dt.datetime
     unacknowledged: int
-    """Leased dead letters without an ack, also those whose lease has expired."""
+    """Leased dead letters without an ack, also those whose lease has expired, and not those that are parked."""
+    max_receives: int | None
+    """Number of leases without an ack after which a dead letter is parked. None: never."""
 
 
 class LetterLease(NamedTuple):
@@ -69,7 +74,13 @@ def room(limit: int, again: int, unacknowledged: int) -> int:
 
 
 def create(
-    connection: connect.Connection, customer_id: str, name: str, selection: DeadLetterSearch, *, after: int = _BEGINNING
+    connection: connect.Connection,
+    customer_id: str,
+    name: str,
+    selection: DeadLetterSearch,
+    *,
+    after: int = _BEGINNING,
+    max_receives: int | None = None,
 ) -> bool:
     """Create a consumer that begins after a position; change nothing and return False if the name exists.
 
@@ -77,7 +88,8 @@ def create(
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
-    wanted = _key(customer_id, name) | selection.parameters() | {"type": selection.event_type, "read_until": after}
+    place = {"read_until": after, "max_receives": max_receives}
+    wanted = _key(customer_id, name) | selection.parameters() | {"type": selection.event_type} | place
     with connect.translated_errors():
         return connection.execute(query("put_consumer"), wanted).rowcount == 1
 
@@ -95,19 +107,30 @@ def delete(connection: connect.Connection, customer_id: str, name: str) -> bool:
         return connection.execute(query("delete_consumer"), _key(customer_id, name)).rowcount == 1
 
 
+def set_max_receives(connection: connect.Connection, customer_id: str, name: str, max_receives: int | None) -> bool:
+    """Change after how many leases without an ack a dead letter is parked; return whether the consumer exists.
+
+    Parked dead letters stay parked.
+    """
+    with connect.translated_errors():
+        changed = connection.execute(query("set_max_receives"), _key(customer_id, name) | {"max_receives": max_receives})
+        return changed.rowcount == 1
+
+
 def lease(
     connection: connect.Connection, customer_id: str, name: str, *, limit: int, lease_s: float, now: dt.datetime
 ) -> PollResult:
     """Lease dead letters to a poller, at most `limit` and as many as fit into an answer.
 
-    Expired leases come first, then new dead letters. Dead letters that no longer wait are dropped from the leases.
+    Expired leases come first, then new dead letters. A dead letter with an expired lease that was leased `max_receives` times
+    is parked. Dead letters that no longer wait are dropped from the leases.
     """
     key = _key(customer_id, name)
     until, token = lease_end(now, lease_s), uuid.uuid4()
     with connect.translated_errors(), connect.in_transaction(connection):
-        consumer = _locked(connection, key)
+        consumer = locked(connection, key)
         taken = {"token": token, "until": until, "now": now}
-        ended = [row["position"] for row in connection.execute(query("expired_leases"), key | taken | {"limit": limit})]
+        ended, is_parking = _expired(connection, key | taken, consumer["max_receives"], limit)
         sizes = archived_dead_letters.sizes(connection, customer_id, ended)
         fits = answer_size.count(sizes)
         [held] = connection.execute(query("renew_expired_leases"), key | taken | {"positions": ended[:fits]}).fetchall()
@@ -122,15 +145,19 @@ def lease(
     leased = [
         LetterLease(letter, ReceiptHandle(letter.position, token), times.get(letter.position, 1), until) for letter in given
     ]
-    return PollResult(leased, has_more or fits < len(ended) or len(times) == limit)
+    return PollResult(leased, has_more or is_parking or fits < len(ended) or len(times) == limit)
 
 
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
-    """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid."""
+    """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid.
+
+    Dead letters after the position are no longer parked, and are leased again. Earlier ones stay parked.
+    """
     key = _key(customer_id, name)
     with connect.translated_errors(), connect.in_transaction(connection):
-        _locked(connection, key)
-        connection.execute(query("delete_leases"), key | {"positions": None})
+        locked(connection, key)
+        connection.execute(query("end_leases"), key | {"read_until": after})
+        connection.execute(query("end_receipts_of_parked"), key)
         connection.execute(query("set_read_until"), key | {"read_until": after})
 
 
@@ -153,6 +180,22 @@ def end(connection: connect.Connection, customer_id: str) -> int:
     return int(last["position"]) if last is not None and last["position"] is not None else _BEGINNING
 
 
+def _expired(
+    connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int
+) -> tuple[list[int], bool]:
+    """Park dead letters with expired leases that were leased often enough. Return at most `limit` others with expired leases.
+
+    The flag is True if there may be more to park.
+    """
+    if max_receives is None:
+        return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False
+    found = connection.execute(query("expired_leases"), taken | {"limit": MAX_PARKED_PER_POLL}).fetchall()
+    if parked := [row["position"] for row in found if row["times"] >= max_receives]:
+        connection.execute(query("park"), taken | {"positions": parked})
+    others = [row["position"] for row in found if row["times"] < max_receives]
+    return others[:limit], len(found) == MAX_PARKED_PER_POLL and bool(parked)
+
+
 def _new(
     connection: connect.Connection,
     key: dict[str, Any],
@@ -172,7 +215,8 @@ def _new(
     return archived_dead_letters.waiting(connection, key["customer_id"], found.positions), found.has_more
 
 
-def _locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any]:
+def locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any]:
+    """Lock a consumer and return its row; raise RegistrationError if it does not exist."""
     found = connection.execute(query("lock_consumer"), key).fetchone()
     if found is None:
         raise errors.RegistrationError("consumer", "there is no such consumer")
@@ -188,5 +232,5 @@ def _selection(row: dict[str, Any]) -> DeadLetterSearch:
 
 
 def _consumer(row: dict[str, Any]) -> ConsumerState:
-    facts = {name: row[name] for name in ("name", "read_until", "created_at", "unacknowledged")}
+    facts = {name: row[name] for name in ("name", "read_until", "created_at", "unacknowledged", "max_receives")}
     return ConsumerState(selection=_selection(row), **facts)

@@ -25,6 +25,8 @@ class ReceiptRefusal(enum.StrEnum):
     """The consumer has no lease of this receipt handle: acked or nacked before, ended by a seek, or never leased."""
     LEASED_AGAIN = "leased_again"
     """Another poller has leased the dead letter since."""
+    PARKED = "parked"
+    """The dead letter is parked. It can still be acked."""
     TOO_LONG = "too_long"
     """The lease has existed for `consumers.MAX_LEASE_S`, so it cannot be extended."""
 
@@ -100,11 +102,14 @@ def _refusal(receipt: ReceiptHandle, row: dict[str, Any]) -> ReceiptRefusal:
     """Return why a receipt handle is refused, by the lease of its dead letter before the statement.
 
     1. Another receipt handle has the lease.
-    2. This receipt handle has the lease, and no time is left of its maximum.
-    3. Nobody has a lease.
+    2. This receipt handle had the lease, and the dead letter is parked.
+    3. This receipt handle has the lease, and no time is left of its maximum.
+    4. Nobody has a lease.
     """
     if row["holder"] is not None and row["holder"] != receipt.token:
         return ReceiptRefusal.LEASED_AGAIN
+    if row["holder"] is not None and row["is_parked"]:
+        return ReceiptRefusal.PARKED
     if row["holder"] is not None and row["is_too_long"]:
         return ReceiptRefusal.TOO_LONG
     return ReceiptRefusal.NOT_LEASED

@@ -268,3 +268,25 @@ def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
     assert [(one["result"], one["letter"]) for one in returned["results"]] == [("returned", letters[2])]
     assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts}).fields == ["lease_s"]
     assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts, "lease_s": 43_201}).fields == ["lease_s"]
+
+
+def test_dead_letters_are_parked_listed_and_unparked(served, acme, poller):
+    write(served, 3)
+    path = "/v1/dead-letter-consumers/careful"
+    assert acme.post("/v1/dead-letter-consumers", {"name": "careful", "max_receives": 1}).json["max_receives"] == 1
+    for wrong in (0, 1001, "many"):
+        assert acme.patch(path, {"max_receives": wrong}).fields == ["max_receives"]
+    given = ids(poller.post(f"{path}/lease", {"lease_s": 0}))
+    assert ids(poller.post(f"{path}/lease", {})) == []
+    page = poller.get(f"{path}/parked?limit=2").json
+    rest = poller.get(f"{path}/parked?limit=2&cursor={page['next_cursor']}").json
+    assert [item["id"] for item in page["items"] + rest["items"]] == given
+    assert (page["has_more"], rest["has_more"], page["items"][0]["times"]) == (True, False, 1)
+    assert acme.post(f"{path}/unpark", {}).fields == ["letters"]
+    assert acme.post(f"{path}/unpark", {"letters": given, "everything": True}).fields == ["letters"]
+    assert acme.post(f"{path}/unpark", {"letters": ["9" * 19, given[0]]}).json == {"letters": given[:1], "has_more": False}
+    assert acme.post(f"{path}/unpark", {"everything": True}).json["letters"] == given[1:]
+    assert poller.get(f"{path}/parked").json["items"] == []
+    assert acme.patch(path, {"max_receives": None}).json["max_receives"] is None
+    assert ids(poller.post(f"{path}/lease", {"lease_s": 0})) == ids(poller.post(f"{path}/lease", {})) == given
+    assert [row["action"] for row in served.audit("careful")] == ["create", "unpark", "unpark", "update"]

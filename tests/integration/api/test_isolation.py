@@ -39,6 +39,8 @@ BODIES = {
     "createReplay": {"since": "2026-05-10T00:00:00Z", "until": "2026-05-11T00:00:00Z"},
     "createConsumer": {"name": "mine"},
     "seekConsumer": {"to": "end"},
+    "updateConsumer": {"max_receives": 5},
+    "unparkDeadLetters": {"everything": True},
     "acknowledgeDeadLetters": RECEIPTS,
     "giveDeadLettersBack": RECEIPTS,
     "extendDeadLetterLeases": RECEIPTS | {"lease_s": 60},
@@ -75,15 +77,17 @@ NAMING = {
     ("seekConsumer", "cursor"): 200,
     ("acknowledgeDeadLetters", "receipts"): 200, ("giveDeadLettersBack", "receipts"): 200,
     ("extendDeadLetterLeases", "receipts"): 200,
+    ("unparkDeadLetters", "letters"): 200,
 }  # fmt: skip
 """The fields of bodies by which a customer can name what is another's, and what is answered to that."""
 NAMING_NOBODY = {
     "auth", "batch", "content_mode", "data", "description", "event", "event_type", "event_types", "everything",
-    "except_tenants", "filter", "headers", "lease_s", "limit", "max_in_flight", "max_per_second", "metadata", "mode",
-    "order_by", "overlap_s", "reason", "retry",
+    "except_tenants", "filter", "headers", "lease_s", "limit", "max_in_flight", "max_per_second", "max_receives",
+    "metadata", "mode", "order_by", "overlap_s", "reason", "retry",
     "scheme", "since", "tenant", "tenants", "tls", "to", "type", "until", "url", "validation", "wait_s",
 }  # fmt: skip
-STANDS_ALONE = {("redriveDeadLetters", "endpoint"), ("discardDeadLetters", "endpoint"), ("seekConsumer", "cursor")}
+STANDS_ALONE = {("redriveDeadLetters", "endpoint"), ("discardDeadLetters", "endpoint"), ("seekConsumer", "cursor"),
+                ("unparkDeadLetters", "letters")}  # fmt: skip
 """Beside these, the usual body would be refused."""
 MADE = re.compile(rb"sub_[0-9a-f]{24}|\d{4}-\d\d-\d\dT[0-9:.]+Z")
 """New in each answer: ids and times."""
@@ -121,6 +125,7 @@ def bodies_naming(name, field, letters):
         "sub_tenants": ({PLATFORMS: ["acme"]}, {PLATFORMS: ["nobo"]}),
         "except_sub_tenants": ({PLATFORMS: ["acme"]}, {PLATFORMS: ["nobo"]}),
         "cursor": letters["cursor"], "receipts": letters["receipts"],
+        "letters": ([world.LETTER], [str(int(world.LETTER) - 1)]),
     }[field]  # fmt: skip
     own = {"createSubscription": {"endpoint": "other-orders"}, "createConsumer": {"name": "new"}}
     base = {} if (name, field) in STANDS_ALONE else BODIES[name] | own.get(name, {})

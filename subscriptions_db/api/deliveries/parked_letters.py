@@ -1,0 +1,100 @@
+"""List the parked dead letters of a consumer, and return them to the consumer.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+
+import pydantic
+from pydantic import Field
+
+from subscriptions_db.api.contract import audit, problems, routes
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, PageQuery, Route
+from subscriptions_db.api.deliveries import consumers as consumer_routes
+from subscriptions_db.api.deliveries import dead_letters
+from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
+from subscriptions_db.archive.search import cursor, parked_letters
+
+LetterId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
+
+
+class ParkedPageQuery(CustomerQuery, PageQuery):
+    """The part of the parked dead letters to return."""
+
+    limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
+
+
+class ParkedDeadLetter(DeadLetter):
+    """A dead letter that a consumer does not get again, because it was leased `max_receives` times without an ack."""
+
+    times: int
+    """Number of leases of the dead letter by this consumer."""
+    parked_at: dt.datetime
+
+
+class ParkedDeadLetters(pydantic.BaseModel):
+    """A page of parked dead letters, in the order of the archive."""
+
+    items: list[ParkedDeadLetter]
+    next_cursor: str
+    has_more: bool
+    """True: request the next page. An empty page can have a next one."""
+
+
+class UnparkRequest(NoParameters):
+    """The parked dead letters to return to the consumer. Give their ids, or `everything: true`, and not both."""
+
+    letters: Annotated[list[LetterId], Field(max_length=parked_letters.MAX_UNPARKED)] | None = None
+    everything: bool = False
+
+
+class UnparkedDeadLetters(pydantic.BaseModel):
+    """The ids of the dead letters that the consumer gets again. An id is missing if the dead letter was not parked."""
+
+    letters: list[str]
+    has_more: bool
+    """True: more dead letters of the request are parked. Repeat the request."""
+
+
+def list_(call: Call) -> ParkedDeadLetters:
+    """Return a page of the parked dead letters of a consumer."""
+    wanted, name = call.query_as(ParkedPageQuery), consumer_routes.existing_consumer(call).name
+    after = cursor.letter_position(wanted.cursor) if wanted.cursor else 0
+    page = parked_letters.browse(call.connection, customer_of(call), name, after=after, limit=wanted.limit)
+    items = [
+        ParkedDeadLetter(times=one.times, parked_at=one.parked_at, **dict(dead_letters.shown(one.letter)))
+        for one in page.parked
+    ]
+    return ParkedDeadLetters(items=items, next_cursor=cursor.letter_cursor(page.until), has_more=page.has_more)
+
+
+def unpark(call: Call) -> UnparkedDeadLetters:
+    """Return parked dead letters to their consumer."""
+    wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
+    if wanted.everything == (wanted.letters is not None):
+        raise problems.invalid(("letters", "name dead letters, or set everything to true, and not both"))
+    positions = None if wanted.letters is None else [min(int(letter), cursor.MAX_POSITION) for letter in wanted.letters]
+    unparked = parked_letters.unpark(call.connection, customer_id, name, positions, now=dt.datetime.now(dt.UTC))
+    if unparked.has_more and not unparked.positions:
+        raise problems.Refused(409, "the consumer has the maximum of dead letters without an ack: ack or discard some first")
+    asked = {"everything": wanted.everything, "count": len(unparked.positions)}
+    audit.write(call, "unpark", "consumer", name, customer_id=customer_id, after=asked)
+    return UnparkedDeadLetters(letters=[str(position) for position in unparked.positions], has_more=unparked.has_more)
+
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/dead-letter-consumers/{consumer_id}/parked", name="listParkedDeadLetters",
+        summary="List the dead letters that a consumer does not get again, in the order of the archive.",
+        scopes=routes.BROWSERS, handler=list_, query=ParkedPageQuery, answer=ParkedDeadLetters,
+    ),
+    Route(
+        method="POST", path="/v1/dead-letter-consumers/{consumer_id}/unpark", name="unparkDeadLetters",
+        summary="Return parked dead letters to their consumer. Their leases count from zero again.",
+        scopes=routes.ADMINS, handler=unpark, query=CustomerQuery, body=UnparkRequest, answer=UnparkedDeadLetters,
+        is_change=True,
+    ),
+)  # fmt: skip

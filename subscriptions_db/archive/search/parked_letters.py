@@ -1,0 +1,80 @@
+"""List the parked dead letters of a consumer, and return them to the consumer.
+
+Runs in the API. A poll parks a dead letter that it would give once more than the consumer's `max_receives` (consumers.py).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from subscriptions_db import answer_size
+from subscriptions_db.archive.search import archived_dead_letters, consumers
+from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+MAX_UNPARKED = 1000
+"""Maximum dead letters that one call returns to their consumer, so that no call locks rows for long."""
+
+
+class ParkedLetter(NamedTuple):
+    """A dead letter that is parked for a consumer."""
+
+    letter: ArchivedDeadLetter
+    times: int
+    """Number of leases of the dead letter by this consumer."""
+    parked_at: dt.datetime
+
+
+class ParkedPage(NamedTuple):
+    """A page of parked dead letters in the order of the archive."""
+
+    parked: list[ParkedLetter]
+    until: int
+    """The page is complete up to this position. A dead letter that is parked later may have a lower position."""
+    has_more: bool
+
+
+class Unparked(NamedTuple):
+    """The dead letters that a call has returned to their consumer."""
+
+    positions: list[int]
+    has_more: bool
+    """True: more dead letters of the request are parked. The consumer takes them after acks, or by the next call."""
+
+
+def browse(connection: connect.Connection, customer_id: str, name: str, *, after: int, limit: int) -> ParkedPage:
+    """Return the parked dead letters after a position that still wait, as many as fit into an answer.
+
+    The page may be empty although later dead letters are parked: `has_more` says so.
+    """
+    asked = {"customer_id": customer_id, "name": name, "after": after, "limit": limit}
+    with connect.translated_errors():
+        found = connection.execute(query("parked_letters"), asked).fetchall()
+    rows = {row["position"]: row for row in found}
+    fits = list(rows)[: answer_size.count(archived_dead_letters.sizes(connection, customer_id, list(rows)))]
+    parked = [
+        ParkedLetter(letter, rows[letter.position]["times"], rows[letter.position]["parked_at"])
+        for letter in archived_dead_letters.waiting(connection, customer_id, fits)
+    ]
+    return ParkedPage(parked, fits[-1] if fits else after, has_more=len(fits) < len(rows) or len(rows) == limit)
+
+
+def unpark(
+    connection: connect.Connection, customer_id: str, name: str, positions: Sequence[int] | None, *, now: dt.datetime
+) -> Unparked:
+    """Return parked dead letters to their consumer: those at these positions, or all for None.
+
+    Their leases count from zero again. A consumer takes no more than `consumers.MAX_UNACKNOWLEDGED` without an ack.
+    """
+    key: dict[str, Any] = {"customer_id": customer_id, "name": name}
+    with connect.translated_errors(), connect.in_transaction(connection):
+        consumers.locked(connection, key)
+        [held] = connection.execute(query("unacknowledged"), key).fetchall()
+        room = consumers.room(MAX_UNPARKED, 0, held["unacknowledged"])
+        chosen = connection.execute(query("parked_positions"), key | {"positions": positions, "limit": room + 1}).fetchall()
+        unparked = [row["position"] for row in chosen[:room]]
+        connection.execute(query("unpark"), key | {"positions": unparked, "now": now})
+    return Unparked(unparked, has_more=len(chosen) > room)
