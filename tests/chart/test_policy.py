@@ -56,19 +56,27 @@ def test_secrets_reach_pods_as_files(values):
         assert set(named.values()) == files
 
 
-def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
-    documents = rendering.rendered(rendering.EVERYTHING)
-    named = {
+def secrets_of(values):
+    """Return the variables of each component that name files of secrets."""
+    return {
         component: {one["name"] for one in pod["containers"][0]["env"] if one["name"].startswith("FANOUT_")}
-        for component, pod in rendering.pods(documents).values()
+        for component, pod in rendering.pods(rendering.rendered(values)).values()
     }
-    assert named == {
+
+
+def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
+    assert secrets_of(rendering.EVERYTHING) == {
         "driver": {DATABASE, RING, KAFKA},
         "archive": {DATABASE, RING, KAFKA},
         "test": {DATABASE, RING, KAFKA},
         "serve": {DATABASE, RING, "FANOUT_API_DATABASE_URL_FILE"},
         "migrate": {DATABASE},
     }
+
+
+def test_the_api_gets_the_password_of_kafka_to_publish_only():
+    values = rendering.EVERYTHING | {"serve": rendering.EVERYTHING["serve"] | {"publishing": True}}
+    assert secrets_of(values)["serve"] - secrets_of(rendering.EVERYTHING)["serve"] == {KAFKA}
 
 
 def test_only_a_driver_with_executors_has_rights_on_pods():
