@@ -37,6 +37,26 @@ Attributes: TypeAlias = tuple[tuple[str, Attribute], ...]
 """Names and values of CloudEvents attributes, each name once."""
 
 
+class PayloadForm(enum.StrEnum):
+    """The form of a payload that is not JSON. It decides on the member of a JSON body with the payload."""
+
+    TEXT = "text"
+    """An opaque payload of text: member `data`, a string."""
+    BYTES = "bytes"
+    """An opaque payload of any bytes: member `data_base64`."""
+    NONE = "none"
+    """The event has no payload, and a body has no such member. A payload `null` is JSON."""
+
+
+class Opaque(NamedTuple):
+    """The form and the media type of a payload that is not JSON."""
+
+    form: PayloadForm
+    """Form of the payload."""
+    media_type: str = ""
+    """Media type of the payload, as its producer wrote it (`datacontenttype`). Empty: there is no payload."""
+
+
 class Record(NamedTuple):
     """One Kafka record as it was read."""
 
@@ -61,12 +81,15 @@ class Event(NamedTuple):
     time: str
     """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the record."""
     data: bytes
-    """The payload, JSON, byte for byte as it came."""
+    """The payload as JSON, byte for byte as it came. An opaque payload is a JSON string: its text, or the base64 of its bytes
+    (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""
     content: Any
-    """The payload, parsed once, for the filters."""
+    """The payload, parsed once, for the filters. Opaque bytes, and no payload, are an empty object: filters see no field."""
     record: Record
     attributes: Attributes = ()
     """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer wrote them."""
+    opaque: Opaque | None = None
+    """Form and media type of a payload that is not JSON. None: the payload is JSON."""
 
 
 class TenantStatus(enum.StrEnum):

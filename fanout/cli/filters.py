@@ -49,14 +49,15 @@ def try_(
         topic=config.source.topic_prefix + "tried", partition=0, offset=0, appended_at_ms=0, value=value, headers=headers
     )
     try:
-        document = matching.filter_document(parsing.parse(record, worker_plans.layout_of(config)))
+        tried = parsing.parse(record, worker_plans.layout_of(config))
     except errors.EventRejected as exc:
         raise errors.RegistrationError(
             "--event",
             f"the filter was not tried: the job would reject this event ({exc.reason}: {exc.detail}). Correct the event",
         ) from None
+    document = matching.filter_document(tried)
     is_match = compiled.matches(document)
-    detail = "the filter matches the event" if is_match else explain.differing_fields(wanted, document)
+    detail = "the filter matches the event" if is_match else explain.filter_detail(wanted, tried, document)
     warnings = [str(warning) for warning in lint.filter_roots(wanted)]
     if as_json:
         commands.print_json({"matches": is_match, "detail": detail, "warnings": warnings})

@@ -76,6 +76,7 @@ GROUPS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
             model.Attempt,
             model.NextAttempt,
             segment.Packed,
+            model.Opaque,
         ),
     ),
 )

@@ -200,7 +200,7 @@ def show(console: rich.console.Console, found: Found) -> None:
         console.print(
             f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them"
         )
-    console.print(event.data.decode(errors="replace"), markup=False)
+    console.print(found.letter.payload().decode(errors="replace"), markup=False)
 
 
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:

@@ -11,6 +11,7 @@ from cloudevents.core.formats.json import JSONFormat
 
 from delivery.model import Auth, AuthKind, ContentMode, SubTenantId
 from delivery.secret import Secret
+from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import sender, signing
 from tests.integration import serving
 from tests.integration.serving import OK, saying
@@ -30,15 +31,14 @@ EVENT = {
 }
 
 
-def received(**endpoint):
+def received(event=None, **endpoint):
     """Send one event; return (headers with lower-case names, body, the raw head)."""
+    sent = builders.event(**EVENT) if event is None else event
 
     async def main():
         async with serving.serve(saying(OK)) as server, serving.network() as network:
             using = sender.Sender(network, serving.OPEN, timeout_s=2.0, clock=time.time)
-            delivery = builders.delivery(
-                event=builders.event(**EVENT), endpoint=builders.endpoint(url=server.url(), **endpoint)
-            )
+            delivery = builders.delivery(event=sent, endpoint=builders.endpoint(url=server.url(), **endpoint))
             attempt = await using.attempt(delivery, 1)
             assert attempt.error_class is None, attempt
         return server.requests[0]
@@ -67,6 +67,28 @@ def test_the_cloudevents_sdk_reads_what_we_send(mode):
         **dict(EVENT["attributes"]),
     }
     assert event.get_data() == {"b": 2, "a": "ü €", "n": 12345678901234567890}
+
+
+def _parsed(value, *headers):
+    named = {"specversion": "1.0", "id": "e9", "type": "order.paid", "source": "/shop", "tenantid": "t2"}
+    written = tuple((f"ce_{name}", text.encode()) for name, text in named.items())
+    return parsing.parse(builders.record(value=value, headers=(*written, *headers)), parsing.Layout())
+
+
+@pytest.mark.parametrize("mode", [ContentMode.CLOUDEVENTS_BINARY, ContentMode.CLOUDEVENTS_STRUCTURED])
+@pytest.mark.parametrize(
+    ("value", "media_type"),
+    [(b"Obj\x01\xff\0", "application/avro"), ("<a>ü</a>".encode(), "text/xml"), (b"", "application/protobuf"), (None, None)],
+)
+def test_the_cloudevents_sdk_reads_an_opaque_payload_and_none(mode, value, media_type):
+    sent = _parsed(value, *([("content-type", media_type.encode())] if media_type else []))
+    headers, body, _ = received(sent, content_mode=mode)
+    event = cloudevents.from_http(cloudevents.HTTPMessage(headers=headers, body=body), JSONFormat())
+    read = event.get_data()
+    assert (read.encode() if isinstance(read, str) else read or b"") == (value or b"")
+    assert event.get_attributes().get("datacontenttype") == media_type
+    verified = signing.sign([builders.KEY], headers["webhook-id"], int(headers["webhook-timestamp"]), body)
+    assert headers["webhook-signature"] == verified
 
 
 def test_in_binary_mode_the_payload_is_the_body_byte_for_byte():

@@ -27,6 +27,7 @@ from delivery.model import (
     Event,
     EventId,
     LeaveReason,
+    Opaque,
     Record,
     SubscriptionId,
     SubTenantId,
@@ -46,6 +47,8 @@ _FRAME_BYTES = 136
 """Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
 """Bytes that a body adds to the further attributes of an event that has any."""
+_OPAQUE_FRAME_BYTES = 32
+"""Bytes that a body adds to the media type of an opaque payload: the names `datacontenttype` and `data_base64`."""
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -64,7 +67,8 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     time: str
     """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the event."""
     data: bytes
-    """The event's payload, byte for byte."""
+    """The event's payload, byte for byte. An opaque payload is a JSON string: its text, or the base64 of its bytes. An event
+    without a payload has `null`."""
     topic: str
     """Topic of the event."""
     partition: int
@@ -78,6 +82,9 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     attributes: Attributes = ()
     """The event's other CloudEvents attributes: pairs of a name and a value. An event without further attributes is packed
     without this element. Since 2026-11-24."""
+    opaque: Opaque | None = None
+    """Form and media type of a payload that is not JSON. An event with a JSON payload is packed without this element. Since
+    2026-11-25."""
 
     def event(self) -> Event:
         """Return the event as an Event, without the parsed content and the record's value."""
@@ -93,6 +100,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
             content=None,
             record=record,
             attributes=self.attributes,
+            opaque=self.opaque,
         )
 
 
@@ -215,6 +223,7 @@ class Batch(msgspec.Struct, array_like=True, gc=False):
     """The packed events, in order of arrival."""
 
 
+_ATTRIBUTES_PLACE = Packed.__struct_fields__.index("attributes")
 _encoder = msgspec.msgpack.Encoder()
 _packed = msgspec.msgpack.Decoder(Packed)
 _segments = msgspec.msgpack.Decoder(_Segment)
@@ -251,6 +260,9 @@ def item(event: Event, now_ms: int) -> Item:
     if event.attributes:
         fields = (*fields, event.attributes)
         size += len(orjson.dumps(dict(event.attributes))) + _ATTRIBUTES_FRAME_BYTES
+    if event.opaque is not None:
+        fields = (*fields[:_ATTRIBUTES_PLACE], event.attributes, event.opaque)
+        size += len(orjson.dumps(event.opaque.media_type)) + _OPAQUE_FRAME_BYTES
     packed = _encoder.encode(fields)
     # Kafka headers are in no body, but travel with the event: a deferred batch is one record with all of them.
     return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
@@ -263,7 +275,9 @@ def unpacked(packed: bytes) -> Packed:
 
 def packed(event: Packed) -> bytes:
     """Return the event as the bytes that `unpacked` reads."""
-    return _encoder.encode(event if event.attributes else msgspec.structs.astuple(event)[:-1])
+    if event.opaque is not None:
+        return _encoder.encode(event)
+    return _encoder.encode(msgspec.structs.astuple(event)[: _ATTRIBUTES_PLACE + (1 if event.attributes else 0)])
 
 
 def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:

@@ -1,6 +1,6 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors. Each lane parses a record once. The payload keeps its bytes.
+Runs in the executors. Each lane parses a record once. The payload keeps its bytes. The payload of a CloudEvent may be opaque.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -20,8 +20,9 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
+from delivery.model import PLATFORM, Attributes, Event, EventId, Opaque, PayloadForm, Record, SubTenantId, TenantId
 from delivery.webhooks.events import attributes as further
+from delivery.webhooks.events import opaque
 
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
@@ -36,7 +37,6 @@ _RFC_3339 = re.compile(
     re.ASCII,
 )
 """RFC 3339, section 5.6, with the `T` that CloudEvents requires."""
-_JSON_TYPE = re.compile(r"\s*(application|text)/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
 
@@ -101,34 +101,54 @@ def _read(record: Record, layout: Layout) -> Event:
     3. Any other record is plain JSON.
     """
     value = record.value
-    if value is None:
-        raise errors.EventRejected("tombstone", "the record has no value")
-    if not value.strip():
-        raise errors.EventRejected("empty", "the record's value is empty")
+    if value is None or not value.strip():
+        _require_blank_payload(record, value)
     # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
-    size = len(value) + sum(header_bytes(name, content) for name, content in record.headers)
+    size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
         raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
     if record.headers:
         headers = {name.lower(): content for name, content in record.headers}
         content_type = headers.get("content-type", b"").strip().lower()
         if content_type.startswith(STRUCTURED.encode()):
-            return _structured(record, value, content_type)
+            return _structured(record, value or b"", content_type)
         if "ce_specversion" in headers:
             return _binary(record, value, headers)
-    return _plain(record, value, layout)
+    return _plain(record, value or b"", layout)
 
 
-def _binary(record: Record, value: bytes, headers: Mapping[str, bytes]) -> Event:
+def _require_blank_payload(record: Record, value: bytes | None) -> None:
+    """Raise EventRejected for a record without content, unless it is a CloudEvent in binary mode that may have none.
+
+    Without a value (a tombstone) the event has no payload. A value without characters may be an opaque payload, but no JSON.
+    """
+    headers = {name.lower(): content for name, content in record.headers}
+    content_type = headers.get("content-type", b"").strip().lower()
+    is_binary = "ce_specversion" in headers and not content_type.startswith(STRUCTURED.encode())
+    if value is None and not is_binary:
+        raise errors.EventRejected("tombstone", "the record has no value")
+    if value is not None and not (is_binary and content_type and not opaque.is_json(content_type.decode(errors="replace"))):
+        raise errors.EventRejected("empty", "the record's value is empty")
+
+
+def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes]) -> Event:
+    """Return the event of a record in binary mode. Without a value the event has no payload."""
     try:
         attributes = {name[3:]: content.decode() for name, content in headers.items() if name.startswith("ce_")}
-        content_type = headers.get("content-type", b"application/json").decode()
+        media_type = headers.get("content-type", b"application/json").decode().strip()
     except UnicodeDecodeError as exc:
         raise errors.EventRejected("bad_attribute", "a CloudEvents header is not UTF-8") from exc
-    if not _JSON_TYPE.match(content_type):
-        raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; only JSON payloads are delivered")
+    is_json = media_type == "application/json" or opaque.is_json(media_type)
+    if not is_json and not opaque.is_media_type(media_type):
+        raise errors.EventRejected("unsupported", f"content type {media_type[:100]!r} is not the media type of a payload")
     beside = further.beside(attributes, further.NAMED)
-    return _cloud_event(record, attributes, beside, data=value, content=_loads(value))
+    if value is None:
+        return _cloud_event(record, attributes, beside, data=opaque.NULL, content={}, kind=opaque.NO_PAYLOAD)
+    if is_json:
+        return _cloud_event(record, attributes, beside, data=value, content=_loads(value))
+    kind = opaque.opaque_of(value, media_type)
+    content = value.decode() if kind.form is PayloadForm.TEXT else {}
+    return _cloud_event(record, attributes, beside, data=opaque.as_json(value, kind), content=content, kind=kind)
 
 
 def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
@@ -137,21 +157,50 @@ def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
     document = _loads(value)
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "a structured CloudEvent is a JSON object")
+    kind: Opaque | None = None
     if "data" in document:
         data, content = _raw_member(value, "data"), document["data"]
+        # A string in another charset than UTF-8 counts as JSON: a request in binary mode would have it in the wrong charset.
+        declared = _opaque_type(document) if isinstance(content, str) else ""
+        if declared and opaque.is_unicode(declared):
+            kind = Opaque(PayloadForm.TEXT, declared)
     elif "data_base64" in document:
         try:
             data = base64.b64decode(document["data_base64"], validate=True)
         except (ValueError, TypeError) as exc:
             raise errors.EventRejected("bad_attribute", "data_base64 is not base64") from exc
-        content = _loads(data)
+        if media_type := _opaque_type(document):
+            kind = Opaque(PayloadForm.BYTES, media_type)
+            data, content = opaque.as_json(data, kind), {}
+        else:
+            content = _loads(data)
     else:
-        data, content = b"null", None
+        data, content, kind = opaque.NULL, {}, opaque.NO_PAYLOAD
     beside = further.beside(document, further.JSON_MEMBERS)
-    return _cloud_event(record, document, beside, data=data, content=content)
+    return _cloud_event(record, document, beside, data=data, content=content, kind=kind)
 
 
-def _cloud_event(record: Record, attributes: Mapping[str, Any], beside: Attributes, *, data: bytes, content: Any) -> Event:
+def _opaque_type(document: Mapping[str, Any]) -> str:
+    """Return the `datacontenttype` of a structured event if its payload is opaque; an empty text if the payload is JSON.
+
+    A `datacontenttype` that is no media type counts as JSON.
+    """
+    media_type = document.get("datacontenttype")
+    if not isinstance(media_type, str):
+        return ""
+    media_type = media_type.strip()
+    return media_type if opaque.is_media_type(media_type) and not opaque.is_json(media_type) else ""
+
+
+def _cloud_event(
+    record: Record,
+    attributes: Mapping[str, Any],
+    beside: Attributes,
+    *,
+    data: bytes,
+    content: Any,
+    kind: Opaque | None = None,
+) -> Event:
     if attributes.get("specversion") != "1.0":
         raise errors.EventRejected("unsupported", "specversion must be 1.0")
     return Event(
@@ -165,6 +214,7 @@ def _cloud_event(record: Record, attributes: Mapping[str, Any], beside: Attribut
         content=content,
         record=record,
         attributes=beside,
+        opaque=kind,
     )
 
 

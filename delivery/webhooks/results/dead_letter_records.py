@@ -19,11 +19,14 @@ from delivery.model import (
     EndpointId,
     Event,
     EventId,
+    Opaque,
+    PayloadForm,
     Record,
     SubscriptionId,
     SubTenantId,
     TenantId,
 )
+from delivery.webhooks.events import opaque
 from delivery.webhooks.results.log_entries import Due
 
 
@@ -112,7 +115,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     headers: list[Header]
     """Headers of the event's record."""
     payload_base64: str
-    """The event's payload, byte for byte."""
+    """The event's payload, byte for byte. An event without a payload has `null`."""
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
@@ -122,6 +125,10 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch_webhook_id: str | UnsetType | None = UNSET
     """The `webhook-id` of the batch in which the event was sent; empty for a batch that could not be made. Left out for an
     event that was sent alone."""
+    payload_form: PayloadForm | UnsetType = UNSET
+    """`text` or `bytes`: the payload is opaque. `none`: the event has no payload. Left out for JSON. Since 2026-11-25."""
+    datacontenttype: str | UnsetType = UNSET
+    """Media type of an opaque payload. Left out for JSON, and where there is no payload. Since 2026-11-25."""
 
     @property
     def is_of_batch(self) -> bool:
@@ -137,10 +144,15 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the identity of the delivery that was given up."""
         return Due(self.topic, self.partition, self.offset, self.subscription_id)
 
+    def payload(self) -> bytes:
+        """Return the bytes of the payload."""
+        return base64.b64decode(self.payload_base64, validate=True)
+
     def event(self) -> Event:
         """Return the event that the endpoint did not get. Its payload is not parsed: `content` is None."""
         headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
+        kind = Opaque(self.payload_form, self.datacontenttype or "") if self.payload_form else None
         return Event(
             event_id=self.event_id,
             event_type=self.event_type,
@@ -148,10 +160,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             tenant_id=self.tenant_id,
             sub_tenant_id=self.sub_tenant_id,
             time=self.time,
-            data=base64.b64decode(self.payload_base64, validate=True),
+            data=opaque.as_json(self.payload(), kind),
             content=None,
             record=record,
             attributes=tuple(self.attributes.items()) if self.attributes else (),
+            opaque=kind,
         )
 
     def history(self) -> tuple[Attempt, ...]:

@@ -10,8 +10,18 @@ from typing import Any
 import yarl
 from msgspec import UNSET, UnsetType
 
-from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Endpoint, Event, Outcome, OutcomeKind, Record, SubscriptionId
-from delivery.webhooks.events import parsing
+from delivery.model import (
+    KEPT_RESPONSE_BYTES,
+    Attempt,
+    Delivery,
+    Endpoint,
+    Event,
+    Outcome,
+    OutcomeKind,
+    Record,
+    SubscriptionId,
+)
+from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt
 from delivery.webhooks.sending import payload
 from delivery.webhooks.sending.batch_payload import REJECTED, BatchOutcome
@@ -84,11 +94,13 @@ def _letter(
         sub_tenant_id=event.sub_tenant_id,
         time=event.time,
         headers=headers_of(record),
-        payload_base64=base64.b64encode(event.data).decode(),
+        payload_base64=base64.b64encode(opaque.as_bytes(event.data, event.opaque)).decode(),
         attempts_omitted=attempts[0].number - 1 if attempts else 0,
         attempts=list(map(_letter_attempt, attempts)),
         attributes=dict(event.attributes) if event.attributes else UNSET,
         batch_webhook_id=batch_webhook_id,
+        payload_form=UNSET if event.opaque is None else event.opaque.form,
+        datacontenttype=UNSET if event.opaque is None else event.opaque.media_type or UNSET,
     )
 
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, SkipReason, Subscription
+from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, PayloadForm, SkipReason, Subscription
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 
@@ -63,7 +63,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     if subscription.filter_pattern is not None and not subscription.fault:
         document = matching.filter_document(event)
         if not event_pattern.compile_pattern(subscription.filter_pattern).matches(document):
-            return Verdict(False, Rule.FILTER, differing_fields(subscription.filter_pattern, document))
+            return Verdict(False, Rule.FILTER, filter_detail(subscription.filter_pattern, event, document))
     return _due(subscription, endpoint)
 
 
@@ -80,6 +80,20 @@ def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
     if endpoint.status is EndpointStatus.DISABLED:
         return Verdict(True, Rule.ENDPOINT_DISABLED, "it would wait: the endpoint is disabled")
     return Verdict(True, Rule.MATCHES, "it would be sent")
+
+
+def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[str, Any]) -> str:
+    """Return a sentence that says why a filter does not match an event. `document` is the event's document for filters."""
+    detail = differing_fields(pattern, document)
+    match event.opaque:
+        case None:
+            return detail
+        case PayloadForm.NONE, _:
+            return f"{detail}; the event has no payload"
+        case PayloadForm.BYTES, media_type:
+            return f"{detail}; the payload is {media_type}: a filter sees no field of it"
+        case _, media_type:
+            return f"{detail}; the payload is {media_type}: a filter sees it as one text, data"
 
 
 def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from delivery.model import ContentMode, Event, SubscriptionId
+from delivery.model import ContentMode, Event, Opaque, PayloadForm, SubscriptionId
 from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.events import attributes as further
+from delivery.webhooks.events import opaque
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
 """Characters that stand unchanged in a header of a CloudEvents attribute. Others are percent-encoded (HTTP binding,
@@ -48,6 +49,8 @@ def content(event: Event, mode: ContentMode) -> Content:
         )
         if event.attributes:
             lines += _further_lines(event)
+        if event.opaque is not None:
+            return _binary_opaque(event.data, event.opaque, lines)
         return Content(b"content-type: application/json\r\n" + lines.encode("ascii"), event.data)
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
         return Content(b"content-type: application/cloudevents+json\r\n", structured(event))
@@ -56,7 +59,9 @@ def content(event: Event, mode: ContentMode) -> Content:
 
 def structured(event: Event | Packed) -> bytes:
     """Return the event as a CloudEvent in JSON (structured mode)."""
-    attributes: dict[str, Any] = _attributes(event) | {"datacontenttype": "application/json"}
+    attributes: dict[str, Any] = _attributes(event)
+    if event.opaque is None:
+        attributes["datacontenttype"] = "application/json"
     # Our attributes come last, so that no other replaces them.
     return _with_data(dict(event.attributes) | attributes if event.attributes else attributes, event)
 
@@ -112,5 +117,24 @@ def _further_lines(event: Event) -> str:
     return lines
 
 
+def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
+    """Return the request in binary mode of an event with an opaque payload or none. Without a payload it has no media type.
+
+    The media type is checked again before it becomes a header, as a name is in `_further_lines`.
+    """
+    if kind.form is PayloadForm.NONE:
+        return Content(lines.encode("ascii"), b"")
+    if not opaque.is_media_type(kind.media_type):
+        raise ValueError("the media type of a payload would be another header")
+    return Content(f"content-type: {kind.media_type}\r\n{lines}".encode("ascii"), opaque.as_bytes(data, kind))
+
+
 def _with_data(attributes: dict[str, Any], event: Event | Packed) -> bytes:
-    return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)
+    """Return a JSON body: the attributes, and the payload under `data` or `data_base64`. Without a payload it has neither."""
+    if event.opaque is None:
+        return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)
+    if event.opaque.form is PayloadForm.NONE:
+        return orjson.dumps(attributes)
+    name = b"data_base64" if event.opaque.form is PayloadForm.BYTES else b"data"
+    attributes["datacontenttype"] = event.opaque.media_type
+    return b'%s,"%s":%s}' % (orjson.dumps(attributes)[:-1], name, event.data)

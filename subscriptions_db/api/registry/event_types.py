@@ -93,13 +93,13 @@ def known(call: Call, event_type: str) -> dict[str, Any] | None:
     return registered_rows.rows_of(call.connection, {"event_type": [event_type]})["event_type"].get(event_type)
 
 
-def explain(call: Call, event_type: str, payload: Any) -> CatalogueEntry:
-    """Compare an event with the catalogue."""
+def explain(call: Call, event_type: str, payload: Any, *, is_json: bool) -> CatalogueEntry:
+    """Compare an event with the catalogue. Only a JSON payload is compared with the schema."""
     row = known(call, event_type)
     if row is None:
         return CatalogueEntry(is_known=False)
     found = CatalogueEntry(is_known=True, is_deprecated=row["deprecated"])
-    if row["json_schema"] is None:
+    if row["json_schema"] is None or not is_json:
         return found
     try:
         event_types.check(row["json_schema"], [])  # plain SQL can register an invalid schema

@@ -5,15 +5,26 @@ Runs in the API. Sends and changes nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import orjson
 import pydantic
 from pydantic import Field
 
 from delivery import errors
-from delivery.model import Attribute, EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
-from delivery.webhooks.events import attributes
+from delivery.model import (
+    Attribute,
+    EndpointId,
+    Event,
+    EventId,
+    Opaque,
+    PayloadForm,
+    Record,
+    SubscriptionId,
+    SubTenantId,
+    TenantId,
+)
+from delivery.webhooks.events import attributes, opaque
 from delivery.webhooks.routing import explain
 from subscriptions_db.api.contract import crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, Route
@@ -34,6 +45,13 @@ def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:
         raise ValueError(exc.detail) from None
 
 
+def _opaque(media_type: str | None) -> str | None:
+    """Return the media type of an opaque payload; raise ValueError for JSON and for a text that is no media type."""
+    if media_type is not None and (opaque.is_json(media_type) or not opaque.is_media_type(media_type)):
+        raise ValueError("must be a media type other than JSON, such as text/xml; leave it out for JSON")
+    return media_type
+
+
 class ExplainedEvent(manifest.ManifestPart):
     """A hypothetical event."""
 
@@ -46,7 +64,15 @@ class ExplainedEvent(manifest.ManifestPart):
     attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
     """CloudEvents attributes that have no field of their own, such as `subject`."""
     data: Any = None
-    """The payload."""
+    """The payload. With `datacontenttype` a text, or left out for bytes."""
+    datacontenttype: Annotated[str | None, pydantic.AfterValidator(_opaque)] = None
+    """Media type of a payload that is not JSON. A filter sees no field of such a payload."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_payload(self) -> Self:
+        if self.datacontenttype is not None and not isinstance(self.data, str | None):
+            raise ValueError("data must be a text or left out where datacontenttype is not JSON")
+        return self
 
 
 class ExplainRequest(manifest.ManifestPart):
@@ -101,11 +127,16 @@ def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> 
     for subscription_id in map(SubscriptionId, subscription_ids):
         verdict = explain.explain(event, read.subscriptions[subscription_id], endpoint)
         items.append(Explanation(subscription=subscription_id, endpoint=endpoint_id, **verdict._asdict()))
-    return Explanations(items=items, catalogue=event_types.explain(call, wanted.type, wanted.data))
+    is_json = wanted.datacontenttype is None
+    return Explanations(items=items, catalogue=event_types.explain(call, wanted.type, wanted.data, is_json=is_json))
 
 
 def _event(wanted: ExplainedEvent) -> Event:
-    data = orjson.dumps(wanted.data)
+    data, content, kind = orjson.dumps(wanted.data), wanted.data, None
+    if wanted.datacontenttype is not None:
+        is_bytes = wanted.data is None
+        kind = Opaque(PayloadForm.BYTES if is_bytes else PayloadForm.TEXT, wanted.datacontenttype)
+        content = {} if is_bytes else wanted.data
     return Event(
         event_id=EventId(wanted.id),
         event_type=wanted.type,
@@ -114,9 +145,10 @@ def _event(wanted: ExplainedEvent) -> Event:
         sub_tenant_id=None if wanted.sub_tenant_id is None else SubTenantId(wanted.sub_tenant_id),
         time=wanted.time,
         data=data,
-        content=wanted.data,
+        content=content,
         record=Record(topic=wanted.source, partition=0, offset=0, appended_at_ms=0, value=data),
         attributes=tuple(wanted.attributes.items()),
+        opaque=kind,
     )
 
 

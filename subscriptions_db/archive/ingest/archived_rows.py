@@ -117,7 +117,7 @@ class ArchivedRecord:
 
 def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
     """Return the row of a dead letter. `document` is its whole record, including fields of a newer version."""
-    payload = letter.event().data  # raises for an event that a redrive could not use
+    letter.event()  # raises for an event that a redrive could not use
     shown = disclosure.letter(document)
     del shown["payload_base64"]
     return DeadLetterRow(
@@ -128,7 +128,7 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
         reason=_text(disclosure.word(letter.reason) or "unknown")[:64],
         webhook_id=_text(letter.webhook_id),
         dead_lettered_at=_moment(letter.dead_lettered_at_ms),
-        payload=payload,
+        payload=letter.payload(),
         letter=msgspec.json.encode(shown),
         batch_webhook_id=_text(letter.batch_webhook_id or "") or None,
     )

@@ -109,12 +109,36 @@ def test_another_customers_endpoint_is_not_found(acme):
         ({"tenant_id": "t2", "sub_tenant_id": 100}, (True, "matches", "it would be sent")),
         ({"data": {"amount": 5}}, (False, "filter", "the filter does not take data.amount")),
         ({"attributes": {"subject": "a", "sampled": True}}, (True, "matches", "it would be sent")),
+        (
+            {"data": None, "datacontenttype": "application/avro"},
+            (
+                False,
+                "filter",
+                "the filter does not take data.amount; the payload is application/avro: a filter sees no field of it",
+            ),
+        ),
+        (
+            {"data": "<a/>", "datacontenttype": "text/xml"},
+            (
+                False,
+                "filter",
+                "the filter does not take data.amount; the payload is text/xml: a filter sees it as one text, data",
+            ),
+        ),
     ],
 )
 def test_an_event_is_explained_by_the_rule_that_decides(acme, made, change, told):
     answer = acme.post(f"/v1/subscriptions/{made['id']}/explain", {"event": EVENT | change})
     told = {"subscription": made["id"], "endpoint": "acme-orders"} | dict(zip(("is_due", "rule", "detail"), told, strict=True))
     assert answer.json["items"] == [told]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"datacontenttype": "application/json"}, {"datacontenttype": "avro"}, {"datacontenttype": "text/xml", "data": {"a": 1}}],
+)
+def test_an_explained_payload_and_its_media_type_must_agree(acme, made, change):
+    assert acme.post(f"/v1/subscriptions/{made['id']}/explain", {"event": EVENT | change}).status == 422
 
 
 def test_an_event_is_explained_for_every_subscription_of_an_endpoint(acme, made):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery.model import EndpointStatus, SubscriptionStatus
+from delivery.model import EndpointStatus, Opaque, PayloadForm, SubscriptionStatus
 from delivery.webhooks.routing import explain
 from delivery.webhooks.routing.explain import Rule
 from tests.support import builders
@@ -45,3 +45,17 @@ def test_the_first_rule_that_decides_is_named(subscription, endpoint, rule):
 def test_the_fields_that_a_filter_fails_on_are_named(pattern, detail):
     event = builders.event(content={"amount": 5, "lines": [{"sku": "a", "count": 1}, {"sku": "b", "count": 2}]})
     assert explain.explain(event, builders.subscription(filter_pattern=pattern), builders.endpoint()).detail == detail
+
+
+@pytest.mark.parametrize(
+    ("opaque", "content", "reason"),
+    [
+        (Opaque(PayloadForm.BYTES, "application/avro"), {}, "the payload is application/avro: a filter sees no field of it"),
+        (Opaque(PayloadForm.TEXT, "text/xml"), "<a/>", "the payload is text/xml: a filter sees it as one text, data"),
+        (Opaque(PayloadForm.NONE), {}, "the event has no payload"),
+    ],
+)
+def test_a_payload_without_fields_is_named(opaque, content, reason):
+    event = builders.event(opaque=opaque, content=content)
+    through = builders.subscription(filter_pattern={"data": {"amount": [5]}})
+    assert explain.explain(event, through, builders.endpoint()).detail == f"the filter does not take data.amount; {reason}"

@@ -1,0 +1,77 @@
+"""Opaque payloads: tell them from JSON by their media type, and convert them between bytes and JSON text. Pure.
+
+Runs in the executors, and in the commands. An event keeps an opaque payload as a JSON string, which every JSON body contains as
+it is. Only a request in binary mode and a dead letter have its bytes.
+
+Source: CloudEvents 1.0.2, "JSON Event Format" (sections 3.1.1 and 3.1.2); RFC 9110 and RFC 7303 for media types.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import orjson
+
+from delivery.model import Opaque, PayloadForm
+
+MAX_MEDIA_TYPE_CHARS = 256
+"""Most characters of a media type with its parameters. The text becomes a header of each request."""
+NO_PAYLOAD = Opaque(PayloadForm.NONE)
+NULL = b"null"
+"""Payload that an event without one has in the state and in dead letters, where older versions read it as JSON."""
+
+_WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[\x20-\x7e\t]*)?")
+_JSON_TYPE = re.compile(r"[^/]*/(?:[^;]*\+)?json[ \t]*(?:;|$)", re.IGNORECASE)
+_TEXT_TYPE = re.compile(r"(?:text/[^;]*|application/xml|[^/]*/[^;]*\+xml)[ \t]*(?:;|$)", re.IGNORECASE)
+_CHARSET = re.compile(r";[ \t]*charset=[ \t]*\"?([^\"; \t]*)", re.IGNORECASE)
+_UNICODE = frozenset({"utf-8", "utf8", "us-ascii"})
+
+
+def is_media_type(text: str) -> bool:
+    """Return True if `text` may be the `content-type` of a request for an opaque payload.
+
+    A CloudEvents media type may not: a receiver would read the request as another event.
+    """
+    return (
+        len(text) <= MAX_MEDIA_TYPE_CHARS
+        and _MEDIA_TYPE.fullmatch(text) is not None
+        and not text.lower().startswith("application/cloudevents")
+    )
+
+
+def is_json(media_type: str) -> bool:
+    """Return True if a media type declares JSON: its subtype is `json` or ends with `+json`."""
+    return _JSON_TYPE.match(media_type) is not None
+
+
+def is_unicode(media_type: str) -> bool:
+    """Return True if text of this media type is UTF-8: it names UTF-8, ASCII or no charset."""
+    charset = _CHARSET.search(media_type)
+    return charset is None or charset[1].lower() in _UNICODE
+
+
+def opaque_of(payload: bytes, media_type: str) -> Opaque:
+    """Return an opaque payload's form and media type: text if its media type is one of text and its bytes are UTF-8."""
+    if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type):
+        return Opaque(PayloadForm.BYTES, media_type)
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return Opaque(PayloadForm.BYTES, media_type)
+    return Opaque(PayloadForm.TEXT, media_type)
+
+
+def as_json(payload: bytes, opaque: Opaque | None) -> bytes:
+    """Return a payload as the JSON that an event has (`Event.data`)."""
+    if opaque is None or opaque.form is PayloadForm.NONE:
+        return payload
+    return orjson.dumps(payload.decode()) if opaque.form is PayloadForm.TEXT else b'"%s"' % base64.b64encode(payload)
+
+
+def as_bytes(data: bytes, opaque: Opaque | None) -> bytes:
+    """Return the bytes of a payload from the JSON that an event has (`Event.data`). An event without a payload has NULL."""
+    if opaque is None or opaque.form is PayloadForm.NONE:
+        return data
+    return orjson.loads(data).encode() if opaque.form is PayloadForm.TEXT else base64.b64decode(data[1:-1], validate=True)
