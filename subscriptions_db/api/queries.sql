@@ -50,26 +50,40 @@ select tenant_id from tenants where tenant_id = %(id)s for update;
 -- name: lock_event_type
 select event_type from event_types where event_type = %(id)s for update;
 
--- name: page_of_event_types
-select event_type as id from event_types where event_type > %(after)s order by event_type limit %(limit)s;
+-- name: matching_event_types
+-- The rows of a list, without order, for the three statements below.
+select event_type as id from event_types
 
--- name: page_of_tenants
-select tenant_id as id from tenants where tenant_id > %(after)s order by tenant_id limit %(limit)s;
+-- name: matching_tenants
+select tenant_id as id from tenants
 
--- name: page_of_customers
-select customer_id as id from customers where customer_id > %(after)s order by customer_id limit %(limit)s;
+-- name: matching_customers
+select customer_id as id from customers
 
--- name: page_of_endpoints
+-- name: matching_endpoints
 select endpoint_id as id from endpoints
-where endpoint_id > %(after)s and (%(customer)s::text is null or customer_id = %(customer)s)
-order by endpoint_id limit %(limit)s;
+where (%(customer)s::text is null or customer_id = %(customer)s)
+  and (%(status)s::text is null or status = %(status)s)
+  and (%(metadata)s::jsonb is null or metadata @> %(metadata)s)
+  and (%(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), endpoint_id, url, description))) > 0)
 
--- name: page_of_subscriptions
+-- name: matching_subscriptions
 select subscription_id as id from subscriptions
-where subscription_id > %(after)s
-  and (%(customer)s::text is null or customer_id = %(customer)s)
+where (%(customer)s::text is null or customer_id = %(customer)s)
   and (%(endpoint)s::text is null or endpoint_id = %(endpoint)s)
-order by subscription_id limit %(limit)s;
+  and (%(event_type)s::text is null or event_type = %(event_type)s)
+  and (%(status)s::text is null or status = %(status)s)
+  and (%(metadata)s::jsonb is null or metadata @> %(metadata)s)
+  and (%(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), subscription_id, event_type, description))) > 0)
+
+-- name: rows_after
+select id from matching where id > %(place)s order by id limit %(limit)s;
+
+-- name: rows_before
+select id from matching where id < %(place)s order by id desc limit %(limit)s;
+
+-- name: number_of_rows
+select count(*) as rows from matching;
 
 -- name: page_of_audit_log
 -- The newest first.

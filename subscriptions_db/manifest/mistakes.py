@@ -22,6 +22,7 @@ CLIENT_ID_PATTERN = r"^[ -~]{1,256}$"
 SCOPE_WORDS_PATTERN = r"^[!#-\[\]-~]+( [!#-\[\]-~]+)*$"
 HEADER_PATTERN = r"^[A-Za-z0-9-]{1,128}$"
 METADATA_NAME_PATTERN = r"^[A-Za-z0-9_./-]{1,64}$"
+METADATA_ENTRY_PATTERN = r"^[A-Za-z0-9_./-]{1,64}:[^\x00]*$"
 FIELD_PATH_PATTERN = r"^[^.\s]+(\.[^.\s]+)*$"
 WORDS = {
     ID_PATTERN: "is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",
@@ -32,6 +33,7 @@ WORDS = {
     CLIENT_ID_PATTERN: "must be 1 to 256 printable ASCII characters",
     SCOPE_WORDS_PATTERN: 'must be words separated by single spaces, without `"` or `\\`',
     METADATA_NAME_PATTERN: "is not a valid name: use 1 to 64 letters, digits, `_` `.` `/` or `-`",
+    METADATA_ENTRY_PATTERN: "must be a name of the metadata, a colon and its text, such as team:billing",
     FIELD_PATH_PATTERN: "must be the path of a payload field, such as account.number: names joined by dots, without spaces",
 }
 """Pattern → the message for a value that does not match."""

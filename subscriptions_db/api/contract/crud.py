@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, NamedTuple
+
+import psycopg
 
 from subscriptions_db.api.contract import audit, cursors, problems, routes
-from subscriptions_db.api.contract.routes import Call, Model, PageQuery
+from subscriptions_db.api.contract.routes import Call, ListQuery, Model
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import apply, registered_rows
@@ -50,19 +52,34 @@ def require_permitted(endpoint: Mapping[str, Any]) -> None:
         raise problems.Refused(409, "its receiver has not permitted deliveries yet: ask it by POST /v1/endpoints/{id}/validate")
 
 
+class Page(NamedTuple, Generic[Model]):
+    """A page of a list. The fields are those of routes.ListPage, and the items."""
+
+    items: list[Model]
+    next_cursor: str | None
+    previous_cursor: str | None
+    total: int | None
+
+
 def page(
-    call: Call, kind: registered_rows.RowKind, show: Callable[[dict[str, dict[str, Any]]], list[Model]], **only: str | None
-) -> tuple[list[Model], str | None]:
-    """Return a page of rows, converted by `show`, and the cursor of the next page, or None after the last page.
+    call: Call, kind: registered_rows.RowKind, show: Callable[[dict[str, dict[str, Any]]], list[Model]], **only: Any
+) -> Page[Model]:
+    """Return a page of rows, sorted by id and converted by `show`.
 
     `only` limits the rows, for example to those of one customer.
 
-    1. Read one id more than the limit.
+    1. Read one id more than the limit, forwards, or backwards from the end of a previous page.
     2. Read the rows, `ROWS_PER_READ` at a time, until the answer has its maximum size.
+    3. Look for a row on the side that the request came from, because rows may have been deleted.
+
+    A previous page without rows is the first page.
     """
-    wanted = call.query_as(PageQuery)
-    asked = {"after": cursors.decode(wanted.cursor), "limit": wanted.limit + 1} | only
-    ids = [row["id"] for row in call.connection.execute(query(f"page_of_{kind}s"), asked)]
+    wanted = call.query_as(ListQuery)
+    place = cursors.place(wanted.cursor)
+    ids = _ids(call, kind, place, wanted.limit + 1, only)
+    if place.is_end and not ids:
+        place = cursors.START
+        ids = _ids(call, kind, place, wanted.limit + 1, only)
     shown: list[Model] = []
     for first in range(0, wanted.limit, ROWS_PER_READ):
         part = ids[first : min(first + ROWS_PER_READ, wanted.limit)]
@@ -72,7 +89,31 @@ def page(
         if len(fitting) < len(shown):
             shown = fitting
             break
-    return shown, cursors.encode(ids[len(shown) - 1]) if len(ids) > len(shown) else None
+    has_more, ids = len(ids) > len(shown), ids[: len(shown)]
+    has_others = bool(
+        ids and place != cursors.START and _ids(call, kind, cursors.Place(ids[0], is_end=not place.is_end), 1, only)
+    )
+    if place.is_end:
+        shown.reverse()
+        ids.reverse()
+        has_more, has_others = has_others, has_more
+    return Page(
+        items=shown,
+        next_cursor=cursors.encode(ids[-1]) if has_more else None,
+        previous_cursor=cursors.encode_previous(ids[0]) if has_others else None,
+        total=_matching(call, kind, "number_of_rows", only).fetchall()[0]["rows"] if wanted.total else None,
+    )
+
+
+def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit: int, only: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the rows nearest to a place, the nearest first."""
+    asked = dict(only) | {"place": place.row_id, "limit": limit}
+    return [row["id"] for row in _matching(call, kind, "rows_before" if place.is_end else "rows_after", asked)]
+
+
+def _matching(call: Call, kind: registered_rows.RowKind, name: str, asked: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
+    """Execute a statement about the rows of a kind that match."""
+    return call.connection.execute("with matching as (" + query(f"matching_{kind}s") + ")" + query(name), asked)
 
 
 def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[str, dict[str, Any]]], list[Model]]:

@@ -1,12 +1,29 @@
 """Encode and decode the cursors of lists as opaque text. Pure.
 
-Runs in the API. A cursor holds the id of the last row of a page, so a list can be paged while rows are added and deleted.
+Runs in the API. A cursor holds the id of the last row of a page, so a list can be paged while rows are added and deleted. A
+cursor of the previous page holds the id of the first row behind the mark `<`, with which no id begins.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+from typing import NamedTuple
+
+BEFORE = "<"
+"""The first character in a cursor of the previous page."""
+
+
+class Place(NamedTuple):
+    """The place in a list at which a page begins, or ends."""
+
+    row_id: str
+    is_end: bool = False
+    """The page has the rows before `row_id`, in place of those after it."""
+
+
+START = Place("")
+"""The place before the first row. The empty text sorts first."""
 
 
 def encode(last: str) -> str:
@@ -22,6 +39,17 @@ def decode(cursor: str | None) -> str:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged") from None
+
+
+def encode_previous(first: str) -> str:
+    """Return the cursor of the page that ends before the row with the id `first`."""
+    return encode(BEFORE + first)
+
+
+def place(cursor: str | None) -> Place:
+    """Return the place of a cursor in a list that is paged both ways."""
+    text = decode(cursor)
+    return Place(text.removeprefix(BEFORE), is_end=True) if text.startswith(BEFORE) else Place(text)
 
 
 def checked(cursor: str) -> str:

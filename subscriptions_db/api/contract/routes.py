@@ -63,6 +63,26 @@ class PageQuery(NoParameters):
     """`next_cursor` of the previous page."""
 
 
+class ListQuery(PageQuery):
+    """The part of a list to return, which may be the previous one."""
+
+    cursor: Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)] | None = None
+    """`next_cursor` or `previous_cursor` of another page."""
+    total: bool = False
+    """Count the rows of all pages too."""
+
+
+class ListPage(pydantic.BaseModel):
+    """What the page of a list says beside its items."""
+
+    next_cursor: str | None
+    """Null: this is the last page."""
+    previous_cursor: str | None
+    """Null: this is the first page."""
+    total: int | None
+    """With `total=true`, the number of rows of all pages."""
+
+
 def fitting_part(items: list[Model]) -> list[Model]:
     """Return the leading items of a page that fit into one answer (answer_size.py)."""
     return items[: answer_size.count(len(item.model_dump_json()) for item in items)]

@@ -6,13 +6,15 @@ Runs in the API. Pure.
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 import pydantic
+from psycopg.types.json import Jsonb
 from pydantic import Field
 
 from delivery.model import SignatureScheme
-from subscriptions_db.manifest import manifest
+from subscriptions_db.api.contract import routes
+from subscriptions_db.manifest import manifest, mistakes
 from subscriptions_db.registration import rotation
 
 
@@ -41,6 +43,25 @@ EndpointChanges = changes_of(
     "EndpointChanges",
     "Changes of an endpoint. Omitted fields stay unchanged. `auth` and `tls` are replaced in full, with their secrets.",
 )
+
+
+class SearchQuery(routes.ListQuery):
+    """Search criteria for endpoints and for subscriptions."""
+
+    customer: str | None = None
+    """Only rows of this customer."""
+    q: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Only rows with this text, in upper or lower case."""
+    metadata: Annotated[str, Field(max_length=565, pattern=mistakes.METADATA_ENTRY_PATTERN)] | None = None
+    """Only rows with this entry in their metadata, as `name:text`."""
+
+    def criteria(self) -> dict[str, Any]:
+        """Return the criteria as parameters of the statements."""
+        asked = self.model_dump(exclude=set(routes.ListQuery.model_fields))
+        if self.metadata is not None:
+            name, _, text = self.metadata.partition(":")
+            asked["metadata"] = Jsonb({name: text})
+        return asked
 
 
 class Auth(pydantic.BaseModel):
@@ -102,11 +123,10 @@ class CreatedEndpoint(Endpoint):
     """Shown once. Null in the repeated answer for an `Idempotency-Key`."""
 
 
-class Endpoints(pydantic.BaseModel):
+class Endpoints(routes.ListPage):
     """A page of endpoints."""
 
     items: list[Endpoint]
-    next_cursor: str | None
 
 
 class RotateSecret(manifest.ManifestPart):
@@ -184,11 +204,10 @@ class RegisteredSubscription(Subscription):
     """Why the subscription may match no event. With `?strict=true` it is refused instead."""
 
 
-class Subscriptions(pydantic.BaseModel):
+class Subscriptions(routes.ListPage):
     """A page of subscriptions."""
 
     items: list[Subscription]
-    next_cursor: str | None
 
 
 _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at",

@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from subscriptions_db.api.contract import audit, crud, routes
-from subscriptions_db.api.contract.routes import Call, PageQuery, Route
+from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres.sql import query
 
@@ -38,11 +38,10 @@ class Customer(pydantic.BaseModel):
     may_subscribe_to: TenantGrants
 
 
-class Customers(pydantic.BaseModel):
+class Customers(routes.ListPage):
     """A page of customers."""
 
     items: list[Customer]
-    next_cursor: str | None
 
 
 def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants]:
@@ -63,8 +62,7 @@ def list_(call: Call) -> Customers:
         grants = tenant_grants(call, list(found))
         return [Customer(id=row_id, may_subscribe_to=grants[row_id], **row) for row_id, row in found.items()]
 
-    items, cursor = crud.page(call, "customer", show)
-    return Customers(items=items, next_cursor=cursor)
+    return Customers(**crud.page(call, "customer", show)._asdict())
 
 
 def get(call: Call) -> Customer:
@@ -111,7 +109,7 @@ def delete(call: Call) -> None:
 ROUTES = (
     Route(
         method="GET", path="/v1/customers", name="listCustomers", summary="List customers.",
-        scopes=routes.OPERATOR, handler=list_, query=PageQuery, answer=Customers,
+        scopes=routes.OPERATOR, handler=list_, query=ListQuery, answer=Customers,
     ),
     Route(
         method="GET", path="/v1/customers/{customer_id}", name="getCustomer",

@@ -6,29 +6,27 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from typing import Any, Literal
 
 from delivery.model import EndpointStatus
 from subscriptions_db.api.contract import audit, crud, problems, routes, schemas
-from subscriptions_db.api.contract.routes import Call, PageQuery, Route
+from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import endpoint_status, rotation
 from subscriptions_db.secrets import endpoint_secrets
 
 
-class EndpointQuery(PageQuery):
-    """Search criteria for endpoints."""
+class EndpointQuery(schemas.SearchQuery):
+    """Search criteria for endpoints. `q` is searched in id, URL and description."""
 
-    customer: str | None = None
-    """Only endpoints of this customer."""
+    status: Literal["active", "paused", "disabled"] | None = None
+    """Only endpoints with this status."""
 
 
 def list_(call: Call) -> schemas.Endpoints:
     """Return a page of endpoints."""
-    items, cursor = crud.page(
-        call, "endpoint", crud.show_each(schemas.endpoint), customer=call.query_as(EndpointQuery).customer
-    )
-    return schemas.Endpoints(items=items, next_cursor=cursor)
+    found = crud.page(call, "endpoint", crud.show_each(schemas.endpoint), **call.query_as(EndpointQuery).criteria())
+    return schemas.Endpoints(**found._asdict())
 
 
 def get(call: Call) -> schemas.Endpoint:
@@ -130,7 +128,8 @@ def _id(call: Call) -> str:
 _ONE = "/v1/endpoints/{endpoint_id}"
 ROUTES = (
     Route(
-        method="GET", path="/v1/endpoints", name="listEndpoints", summary="List endpoints, sorted by id.",
+        method="GET", path="/v1/endpoints", name="listEndpoints",
+        summary="List endpoints, sorted by id. `q` is searched in id, URL and description.",
         scopes=routes.READERS, handler=list_, query=EndpointQuery, answer=schemas.Endpoints,
     ),
     Route(

@@ -12,7 +12,7 @@ import pydantic
 
 from delivery import errors
 from subscriptions_db.api.contract import crud, routes
-from subscriptions_db.api.contract.routes import Call, PageQuery, Route
+from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import event_types, manifest
 from subscriptions_db.registration import registered_rows
 
@@ -31,11 +31,10 @@ class EventType(pydantic.BaseModel):
     changed_at: dt.datetime
 
 
-class EventTypes(pydantic.BaseModel):
+class EventTypes(routes.ListPage):
     """A page of the catalogue."""
 
     items: list[EventType]
-    next_cursor: str | None
 
 
 class SchemaViolation(pydantic.BaseModel):
@@ -59,8 +58,7 @@ class CatalogueEntry(pydantic.BaseModel):
 
 def list_(call: Call) -> EventTypes:
     """Return a page of the catalogue."""
-    items, cursor = crud.page(call, "event_type", crud.show_each(_shown))
-    return EventTypes(items=items, next_cursor=cursor)
+    return EventTypes(**crud.page(call, "event_type", crud.show_each(_shown))._asdict())
 
 
 def get(call: Call) -> EventType:
@@ -114,7 +112,7 @@ def explain(call: Call, event_type: str, payload: Any, *, is_json: bool) -> Cata
 ROUTES = (
     Route(
         method="GET", path="/v1/event-types", name="listEventTypes", summary="List the catalogue of event types.",
-        scopes=routes.READERS, handler=list_, query=PageQuery, answer=EventTypes,
+        scopes=routes.READERS, handler=list_, query=ListQuery, answer=EventTypes,
     ),
     Route(
         method="GET", path="/v1/event-types/{event_type_id}", name="getEventType",

@@ -7,11 +7,11 @@ but not change it: another event type would widen it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from delivery.model import PLATFORM
 from subscriptions_db.api.contract import audit, crud, problems, routes, schemas
-from subscriptions_db.api.contract.routes import Call, NoParameters, PageQuery, Route
+from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.registry import customers
 from subscriptions_db.postgres.sql import query
 
@@ -19,13 +19,15 @@ MAX_SCOPES = 10_000
 """Maximum entries in each scope field of one request, so that no request locks out other writers for long."""
 
 
-class SubscriptionQuery(PageQuery):
-    """Search criteria for subscriptions."""
+class SubscriptionQuery(schemas.SearchQuery):
+    """Search criteria for subscriptions. `q` is searched in id, event type and description."""
 
     endpoint: str | None = None
     """Only subscriptions of this endpoint."""
-    customer: str | None = None
-    """Only subscriptions of this customer."""
+    event_type: str | None = None
+    """Only subscriptions with exactly this event type, such as `order.*`."""
+    status: Literal["active", "paused"] | None = None
+    """Only subscriptions with this status."""
 
 
 class StrictQuery(NoParameters):
@@ -37,10 +39,8 @@ class StrictQuery(NoParameters):
 
 def list_(call: Call) -> schemas.Subscriptions:
     """Return a page of subscriptions."""
-    wanted = call.query_as(SubscriptionQuery)
-    only = {"endpoint": wanted.endpoint, "customer": wanted.customer}
-    items, cursor = crud.page(call, "subscription", crud.show_each(schemas.subscription), **only)
-    return schemas.Subscriptions(items=items, next_cursor=cursor)
+    found = crud.page(call, "subscription", crud.show_each(schemas.subscription), **call.query_as(SubscriptionQuery).criteria())
+    return schemas.Subscriptions(**found._asdict())
 
 
 def get(call: Call) -> schemas.Subscription:
@@ -142,7 +142,8 @@ def _id(call: Call) -> str:
 _ONE = "/v1/subscriptions/{subscription_id}"
 ROUTES = (
     Route(
-        method="GET", path="/v1/subscriptions", name="listSubscriptions", summary="List subscriptions, sorted by id.",
+        method="GET", path="/v1/subscriptions", name="listSubscriptions",
+        summary="List subscriptions, sorted by id. `q` is searched in id, event type and description.",
         scopes=routes.READERS, handler=list_, query=SubscriptionQuery, answer=schemas.Subscriptions,
     ),
     Route(

@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 
 from subscriptions_db.api.contract import crud, routes
-from subscriptions_db.api.contract.routes import Call, PageQuery, Route
+from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import manifest
 
 
@@ -23,11 +23,10 @@ class Tenant(pydantic.BaseModel):
     sub_tenants: list[manifest.ManifestSubTenant]
 
 
-class Tenants(pydantic.BaseModel):
+class Tenants(routes.ListPage):
     """A page of tenants."""
 
     items: list[Tenant]
-    next_cursor: str | None
 
 
 def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:
@@ -37,8 +36,7 @@ def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:
 
 def list_(call: Call) -> Tenants:
     """Return a page of tenants."""
-    items, cursor = crud.page(call, "tenant", crud.show_each(_tenant))
-    return Tenants(items=items, next_cursor=cursor)
+    return Tenants(**crud.page(call, "tenant", crud.show_each(_tenant))._asdict())
 
 
 def get(call: Call) -> Tenant:
@@ -62,7 +60,7 @@ def delete(call: Call) -> None:
 ROUTES = (
     Route(
         method="GET", path="/v1/tenants", name="listTenants", summary="List tenants.",
-        scopes=routes.OPERATOR, handler=list_, query=PageQuery, answer=Tenants,
+        scopes=routes.OPERATOR, handler=list_, query=ListQuery, answer=Tenants,
     ),
     Route(
         method="GET", path="/v1/tenants/{tenant_id}", name="getTenant", summary="Get a tenant.",

@@ -1,0 +1,113 @@
+"""Lists of the registry are paged both ways, counted, and limited to the rows that match."""
+
+import pytest
+
+from subscriptions_db import answer_size
+from tests.integration.api import world
+
+pytestmark = pytest.mark.integration
+
+ROWS = """
+insert into endpoints (endpoint_id, customer_id, url, status, description, metadata) values
+    ('l1', 'acme', 'https://hooks.example.com/Lists/1', 'active', '', '{"team": "a", "site": "x:y"}'),
+    ('l2', 'acme', 'https://hooks.example.com/lists/2', 'paused', 'Second 100% of them', '{"team": "a"}'),
+    ('l3', 'acme', 'https://hooks.example.com/lists/3', 'disabled', 'third', '{"team": "b"}'),
+    ('l4', 'other', 'https://hooks.example.com/lists/4', 'active', '', '{"team": "a"}');
+insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope, status, description, metadata) values
+    ('m1', 'l1', 'acme', 'listed.one', 'everything', 'active', 'First', '{"team": "a"}'),
+    ('m2', 'l1', 'acme', 'listed.two', 'everything', 'paused', '', '{}'),
+    ('m3', 'l2', 'acme', 'listed.*', 'everything', 'active', '', '{"team": "b"}'),
+    ('m4', 'l4', 'other', 'listed.one', 'everything', 'active', 'first', '{}');
+"""
+
+
+@pytest.fixture(scope="module")
+def served(postgres):
+    with world.served(postgres) as made:
+        with made.registry() as opened:
+            opened.execute(ROWS)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("endpoints?q=LISTS", ["l1", "l2", "l3"]),
+        ("endpoints?q=L2", ["l2"]),
+        ("endpoints?q=THIRD", ["l3"]),
+        ("endpoints?q=100%25+of", ["l2"]),
+        ("endpoints?q=lists_2", []),
+        ("endpoints?q=lists&status=disabled", ["l3"]),
+        ("endpoints?metadata=team:a", ["l1", "l2"]),
+        ("endpoints?metadata=team:a&status=paused", ["l2"]),
+        ("endpoints?metadata=site:x:y", ["l1"]),
+        ("endpoints?metadata=team:", []),
+        ("endpoints?q=lists&customer=other", []),
+        ("subscriptions?q=listed", ["m1", "m2", "m3"]),
+        ("subscriptions?q=fIRST", ["m1"]),
+        ("subscriptions?event_type=listed.*", ["m3"]),
+        ("subscriptions?endpoint=l1&status=paused", ["m2"]),
+        ("subscriptions?metadata=team:b", ["m3"]),
+        ("subscriptions?event_type=listed.one&customer=acme", ["m1"]),
+    ],
+)
+def test_a_list_has_the_rows_of_the_customer_that_match(acme, query, found):
+    answer = acme.get(f"/v1/{query}&total=true")
+    assert world.ids(answer) == found
+    assert answer.json["total"] == len(found)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("endpoints?status=sleeping", "status"),
+        ("subscriptions?status=disabled", "status"),
+        ("endpoints?metadata=team", "metadata"),
+        ("endpoints?metadata=a%20b:c", "metadata"),
+        ("endpoints?q=", "q"),
+        ("endpoints?q=" + "x" * 201, "q"),
+        ("endpoints?total=perhaps", "total"),
+        ("endpoints?cursor=*", "cursor"),
+    ],
+)
+def test_an_invalid_parameter_is_refused_by_name(acme, query, field):
+    answer = acme.get(f"/v1/{query}")
+    assert (answer.status, answer.fields) == (422, [field])
+
+
+def test_the_operator_finds_rows_of_every_customer(operator):
+    assert world.ids(operator.get("/v1/endpoints?metadata=team:a")) == ["l1", "l2", "l4"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("path", ["endpoints", "subscriptions", "customers", "tenants", "event-types"])
+def test_a_list_is_paged_to_its_end_and_back(operator, path, limit):
+    whole = world.ids(operator.get(f"/v1/{path}?limit=200"))
+    there = [operator.get(f"/v1/{path}?limit={limit}").json]
+    while there[-1]["next_cursor"] is not None:
+        there.append(operator.get(f"/v1/{path}?limit={limit}&cursor={there[-1]['next_cursor']}").json)
+    back = [there[-1]]
+    while back[-1]["previous_cursor"] is not None:
+        back.append(operator.get(f"/v1/{path}?limit={limit}&cursor={back[-1]['previous_cursor']}").json)
+    assert [row["id"] for page in there for row in page["items"]] == whole
+    assert [row["id"] for page in reversed(back) for row in page["items"]] == whole
+    assert {page["total"] for page in there} == {None}
+
+
+def test_a_page_back_is_paged_by_bytes_too(operator, monkeypatch):
+    monkeypatch.setattr(answer_size, "MAX_BYTES", 1)  # one item a page
+    pages = [operator.get("/v1/endpoints?q=lists").json]
+    for name in ("next_cursor", "next_cursor", "previous_cursor"):
+        pages.append(operator.get(f"/v1/endpoints?q=lists&cursor={pages[-1][name]}").json)
+    assert [[row["id"] for row in page["items"]] for page in pages] == [["l1"], ["l2"], ["l3"], ["l2"]]
+    assert (pages[3]["next_cursor"], pages[3]["previous_cursor"]) == (pages[1]["next_cursor"], pages[1]["previous_cursor"])
+
+
+def test_a_previous_page_whose_rows_are_gone_is_the_first_page(operator, served):
+    first = operator.get("/v1/endpoints?q=lists&limit=1").json
+    second = operator.get(f"/v1/endpoints?q=lists&limit=1&cursor={first['next_cursor']}").json
+    with served.registry() as opened:
+        opened.execute("delete from endpoints where endpoint_id = 'l1'")
+    page = operator.get(f"/v1/endpoints?q=lists&limit=1&cursor={second['previous_cursor']}").json
+    assert [row["id"] for row in page["items"]] == ["l2"]
+    assert (page["previous_cursor"], page["next_cursor"]) == (None, second["next_cursor"])

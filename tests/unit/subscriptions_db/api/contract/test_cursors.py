@@ -1,0 +1,22 @@
+"""Cursors are opaque, say on which side of a row their page is, and cursors of the version before are still read."""
+
+import pytest
+
+from subscriptions_db.api.contract import cursors
+from subscriptions_db.api.contract.cursors import Place
+
+
+def test_a_cursor_leads_to_the_place_that_it_was_made_of():
+    assert cursors.place(cursors.encode("ep_1")) == Place("ep_1")
+    assert cursors.place(cursors.encode_previous("ep_1")) == Place("ep_1", is_end=True)
+    assert cursors.place(None) == cursors.place("") == cursors.START
+
+
+def test_a_cursor_of_the_version_before_is_read():
+    assert cursors.place("ZXBfMQ") == Place("ep_1")
+
+
+@pytest.mark.parametrize("text", ["a", "*", "/w", cursors.encode("a\0b")])
+def test_another_text_is_refused(text):
+    with pytest.raises(ValueError, match="next_cursor"):
+        cursors.checked(text)
