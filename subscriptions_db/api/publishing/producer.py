@@ -33,7 +33,7 @@ POLL_S = 0.002
 would wait for the interpreter's lock."""
 CLOSE_TIMEOUT_S = 1.0
 """Seconds for unconfirmed events at the end. No request waits for them any more."""
-MAX_QUEUED_KB = 128 * 1024
+MAX_QUEUED_KB = 64 * 1024
 """Kilobytes of events in the client. The server has a smaller bound for the events of requests that still wait."""
 
 _OPTIONS: dict[str, str | int | float | bool] = {

@@ -26,8 +26,9 @@ from subscriptions_db.api.server import admission
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 64 * 1024 * 1024
-"""Most bytes of bodies that are read, or wait for Kafka. A process takes some three times as much memory for them."""
+MAX_BYTES = 32 * 1024 * 1024
+"""Most bytes of bodies that are read, or wait for Kafka. Further requests are refused before their bodies are read. A process
+took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka was away."""
 UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the whole request again, with the same ids"
 
 
