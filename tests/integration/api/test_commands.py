@@ -45,6 +45,13 @@ def fanout(*words, code=0):
 
 
 @pytest.mark.usefixtures("environment")
+def test_a_publishers_key_may_name_its_tenants():
+    made = fanout("api-keys", "create", "--scope", "publisher", "--tenant", "t2", "--tenant", "t1")
+    assert (made["customer"], made["tenants"]) == (None, ["t2", "t1"])
+    assert {row["key_id"]: row["tenants"] for row in fanout("api-keys", "list")}[made["key_id"]] == ["t1", "t2"]
+
+
+@pytest.mark.usefixtures("environment")
 def test_a_key_is_created_used_listed_and_revoked(served):
     made = fanout("api-keys", "create", "--scope", "customer_admin", "--customer", "acme", "--name", "mine", "--expires", "90d")
     client = served.client(made["key"])
