@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple
 
 import psycopg
+import pydantic
 
-from subscriptions_db.api.contract import audit, cursors, problems, routes
+from subscriptions_db.api.contract import audit, cursors, etags, problems, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Model
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres.sql import query
@@ -44,6 +45,16 @@ def existing_row(call: Call, kind: registered_rows.RowKind, row_id: str) -> dict
     if row is None:
         raise problems.not_found(kind)
     return row
+
+
+def require_conditions(call: Call, show: Callable[[Call], pydantic.BaseModel] | None) -> None:
+    """Raise Refused with 412 if the request's conditions do not hold for the resource, which the caller has locked.
+
+    `show` returns the resource as GET does. None: it does not exist.
+    """
+    if call.conditions != etags.UNCONDITIONAL:
+        shown = None if show is None else show(call)
+        etags.require(call.conditions, None if shown is None else etags.of(shown.model_dump(mode="json"), type(shown)))
 
 
 def require_permitted(endpoint: Mapping[str, Any]) -> None:
@@ -134,12 +145,19 @@ def put(
     return result
 
 
-def delete(call: Call, kind: registered_rows.RowKind, row_id: str, owner: Callable[[dict[str, Any]], str | None]) -> None:
+def delete(
+    call: Call,
+    kind: registered_rows.RowKind,
+    row_id: str,
+    show: Callable[[Call], pydantic.BaseModel],
+    owner: Callable[[dict[str, Any]], str | None],
+) -> None:
     """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404 if it does not exist.
 
-    `owner` returns the customer of the row for the audit entry.
+    `show` returns the resource as GET does, and `owner` the customer of the row for the audit entry.
     """
     before = locked_row(call, kind, row_id)
+    require_conditions(call, show)
     call.connection.execute(query(f"delete_{kind}s"), {"ids": [row_id]})
     audit.write(call, "delete", kind, row_id, customer_id=owner(before), before=before)
 

@@ -36,8 +36,8 @@ class Problem(pydantic.BaseModel):
     title: str
     status: int
     code: str
-    """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, too_large, unsupported, invalid,
-    rate_limited, internal, unavailable."""
+    """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, precondition_failed, too_large,
+    unsupported, invalid, rate_limited, internal, unavailable."""
     detail: str
     errors: list[FieldError] = []
     request_id: str | None = None
@@ -52,6 +52,7 @@ TITLES = {
     405: ("method_not_allowed", "The path does not allow this method"),
     408: ("too_slow", "The request arrived too slowly"),
     409: ("conflict", "The current state does not allow this"),
+    412: ("precondition_failed", "The resource is not the expected one"),
     413: ("too_large", "The request is too large"),
     415: ("unsupported", "The body is not JSON"),
     422: ("invalid", "The request is invalid"),

@@ -19,7 +19,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.http.origin import Target
 from delivery.webhooks.http.transport import Response
 from subscriptions_db import answer_size
-from subscriptions_db.api.contract import cursors
+from subscriptions_db.api.contract import cursors, etags
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
@@ -108,6 +108,8 @@ class Call:
     """The body as received, without the defaults of omitted fields."""
     header: str | None
     """The value of the header that the route reads, as received."""
+    conditions: etags.Conditions
+    """`If-Match` and `If-None-Match` of a request that changes a resource."""
 
     def body_as(self, kind: type[Model]) -> Model:
         """Return the body as the type that the route declares."""
@@ -194,8 +196,26 @@ class Route:
     header: str | None = None
     """The name of the header that the handler reads."""
     is_conditional: bool = False
-    """The answer has an `ETag`; a request whose `If-None-Match` equals it gets 304."""
+    """The handler evaluates `If-None-Match`, and answers 304."""
+    resource: type[pydantic.BaseModel] | None = None
+    """The type of the resource, as GET answers it. Answers have its `ETag`. GET takes `If-None-Match`, and the methods that
+    change the resource take `If-Match`."""
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location`."""
     shown_once: str | None = None
     """The secret field of the answer. A repeated request gets null for it, because secrets are not stored."""
+
+    @property
+    def may_answer_304(self) -> bool:
+        """Return whether a request with `If-None-Match` may get 304."""
+        return self.is_conditional or (self.resource is not None and self.method == "GET")
+
+    @property
+    def may_answer_412(self) -> bool:
+        """Return whether the request may have conditions for a change."""
+        return self.resource is not None and self.method in {"PUT", "PATCH", "DELETE"}
+
+    @property
+    def has_etag(self) -> bool:
+        """Return whether the answer has an `ETag`. RFC 9110 (9.3.4) forbids it for a PUT that adds defaults."""
+        return self.resource is not None and self.answer is not None and self.method != "PUT"

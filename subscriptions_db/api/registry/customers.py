@@ -75,7 +75,7 @@ def get(call: Call) -> Customer:
 def put(call: Call) -> Customer:
     """Create a customer, or replace its fields."""
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
-    crud.lock(call, "customer", customer_id)
+    crud.require_conditions(call, get if crud.lock(call, "customer", customer_id) else None)
     crud.put(call, {"customers": [{"id": customer_id, "name": wanted.name}]}, customer_id=customer_id)
     if wanted.may_subscribe_to is not None:
         _grant(call, customer_id, wanted.may_subscribe_to)
@@ -103,7 +103,7 @@ def delete(call: Call) -> None:
     The archive and the audit log keep the customer's data for their retention. So `put` refuses the id of a deleted customer.
     """
     customer_id = call.path["customer_id"]
-    crud.delete(call, "customer", customer_id, lambda _: customer_id)
+    crud.delete(call, "customer", customer_id, get, lambda _: customer_id)
 
 
 ROUTES = (
@@ -114,15 +114,15 @@ ROUTES = (
     Route(
         method="GET", path="/v1/customers/{customer_id}", name="getCustomer",
         summary="Get a customer. A customer's key reads its own.",
-        scopes=routes.READERS, handler=get, answer=Customer,
+        scopes=routes.READERS, handler=get, answer=Customer, resource=Customer,
     ),
     Route(
         method="PUT", path="/v1/customers/{customer_id}", name="putCustomer", summary="Create or replace a customer.",
-        scopes=routes.OPERATOR, handler=put, body=CustomerFields, answer=Customer, is_change=True,
+        scopes=routes.OPERATOR, handler=put, body=CustomerFields, answer=Customer, is_change=True, resource=Customer,
     ),
     Route(
         method="DELETE", path="/v1/customers/{customer_id}", name="deleteCustomer",
         summary="Delete a customer with its endpoints, subscriptions and keys. Its id cannot be used again.",
-        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True,
+        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True, resource=Customer,
     ),
 )  # fmt: skip

@@ -49,6 +49,7 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 def update(call: Call) -> schemas.Endpoint:
     """Change the given fields and keep the others, including secrets."""
     before = crud.locked_row(call, "endpoint", _id(call))
+    crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.endpoint_document(before)
     kept = {(part, name): opened for part, name, opened in _secrets(call) if part not in call.document}
     for (part, name), secret in kept.items():
@@ -71,7 +72,7 @@ def _secrets(call: Call) -> list[tuple[str, str, str]]:
 
 def delete(call: Call) -> None:
     """Delete an endpoint with its subscriptions. Waiting deliveries end as skipped."""
-    crud.delete(call, "endpoint", _id(call), lambda row: row["customer"])
+    crud.delete(call, "endpoint", _id(call), get, lambda row: row["customer"])
 
 
 def pause(call: Call) -> schemas.Endpoint:
@@ -136,35 +137,37 @@ ROUTES = (
         method="POST", path="/v1/endpoints", name="createEndpoint",
         summary="Create an endpoint. Shows its signing secret once.",
         scopes=routes.ADMINS, handler=create, body=schemas.NewEndpoint, answer=schemas.CreatedEndpoint, status=201,
-        is_change=True, shown_once="signing_secret", location="/v1/endpoints/{id}",
+        is_change=True, shown_once="signing_secret", location="/v1/endpoints/{id}", resource=schemas.Endpoint,
     ),
     Route(
         method="GET", path=_ONE, name="getEndpoint", summary="Get an endpoint.",
-        scopes=routes.READERS, handler=get, answer=schemas.Endpoint,
+        scopes=routes.READERS, handler=get, answer=schemas.Endpoint, resource=schemas.Endpoint,
     ),
     Route(
         method="PATCH", path=_ONE, name="updateEndpoint", summary="Change the given fields of an endpoint.",
         scopes=routes.ADMINS, handler=update, body=schemas.EndpointChanges, answer=schemas.Endpoint, is_change=True,
+        resource=schemas.Endpoint,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteEndpoint", summary="Delete an endpoint with its subscriptions.",
-        scopes=routes.ADMINS, handler=delete, status=204, is_change=True,
+        scopes=routes.ADMINS, handler=delete, status=204, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/pause", name="pauseEndpoint", summary="Pause an endpoint: its deliveries wait.",
-        scopes=routes.ADMINS, handler=pause, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.ADMINS, handler=pause, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/resume", name="resumeEndpoint", summary="Resume a paused endpoint.",
-        scopes=routes.ADMINS, handler=resume, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.ADMINS, handler=resume, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/disable", name="disableEndpoint", summary="Disable an endpoint until it is enabled.",
         scopes=routes.ADMINS, handler=disable, body=schemas.DisableEndpoint, answer=schemas.Endpoint, is_change=True,
+        resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/enable", name="enableEndpoint", summary="Make an endpoint active, whatever its status.",
-        scopes=routes.ADMINS, handler=enable, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.ADMINS, handler=enable, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/rotate-secret", name="rotateSecret",

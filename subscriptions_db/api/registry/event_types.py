@@ -74,14 +74,14 @@ def _shown(row_id: str, row: dict[str, Any]) -> EventType:
 def put(call: Call) -> EventType:
     """Create an event type, or replace its fields."""
     row_id = call.path["event_type_id"]
-    crud.lock(call, "event_type", row_id)
+    crud.require_conditions(call, get if crud.lock(call, "event_type", row_id) else None)
     crud.put(call, {"event_types": [call.document | {"id": row_id}]}, customer_id=None)
     return get(call)
 
 
 def delete(call: Call) -> None:
     """Delete an event type from the catalogue."""
-    crud.delete(call, "event_type", call.path["event_type_id"], lambda _: None)
+    crud.delete(call, "event_type", call.path["event_type_id"], get, lambda _: None)
 
 
 def known(call: Call, event_type: str) -> dict[str, Any] | None:
@@ -117,16 +117,17 @@ ROUTES = (
     Route(
         method="GET", path="/v1/event-types/{event_type_id}", name="getEventType",
         summary="Get an event type: description, schema of its payload, examples.",
-        scopes=routes.READERS, handler=get, answer=EventType,
+        scopes=routes.READERS, handler=get, answer=EventType, resource=EventType,
     ),
     Route(
         method="PUT", path="/v1/event-types/{event_type_id}", name="putEventType",
         summary="Create or replace an event type. Each example must match the schema.",
         scopes=routes.OPERATOR, handler=put, body=manifest.EventTypeFields, answer=EventType, is_change=True,
+        resource=EventType,
     ),
     Route(
         method="DELETE", path="/v1/event-types/{event_type_id}", name="deleteEventType",
         summary="Delete an event type from the catalogue. Its events are delivered as before.",
-        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True,
+        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True, resource=EventType,
     ),
 )  # fmt: skip

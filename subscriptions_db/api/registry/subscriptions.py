@@ -61,6 +61,7 @@ def create(call: Call) -> schemas.RegisteredSubscription:
 def update(call: Call) -> schemas.RegisteredSubscription:
     """Change the given fields and keep the others."""
     before = crud.locked_row(call, "subscription", _id(call))
+    crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.subscription_document(before) | call.document
     _require_bounded(document)
     _require_granted(call, document)
@@ -79,7 +80,7 @@ def _put(call: Call, document: dict[str, Any], customer_id: str | None) -> schem
 
 def delete(call: Call) -> None:
     """Delete a subscription."""
-    crud.delete(call, "subscription", _id(call), lambda row: _owner(call, row["endpoint"]))
+    crud.delete(call, "subscription", _id(call), get, lambda row: _owner(call, row["endpoint"]))
 
 
 def pause(call: Call) -> schemas.Subscription:
@@ -150,27 +151,28 @@ ROUTES = (
         method="POST", path="/v1/subscriptions", name="createSubscription", summary="Subscribe an endpoint to events.",
         scopes=routes.ADMINS, handler=create, query=StrictQuery, body=schemas.NewSubscription,
         answer=schemas.RegisteredSubscription, status=201, is_change=True, location="/v1/subscriptions/{id}",
+        resource=schemas.Subscription,
     ),
     Route(
         method="GET", path=_ONE, name="getSubscription", summary="Get a subscription.",
-        scopes=routes.READERS, handler=get, answer=schemas.Subscription,
+        scopes=routes.READERS, handler=get, answer=schemas.Subscription, resource=schemas.Subscription,
     ),
     Route(
         method="PATCH", path=_ONE, name="updateSubscription", summary="Change the given fields of a subscription.",
         scopes=routes.ADMINS, handler=update, query=StrictQuery, body=schemas.SubscriptionChanges,
-        answer=schemas.RegisteredSubscription, is_change=True,
+        answer=schemas.RegisteredSubscription, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteSubscription", summary="Delete a subscription.",
-        scopes=routes.ADMINS, handler=delete, status=204, is_change=True,
+        scopes=routes.ADMINS, handler=delete, status=204, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="POST", path=f"{_ONE}/pause", name="pauseSubscription",
         summary="Pause a subscription: its deliveries are skipped.",
-        scopes=routes.ADMINS, handler=pause, answer=schemas.Subscription, is_change=True,
+        scopes=routes.ADMINS, handler=pause, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="POST", path=f"{_ONE}/resume", name="resumeSubscription", summary="Resume a paused subscription.",
-        scopes=routes.ADMINS, handler=resume, answer=schemas.Subscription, is_change=True,
+        scopes=routes.ADMINS, handler=resume, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
     ),
 )  # fmt: skip

@@ -47,14 +47,14 @@ def get(call: Call) -> Tenant:
 def put(call: Call) -> Tenant:
     """Create a tenant, or replace its fields."""
     tenant_id = call.path["tenant_id"]
-    crud.lock(call, "tenant", tenant_id)
+    crud.require_conditions(call, get if crud.lock(call, "tenant", tenant_id) else None)
     crud.put(call, {"tenants": [{"id": tenant_id} | call.document]}, customer_id=None)
     return get(call)
 
 
 def delete(call: Call) -> None:
     """Delete a tenant: its events are rejected from now on. Scopes that name it stay unchanged."""
-    crud.delete(call, "tenant", call.path["tenant_id"], lambda _: None)
+    crud.delete(call, "tenant", call.path["tenant_id"], get, lambda _: None)
 
 
 ROUTES = (
@@ -64,15 +64,15 @@ ROUTES = (
     ),
     Route(
         method="GET", path="/v1/tenants/{tenant_id}", name="getTenant", summary="Get a tenant.",
-        scopes=routes.OPERATOR, handler=get, answer=Tenant,
+        scopes=routes.OPERATOR, handler=get, answer=Tenant, resource=Tenant,
     ),
     Route(
         method="PUT", path="/v1/tenants/{tenant_id}", name="putTenant", summary="Create or replace a tenant.",
-        scopes=routes.OPERATOR, handler=put, body=manifest.TenantFields, answer=Tenant, is_change=True,
+        scopes=routes.OPERATOR, handler=put, body=manifest.TenantFields, answer=Tenant, is_change=True, resource=Tenant,
     ),
     Route(
         method="DELETE", path="/v1/tenants/{tenant_id}", name="deleteTenant",
         summary="Delete a tenant: its events are rejected from now on.",
-        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True,
+        scopes=routes.OPERATOR, handler=delete, status=204, is_change=True, resource=Tenant,
     ),
 )  # fmt: skip

@@ -25,7 +25,7 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.observability import metrics
 from delivery.webhooks.results.counters import NONE
-from subscriptions_db.api.contract import problems
+from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.registry import test_events
@@ -102,7 +102,8 @@ class Api:
             query=_query(request),
             body=body,
             idempotency_key=_idempotency_key(request) if route.is_change else None,
-            header=", ".join(request.headers.getall(route.header, [])) or None if route.header else None,
+            header=_header(request, route.header) if route.header else None,
+            conditions=_conditions(request) if route.may_answer_412 else etags.UNCONDITIONAL,
         )
         answer = await self._handle(route, asked)
         if answer.awaited is not None:
@@ -118,6 +119,11 @@ class Api:
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
         if route.location is not None and document is not None:
             headers["location"] = _location(route.location, document, asked.query)
+        if route.resource is not None and route.has_etag and document is not None:
+            headers["etag"] = etags.of(document, route.resource)
+            known = _conditions(request).if_none_match if route.may_answer_304 else None
+            if known is not None and etags.names(known, headers["etag"], is_strong=False):
+                return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         if answer.content is not None:
             return web.Response(status=answer.status, headers=headers, body=answer.content)
         if document is None:
@@ -296,6 +302,15 @@ def _query(request: web.Request) -> dict[str, str]:
     if repeated := [name for name in dict(request.query) if len(request.query.getall(name)) > 1]:
         raise problems.invalid(*((name, "is given more than once: give it once") for name in repeated))
     return dict(request.query)
+
+
+def _header(request: web.Request, name: str) -> str | None:
+    """Return the value of a header, which may have been sent in several lines; None if it was not sent."""
+    return ", ".join(request.headers.getall(name, [])) or None
+
+
+def _conditions(request: web.Request) -> etags.Conditions:
+    return etags.Conditions(_header(request, "if-match"), _header(request, "if-none-match"))
 
 
 def _idempotency_key(request: web.Request) -> str | None:

@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from delivery import errors
 from delivery.config import service_settings
 from delivery.webhooks.http import guard, transport
-from subscriptions_db.api.contract import problems, routes
+from subscriptions_db.api.contract import etags, problems, routes
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server import transactions
@@ -39,6 +39,8 @@ class ApiRequest:
     idempotency_key: str | None = None
     header: str | None = None
     """The value of the header that the route reads."""
+    conditions: etags.Conditions = etags.UNCONDITIONAL
+    """The conditions of a request that changes a resource."""
 
     def digest(self, route: Route) -> bytes:
         """Return a digest that is equal for repeats of a request, and different for other requests."""
@@ -119,6 +121,7 @@ class RequestHandler:
                     body=body,
                     document=document,
                     header=request.header,
+                    conditions=request.conditions,
                 )
         except errors.FanoutError as exc:
             raise problems.from_error(exc) from exc

@@ -55,6 +55,8 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route, refs: Any) -> dict[str, Any]:
     problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
     success: dict[str, Any] = {"description": "Done.", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
+    if route.has_etag or route.is_conditional:
+        success["headers"]["ETag"] = {"schema": {"type": "string"}}
     if route.location is not None:
         success["headers"]["Location"] = {"schema": {"type": "string"}}
     if route.answer is RawBytes:
@@ -69,7 +71,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": {
             str(route.status): success,
-            **({"304": {"description": "Not modified: the `ETag` equals `If-None-Match`."}} if route.is_conditional else {}),
+            **({"304": {"description": "Not modified: the `ETag` equals `If-None-Match`."}} if route.may_answer_304 else {}),
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
         },
     }
@@ -89,6 +91,7 @@ def _refusals(route: Route) -> list[int]:
     found += [] if route.is_open else [401, 403]
     found += [404] if _PARAMETER.search(route.path) else []
     found += [409] if route.is_change or route.is_validation else []
+    found += [412] if route.may_answer_412 else []
     found += [413, 415] if _bodies(route) else []
     return sorted(found)
 
@@ -109,7 +112,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     printable = {"type": "string", "pattern": "^[!-~]{1,255}$"}
     taken = {
         "Idempotency-Key": printable if route.is_change else None,
-        "If-None-Match": {"type": "string"} if route.is_conditional else None,
+        "If-None-Match": {"type": "string"} if route.may_answer_304 or route.may_answer_412 else None,
+        "If-Match": {"type": "string"} if route.may_answer_412 else None,
         route.header: printable if route.header else None,
     }
     return [{"name": name, "in": "header", "required": False, "schema": schema} for name, schema in taken.items() if schema]

@@ -1,0 +1,57 @@
+"""Compute the ETags of resources, and evaluate the conditions of requests (RFC 9110, section 13). Pure.
+
+Runs in the API. An ETag is a digest of what the answer to GET shows. The times of change are a part of it, so the ETag of an
+endpoint changes with its secrets too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pydantic
+
+from subscriptions_db.api.contract import problems
+
+_TAG = re.compile(r'(W/)?("[!#-~\x80-\xff]*")')
+_TAGS = re.compile(rf"\s*(?:\*|{_TAG.pattern}(?:\s*,\s*{_TAG.pattern})*)\s*")
+
+
+class Conditions(NamedTuple):
+    """The conditions of a request, as received."""
+
+    if_match: str | None = None
+    if_none_match: str | None = None
+
+
+UNCONDITIONAL = Conditions()
+
+
+def of(document: Mapping[str, Any], resource: type[pydantic.BaseModel]) -> str:
+    """Return the ETag of a resource from an answer that has its fields, and perhaps others, such as a new secret."""
+    shown = {name: document.get(name) for name in resource.model_fields}
+    return f'"{hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:32]}"'
+
+
+def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
+    """Return whether a header names the ETag of a resource, or has `*` and the resource exists. None: it does not exist.
+
+    The strong comparison takes no weak ETags (`W/"…"`), which a proxy may have made.
+    """
+    if etag is None:
+        return False
+    return header.strip() == "*" or any(tag == etag and not (is_strong and weak) for weak, tag in _TAG.findall(header))
+
+
+def require(conditions: Conditions, etag: str | None) -> None:
+    """Raise Refused with 412 if the conditions do not hold for the present ETag of a resource; None: it does not exist."""
+    if conditions.if_match is not None:
+        if not _TAGS.fullmatch(conditions.if_match):
+            raise problems.invalid(("If-Match", "must be the ETag of an answer, with its quotes, or *"))
+        if not names(conditions.if_match, etag, is_strong=True):
+            raise problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide on the change anew")
+    if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
+        raise problems.Refused(412, "the resource is the one in If-None-Match: nothing was changed")

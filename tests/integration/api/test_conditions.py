@@ -1,0 +1,103 @@
+"""Resources have an ETag, by which a client reads only what has changed, and overwrites nothing that it has not seen."""
+
+import concurrent.futures
+
+import pytest
+
+from subscriptions_db.api.server.table import ROUTES
+
+pytestmark = pytest.mark.integration
+
+NEW = {"url": "https://hooks.acme.example.com/new"}
+SINGLE = ("/v1/endpoints/acme-orders", "/v1/subscriptions/acme-all", "/v1/customers/acme", "/v1/tenants/t1",
+          "/v1/event-types/order.created")  # fmt: skip
+PUT = (("/v1/customers/conditional", {"name": "a"}, {"name": "b"}), ("/v1/tenants/conditional", {"name": "a"}, {"name": "b"}),
+       ("/v1/event-types/conditional", {"description": "a"}, {"description": "b"}))  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SINGLE)
+def test_an_unchanged_resource_is_not_sent_again(operator, path):
+    first = operator.get(path)
+    for header in (first.headers["etag"], f'"x", W/{first.headers["etag"]}', "*"):
+        answer = operator.get(path, if_none_match=header)
+        assert (answer.status, answer.text, answer.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert operator.ask("HEAD", path, if_none_match=first.headers["etag"]).status == 304
+    assert operator.get(path, if_none_match='"x"').json == first.json
+
+
+def test_every_change_of_an_endpoint_changes_its_etag(acme):
+    made = acme.post("/v1/endpoints", NEW, idempotency_key="etag")
+    path, tags = f"/v1/endpoints/{made.json['id']}", [made.headers["etag"]]
+    for method, to, body in (
+        ("PATCH", "", {"max_in_flight": 3}),
+        ("PATCH", "", {"auth": {"kind": "bearer", "secret": "hunter3"}}),
+        ("PATCH", "", {"auth": {"kind": "bearer", "secret": "hunter4"}}),
+        ("POST", "/pause", None),
+        ("POST", "/rotate-secret", {}),
+        ("PATCH", "", {"description": "x"}),
+    ):
+        answer = acme.ask(method, path + to, body)
+        tags.append(acme.get(path).headers["etag"])
+        assert answer.headers.get("etag", tags[-1]) == tags[-1]
+    assert len(set(tags)) == len(tags)
+    assert acme.post("/v1/endpoints", NEW, idempotency_key="etag").headers["etag"] == tags[0], "of the repeated answer"
+
+
+def test_a_change_of_what_has_changed_since_is_refused(acme):
+    subscribed = {"endpoint": "acme-orders", "event_type": "order.*", "tenants": ["t1"]}
+    for path, body, change in (
+        ("/v1/endpoints", NEW, {"max_in_flight": 3}),
+        ("/v1/subscriptions", subscribed, {"tenants": ["t2"]}),
+    ):
+        made = acme.post(path, body)
+        one = f"{path}/{made.json['id']}"
+        changed = acme.patch(one, change, if_match=made.headers["etag"])
+        assert changed.status == 200
+        for refused in (
+            acme.patch(one, {"description": "lost"}, if_match=made.headers["etag"]),
+            acme.delete(one, if_match=made.headers["etag"]),
+        ):
+            assert (refused.status, refused.json["code"]) == (412, "precondition_failed")
+        assert acme.get(one).headers["etag"] == changed.headers["etag"]
+        assert acme.patch(one, change, if_match="unquoted").fields == ["If-Match"]
+        assert acme.delete(one, if_match=changed.headers["etag"]).status == 204
+        assert acme.patch(one, change, if_match=changed.headers["etag"]).status == 404
+
+
+@pytest.mark.parametrize(("path", "first", "second"), PUT)
+def test_a_put_creates_or_replaces_as_its_conditions_say(operator, path, first, second):
+    assert operator.put(path, first, if_match="*").status == 412
+    assert operator.get(path).status == 404
+    assert operator.put(path, first, if_none_match="*").status == 200
+    assert operator.put(path, second, if_none_match="*").status == 412
+    etag = operator.get(path).headers["etag"]
+    assert operator.put(path, second, if_match=etag).status == 200
+    assert operator.put(path, first, if_match=etag).status == 412
+    assert operator.delete(path, if_match=etag).status == 412
+    assert operator.delete(path, if_match="*").status == 204
+
+
+def test_one_of_many_changes_of_one_etag_succeeds(acme):
+    made = acme.post("/v1/endpoints", NEW)
+    path, etag = f"/v1/endpoints/{made.json['id']}", made.headers["etag"]
+    with concurrent.futures.ThreadPoolExecutor(4) as at_once:
+        answers = list(at_once.map(lambda n: acme.patch(path, {"max_in_flight": n + 1}, if_match=etag), range(8)))
+    assert sorted(answer.status for answer in answers) == [200, *[412] * 7]
+    [changed] = [answer for answer in answers if answer.status == 200]
+    assert acme.get(path).json == changed.json
+
+
+def test_a_repeat_gets_its_first_answer_whatever_its_condition(acme):
+    made = acme.post("/v1/endpoints", NEW)
+    path, asked = f"/v1/endpoints/{made.json['id']}", {"if_match": made.headers["etag"], "idempotency_key": "conditional"}
+    first, again = (acme.patch(path, {"max_in_flight": 5}, **asked) for _ in range(2))
+    assert (first.status, again.status, again.json) == (200, 200, first.json)
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_each_resource_that_can_be_changed_has_conditions():
+    """A new resource of the registry has them too. Consumers have none yet."""
+    changed = {route.path for route in ROUTES if route.is_change and route.method in {"PUT", "PATCH", "DELETE"}}
+    conditional = {route.path for route in ROUTES if route.may_answer_412}
+    assert {path.split("/")[2] for path in changed - conditional} <= {"dead-letter-consumers"}
+    assert conditional == {route.path for route in ROUTES if route.may_answer_304 and not route.is_conditional}
