@@ -99,6 +99,9 @@ class Source(Area):
     """Plain JSON: dotted path of the sub-tenant id."""
     time_field: str = "time"
     """Plain JSON: dotted path of the event's time, RFC 3339. Without one, the time is when Kafka appended the record."""
+    invalid_time: Annotated[str, Field(pattern="^(|passed|rejected)$")] = ""
+    """What happens with an event whose time is no RFC 3339 time. `rejected`: it is rejected as `bad_attribute`. `passed`: its
+    time is when Kafka appended the record. Empty: a CloudEvent is rejected, and plain JSON is passed."""
 
 
 class Snapshot(Area):

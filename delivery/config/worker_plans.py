@@ -74,6 +74,8 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
         tenant_path=_path(source.tenant_field),
         sub_tenant_path=_path(source.sub_tenant_field),
         time_path=_path(source.time_field),
+        passes_cloud_event_time=source.invalid_time == "passed",
+        passes_plain_time=source.invalid_time != "rejected",
         topic_prefix=source.topic_prefix,
         max_bytes=source.max_event_bytes,
         tenant_of_topic=source.tenant_of_topic,

@@ -134,6 +134,12 @@ WAITED_FOR_HOSTS = Counter(
     "Requests that waited because of delivery.max_connections_per_host or delivery.max_per_second_per_host.",
     ["lane"],
 )
+REUSED_IDS = Counter(
+    "fanout_reused_ids",
+    "Events with the source and id of an earlier event and another payload. Receivers ignore them as repeats. A lower bound: "
+    "each worker compares with the last 16,384 events that it delivered, at least.",
+    ["lane"],
+)
 CLOCK_AHEAD_SECONDS = Gauge(
     "fanout_clock_ahead_seconds",
     "Difference of the worker clock that differs most from the driver's clock, positive if ahead; 0 if waits explain it.",
@@ -223,6 +229,7 @@ def add_counters(lane: str, tally: Counters) -> None:
     IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
     CPU_SECONDS.labels("workers").inc(tally.cpu_s)
     WAITED_FOR_HOSTS.labels(lane).inc(tally.waited_for_hosts)
+    REUSED_IDS.labels(lane).inc(tally.reused_ids)
     CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
     OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
 

@@ -50,6 +50,11 @@ class Layout:
     tenant_path: tuple[str, ...] = ("tenant_id",)
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
+    passes_cloud_event_time: bool = False
+    """True if a CloudEvent may have a time that is no RFC 3339 time. Its time is then that of its record. False: it is
+    rejected."""
+    passes_plain_time: bool = True
+    """The same for plain JSON."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
@@ -111,9 +116,9 @@ def _read(record: Record, layout: Layout) -> Event:
         headers = {name.lower(): content for name, content in record.headers}
         content_type = headers.get("content-type", b"").strip().lower()
         if content_type.startswith(STRUCTURED.encode()):
-            return _structured(record, value or b"", content_type)
+            return _structured(record, value or b"", content_type, layout)
         if "ce_specversion" in headers:
-            return _binary(record, value, headers)
+            return _binary(record, value, headers, layout)
     return _plain(record, value or b"", layout)
 
 
@@ -131,7 +136,7 @@ def _require_blank_payload(record: Record, value: bytes | None) -> None:
         raise errors.EventRejected("empty", "the record's value is empty")
 
 
-def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes]) -> Event:
+def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], layout: Layout) -> Event:
     """Return the event of a record in binary mode. Without a value the event has no payload."""
     try:
         attributes = {name[3:]: content.decode() for name, content in headers.items() if name.startswith("ce_")}
@@ -143,15 +148,15 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes]) -
         raise errors.EventRejected("unsupported", f"content type {media_type[:100]!r} is not the media type of a payload")
     beside = further.beside(attributes, further.NAMED)
     if value is None:
-        return _cloud_event(record, attributes, beside, data=opaque.NULL, content={}, kind=opaque.NO_PAYLOAD)
+        return _cloud_event(record, attributes, beside, layout, data=opaque.NULL, content={}, kind=opaque.NO_PAYLOAD)
     if is_json:
-        return _cloud_event(record, attributes, beside, data=value, content=_loads(value))
+        return _cloud_event(record, attributes, beside, layout, data=value, content=_loads(value))
     kind = opaque.opaque_of(value, media_type)
     content = value.decode() if kind.form is PayloadForm.TEXT else {}
-    return _cloud_event(record, attributes, beside, data=opaque.as_json(value, kind), content=content, kind=kind)
+    return _cloud_event(record, attributes, beside, layout, data=opaque.as_json(value, kind), content=content, kind=kind)
 
 
-def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
+def _structured(record: Record, value: bytes, content_type: bytes, layout: Layout) -> Event:
     if not content_type.startswith(b"application/cloudevents+json"):
         raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; use application/cloudevents+json")
     document = _loads(value)
@@ -177,7 +182,7 @@ def _structured(record: Record, value: bytes, content_type: bytes) -> Event:
     else:
         data, content, kind = opaque.NULL, {}, opaque.NO_PAYLOAD
     beside = further.beside(document, further.JSON_MEMBERS)
-    return _cloud_event(record, document, beside, data=data, content=content, kind=kind)
+    return _cloud_event(record, document, beside, layout, data=data, content=content, kind=kind)
 
 
 def _opaque_type(document: Mapping[str, Any]) -> str:
@@ -196,6 +201,7 @@ def _cloud_event(
     record: Record,
     attributes: Mapping[str, Any],
     beside: Attributes,
+    layout: Layout,
     *,
     data: bytes,
     content: Any,
@@ -209,7 +215,7 @@ def _cloud_event(
         source=_required(attributes.get("source"), "source"),
         tenant_id=TenantId(_required(attributes.get("tenantid"), "tenantid")),
         sub_tenant_id=_sub_tenant(attributes.get("subtenantid")),
-        time=_time(attributes.get("time")) or _rfc3339(record.appended_at_ms),
+        time=_time(attributes.get("time"), passes_invalid=layout.passes_cloud_event_time) or _rfc3339(record.appended_at_ms),
         data=data,
         content=content,
         record=record,
@@ -230,7 +236,7 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
         source=record.topic,
         tenant_id=TenantId(_required(_at(document, layout.tenant_path), ".".join(layout.tenant_path))),
         sub_tenant_id=_sub_tenant(_at(document, layout.sub_tenant_path)),
-        time=_time_in(_at(document, layout.time_path)) or _rfc3339(record.appended_at_ms),
+        time=_time(_at(document, layout.time_path), passes_invalid=layout.passes_plain_time) or _rfc3339(record.appended_at_ms),
         data=value,
         content=document,
         record=record,
@@ -264,18 +270,17 @@ def _optional(value: Any, name: str) -> str | None:
     return value
 
 
-def _time(value: Any) -> str | None:
-    """Return the time of a CloudEvent; None if it is missing. Reject other forms, as receivers' libraries would refuse them."""
-    text = _optional(value, "time")
-    if text is not None and not _RFC_3339.fullmatch(text):
-        raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
-    return text
+def _time(value: Any, *, passes_invalid: bool) -> str | None:
+    """Return the time of an event; None if it is missing. Receivers' libraries refuse any time that is no RFC 3339 time.
 
-
-def _time_in(value: Any) -> str | None:
-    """Return the time of a plain JSON event. None: the field is no RFC 3339 time, and stays in the payload only."""
+    With `passes_invalid`, another text or a number counts as missing. In plain JSON it stays in the payload.
+    """
     text = _optional(value, "time")
-    return text if text is not None and _RFC_3339.fullmatch(text) else None
+    if text is None or _RFC_3339.fullmatch(text):
+        return text
+    if passes_invalid:
+        return None
+    raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
 
 
 def _required(value: Any, name: str) -> str:

@@ -21,7 +21,7 @@ from delivery.model import Delivery, DeliveryMode, Endpoint, EndpointId, Event, 
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.routing import intake, matching, registries
+from delivery.webhooks.routing import intake, matching, registries, seen_ids
 from delivery.webhooks.sending import payload
 
 _owner_shard = functools.lru_cache(maxsize=50_000)(segment.shard_of)
@@ -65,8 +65,9 @@ class Collector:
         shards: int,
         now_ms: int,
         immediate_flush_s: float = 0.0,
+        seen: seen_ids.SeenIds | None = None,
     ) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_match_event, now_ms))
+        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_match_event, now_ms), seen)
         self._shards = shards
         self._immediate_flush_ms = immediate_flush_s * 1000
         self._open: dict[EndpointId, segment.PendingBatch] = {}
@@ -95,7 +96,8 @@ class Collector:
         for endpoint_id, batch in self._open.items():
             if batch.items:
                 batches.setdefault(_owner_shard(endpoint_id, self._shards), []).append(batch)
-        return Collected(rows=list(self._rows(batches)), results=Results(receipts=self._intake.receipts()))
+        results = Results(receipts=self._intake.receipts(), reused_ids=self._intake.drain_reused_ids())
+        return Collected(rows=list(self._rows(batches)), results=results)
 
     def _add(self, item: segment.Item, match: matching.Match) -> None:
         endpoint = match.endpoint

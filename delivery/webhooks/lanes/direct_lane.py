@@ -9,7 +9,7 @@ from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, 
 from delivery.webhooks.events import ordering_key, parsing
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results, final_results
-from delivery.webhooks.routing import intake, matching, registries
+from delivery.webhooks.routing import intake, matching, registries, seen_ids
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload
 
@@ -39,8 +39,10 @@ class DirectLane:
         deferrals: deferral.Deferrals,
         layout: parsing.Layout,
         ended: completed_work.CompletedKeys = frozenset(),
+        *,
+        seen: seen_ids.SeenIds | None = None,
     ) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared)
+        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared, seen)
         self._dispatcher = dispatcher
         self._deferrals = deferrals
         self._ended_before = ended
@@ -66,7 +68,12 @@ class DirectLane:
     async def finish(self) -> Results:
         """Wait until each delivery has its outcome; return the remaining results, with the offset receipts of all records."""
         await self._dispatcher.finish()
-        return final_results(self._dispatcher, outcomes=self._dispatcher.drain(), receipts=self._intake.receipts())
+        return final_results(
+            self._dispatcher,
+            outcomes=self._dispatcher.drain(),
+            receipts=self._intake.receipts(),
+            reused_ids=self._intake.drain_reused_ids(),
+        )
 
     def abandon(self) -> None:
         """Send nothing more. Called when the task no longer reads the results."""

@@ -33,7 +33,7 @@ from delivery.webhooks.lanes import (
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import health_hints
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import registries, seen_ids
 from delivery.webhooks.scheduling import (
     background_attempts,
     deferral,
@@ -93,6 +93,7 @@ class Worker:
         )
         self._gate = drain_gate.DrainGate(self._sender)
         """The gate of the current task."""
+        self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self._is_orphan = False
         self._retry: retry_lane.RetryLane | None = None
         self._background_results = background_results.BackgroundResults(lambda: self.revision)
@@ -178,7 +179,9 @@ class Worker:
             self._registry = registry()
             deferrals = self._deferrals_of(suppressed)
             dispatcher = self._dispatcher_of(deferrals)
-            lane = direct_lane.DirectLane(self._registry, dispatcher, deferrals, self._plan.layout, ended)
+            lane = direct_lane.DirectLane(
+                self._registry, dispatcher, deferrals, self._plan.layout, ended, seen=self._seen_direct
+            )
             return realtime_lane.Slice(lane, self._gate)
 
         return realtime_lane.RealtimeLane(self._thread.loop, begin, next_offsets, self._with_worker_state)
@@ -312,7 +315,12 @@ class Worker:
     ) -> direct_lane.DirectLane:
         deferrals = self._deferrals_of(suppressed)
         return direct_lane.DirectLane(
-            self._registry_from(source), self._dispatcher_of(deferrals), deferrals, self._plan.layout, ended
+            self._registry_from(source),
+            self._dispatcher_of(deferrals),
+            deferrals,
+            self._plan.layout,
+            ended,
+            seen=self._seen_direct,
         )
 
     async def _begin_batch_lane(
@@ -339,7 +347,12 @@ class Worker:
     ) -> batch_collect.Collector:
         now_ms = int(self.now_s() * 1000)
         return batch_collect.Collector(
-            self._registry_from(source), self._plan.layout, shards=shards, now_ms=now_ms, immediate_flush_s=immediate_flush_s
+            self._registry_from(source),
+            self._plan.layout,
+            shards=shards,
+            now_ms=now_ms,
+            immediate_flush_s=immediate_flush_s,
+            seen=self._seen_batch,
         )
 
     def _registry_from(self, source: registries.Source) -> registries.Registry:

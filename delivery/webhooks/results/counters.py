@@ -53,6 +53,8 @@ class Counters:
     """Seconds by which a worker's clock is ahead of the driver's; negative: behind. `a + b` has the larger difference."""
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
+    reused_ids: int = 0
+    """Events with the source and id of an earlier event and another payload (`delivery.webhooks.routing.seen_ids`)."""
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
@@ -69,6 +71,7 @@ class Counters:
             waited_for_hosts=self.waited_for_hosts + other.waited_for_hosts,
             clock_ahead_s=max(self.clock_ahead_s, other.clock_ahead_s, key=abs),
             own_delay_s=self.own_delay_s + other.own_delay_s,
+            reused_ids=self.reused_ids + other.reused_ids,
         )
 
 
@@ -116,6 +119,7 @@ def count(results: Results, *, cpu_s: float) -> Counters:
         waited_for_hosts=results.waited_for_hosts,
         clock_ahead_s=results.clock_ahead_s,
         own_delay_s=results.own_delay_s,
+        reused_ids=results.reused_ids,
     )
 
 

@@ -38,6 +38,9 @@ class Results:
     """By how much this worker's clock is ahead of the driver's (delivery.webhooks.clocks.driver_clock)."""
     own_delay_s: float = 0.0
     """Seconds in which this worker waited for its own machine, since the worker's last report (`scheduling.endpoint_clock`)."""
+    reused_ids: int = 0
+    """Events with the source and id of an earlier event and another payload, as far as this worker noticed
+    (`routing.seen_ids`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

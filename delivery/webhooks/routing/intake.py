@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from delivery import errors
 from delivery.model import PLATFORM, DeliveryMode, Event, Record, Revision, TenantStatus
 from delivery.webhooks.events import parsing
-from delivery.webhooks.routing import matching, registries
+from delivery.webhooks.routing import matching, registries, seen_ids
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Intake(Generic[Prepared]):
     """The intake of one lane in one task: it turns a record into prepared deliveries.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
+    `seen` remembers the ids of due events, for longer than the task.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Intake(Generic[Prepared]):
         layout: parsing.Layout,
         mode: DeliveryMode,
         prepare: Callable[[Event, list[matching.Match]], Prepared],
+        seen: seen_ids.SeenIds | None = None,
     ) -> None:
         self._registry = registry
         self._layout = layout
         self._mode = mode
         self._prepare = prepare
+        self._seen = seen_ids.SeenIds() if seen is None else seen
         self._receipts: dict[tuple[str, int], Receipt] = {}
 
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
@@ -101,8 +104,14 @@ class Intake(Generic[Prepared]):
             receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
             return None
-        receipt.due += len(due)
+        if due:
+            receipt.due += len(due)
+            self._seen.add(event)
         return prepared
+
+    def drain_reused_ids(self) -> int:
+        """Return the number of events that had the id of another event (`seen_ids`), since the last call."""
+        return self._seen.drain()
 
     def receipts(self) -> list[Receipt]:
         """Return the offset receipts of all records of the task so far."""

@@ -370,3 +370,23 @@ def of_binary(time):
 
 def of_plain(time):
     return parsing.parse(builders.record(value=orjson.dumps({"id": "e1", "tenant_id": "t1", "time": time})), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("passes_cloud_event_time", "passes_plain_time"), [(False, True), (True, True), (False, False)]
+)  # the setting `source.invalid_time`: empty, `passed`, `rejected`
+def test_an_invalid_time_is_passed_or_rejected_by_the_layout(passes_cloud_event_time, passes_plain_time):
+    layout = parsing.Layout(passes_cloud_event_time=passes_cloud_event_time, passes_plain_time=passes_plain_time)
+    binary = builders.record(value=b"{}", headers=(*BINARY, ("ce_time", b"2026-05-01 10:00")))
+    plain = builders.record(value=b'{"tenant_id":"t1","time":"2026-05-01 10:00"}')
+    of_structured = builders.record(value=structured(time=5), headers=STRUCTURED)
+    for record, passes in (
+        (binary, passes_cloud_event_time),
+        (of_structured, passes_cloud_event_time),
+        (plain, passes_plain_time),
+    ):
+        if passes:
+            assert parsing.parse(record, layout).time == "2023-11-14T22:13:20.000Z"
+        else:
+            with pytest.raises(errors.EventRejected, match="RFC 3339"):
+                parsing.parse(record, layout)

@@ -12,8 +12,9 @@ from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect
+from delivery.webhooks.results import counters
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.routing import intake, registries
+from delivery.webhooks.routing import intake, registries, seen_ids
 from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders
 from tests.support.batches import endpoint
@@ -60,6 +61,20 @@ def test_events_are_in_order_in_their_endpoints_shard():
     assert (batch.endpoint_id, batch.customer_id, set(batch.subscription_ids)) == ("ep1", "c1", {"s-ep1"})
     [receipt] = results.receipts
     assert (receipt.lane, receipt.records, receipt.due, receipt.last_offset) == (DeliveryMode.BATCH, 5, 5, 4)
+
+
+def test_two_payloads_of_one_id_are_counted_over_micro_batches():
+    """Both are delivered. Events that are due to nobody do not count."""
+    seen, total = seen_ids.SeenIds(), 0
+    for amount in (1, 2, 2):
+        collector = batch_collect.Collector(
+            registries.WholeRegistry("base", snapshot(endpoint())), parsing.Layout(), shards=1, now_ms=NOW_MS, seen=seen
+        )
+        asyncio.run(collector.add([*records(1, amount=amount), *records(1, tenant_id="t9", amount=amount)]))
+        last = collector.finish()
+        assert len(last.rows) == 1
+        total += counters.count(last.results, cpu_s=0.0).reused_ids
+    assert total == 2
 
 
 def test_an_event_for_many_endpoints_is_written_once_per_shard():

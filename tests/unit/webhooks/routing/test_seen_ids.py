@@ -1,0 +1,55 @@
+"""Events with one id and different payloads are counted, each once, and the memory for them is bounded."""
+
+import logging
+
+import pytest
+
+from delivery.webhooks.routing import seen_ids
+from tests.support import builders
+
+
+def event(event_id="e1", data=b"1", source="/shop"):
+    return builders.event(event_id=event_id, data=data, source=source)
+
+
+@pytest.mark.parametrize(
+    ("events", "reused"),
+    [
+        pytest.param([event(), event()], 0, id="a repeat"),
+        pytest.param([event(), event(data=b"2")], 1, id="another payload"),
+        pytest.param([event(), event(data=b"2", source="/other")], 0, id="another source"),
+        pytest.param([event(), event("e2", b"2")], 0, id="another id"),
+        pytest.param([event(), event(data=b"2"), event(), event(data=b"2")], 2, id="a micro-batch that runs again"),
+        pytest.param([event(), event(data=b"2"), event(data=b"3")], 2, id="three payloads"),
+        pytest.param([event(data=b"a" * 5_000), event(data=b"a" * 5_001)], 1, id="long payloads of two lengths"),
+        pytest.param([event(data=b"a" * 5_000), event(data=b"a" * 4_999 + b"b")], 1, id="long payloads with two ends"),
+        pytest.param([event(data=b"a" * 5_000)] * 2, 0, id="a repeat of a long payload"),
+    ],
+)
+def test_an_id_with_another_payload_is_counted(events, reused):
+    seen = seen_ids.SeenIds()
+    for one in events:
+        seen.add(one)
+    assert (seen.drain(), seen.drain()) == (reused, 0)
+
+
+def test_the_memory_is_bounded_and_keeps_the_last_ids(monkeypatch):
+    monkeypatch.setattr(seen_ids, "MAX_IDS", 10)
+    seen = seen_ids.SeenIds()
+    for number in range(1_000):
+        seen.add(event(f"e{number}"))
+        assert len(seen._newer) + len(seen._older) <= 20
+    for number in range(990, 1_000):
+        seen.add(event(f"e{number}", b"2"))
+    seen.add(event("e5", b"2"))
+    assert seen.drain() == 10
+
+
+def test_the_log_names_the_first_place_only(caplog):
+    seen = seen_ids.SeenIds()
+    with caplog.at_level(logging.WARNING):
+        for data in (b"1", b"2", b"3"):
+            seen.add(event(data=data))
+    [line] = caplog.records
+    assert (line.topic, line.partition, line.offset) == ("events.order.created", 0, 7)
+    assert "e1" not in line.getMessage()
