@@ -6,7 +6,7 @@ Runs in the command.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,8 @@ from fanout.terminal.commands import AsJson
 
 app = typer.Typer(help="Find, show, export and redeliver dead letters: deliveries that were given up.", no_args_is_help=True)
 
+CONSUMER_BRIEF = ("name", "endpoint", "event_type", "waiting", "leased", "parked", "max_receives")
+"""The columns of the narrow table of `fanout dead-letters consumers`."""
 OfEndpoint = Annotated[str | None, typer.Option("--endpoint", help="Only dead letters of this endpoint.")]
 OfEventType = Annotated[
     str | None, typer.Option("--type", help="Only events of this type. order.* selects every type that begins with `order.`.")
@@ -50,6 +52,32 @@ def list_(
         found = dead_letters.find(reader, wanted, limit)
     rows, table = [letter.summary() for letter in found], [letter.row() for letter in found]
     listing.show(rows, kind="dead-letter", key="letter", form=output, as_json=as_json, table=table)
+
+
+@app.command()
+def consumers(
+    context: typer.Context,
+    customer: Annotated[str, typer.Argument(help="The customer whose consumers are listed.")],
+    output: listing.Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """List a customer's consumers in the archive: how many dead letters wait, are leased and are parked for each."""
+    from subscriptions_db.api.deliveries import consumers as api  # noqa: PLC0415
+    from subscriptions_db.archive.search import consumers as archived  # noqa: PLC0415
+    from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
+
+    with connect.connect(commands.settings_of(context).database) as connection:
+        migrate.require_current(connection)
+        found = api.shown(connection, customer, archived.list_consumers(connection, customer))
+    rows = [one.model_dump() for one in found]
+    table = listing.columns([_with_bounds(row) for row in rows], CONSUMER_BRIEF)
+    listing.show(rows, kind="consumer", key="name", form=output, as_json=as_json, table=table)
+
+
+def _with_bounds(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a consumer with a `+` after each count that is not exact."""
+    counts = {name: row[name] if row[f"{name}_is_exact"] else f"{row[name]}+" for name in ("waiting", "parked")}
+    return row | counts
 
 
 @app.command()

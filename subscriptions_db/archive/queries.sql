@@ -102,6 +102,24 @@ order by position;
 select position, octet_length(payload) / 3 * 4 + octet_length(letter) as size from dead_letters
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
 
+-- name: count_dead_letters
+-- The matching ones of the oldest `most` waiting dead letters. The index has all columns.
+select count(*) as looked_at,
+       count(*) filter (
+           where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+          and (%(event_type)s::text is null or event_type = %(event_type)s)
+          and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
+          and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+          and (%(reason)s::text is null or reason = %(reason)s)
+          and (%(since)s::timestamptz is null or dead_lettered_at >= %(since)s)
+          and (%(until)s::timestamptz is null or dead_lettered_at < %(until)s)
+       ) as matching
+from (
+    select endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+    where customer_id = %(customer_id)s and state = 'waiting'
+    order by position limit %(most)s
+) as looked_at;
+
 -- name: mark_dead_letters
 update dead_letters set state = %(state)s, state_since = %(now)s
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s and state = any (%(from_states)s)
@@ -173,6 +191,51 @@ select name, endpoint_id, event_type, tenant_id, reason, read_until, max_receive
 from dead_letter_consumers c
 where customer_id = %(customer_id)s and (%(name)s::text is null or name = %(name)s)
 order by name;
+
+-- name: consumer_counts
+-- At most `most` dead letters that a consumer has not read, and at most `most` parked ones, are examined. `limit 1` makes Postgres
+-- look up each parked one by the index: before it has statistics, it would read all dead letters for a join.
+select c.name, unread.matching as unread, unread.looked_at, held.leased, held.given_back, parked.waiting as parked,
+       parked.looked_at as parked_looked_at
+from dead_letter_consumers c
+cross join lateral (
+    select count(*) as looked_at,
+           count(*) filter (
+               where (c.endpoint_id is null or endpoint_id = c.endpoint_id)
+                 and case
+                     when c.event_type is null then true
+                     when c.event_type like '%%*' then starts_with(event_type, left(c.event_type, -1))
+                     else event_type = c.event_type
+                 end
+                 and (c.tenant_id is null or tenant_id = c.tenant_id)
+                 and (c.reason is null or reason = c.reason)
+           ) as matching
+    from (
+        select endpoint_id, event_type, tenant_id, reason from dead_letters
+        where customer_id = %(customer_id)s and state = 'waiting' and position > c.read_until
+        order by position limit %(most)s
+    ) as looked_at
+) as unread
+cross join lateral (
+    select count(*) filter (where token is not null and until > %(now)s) as leased,
+           count(*) filter (where token is null or until <= %(now)s) as given_back
+    from dead_letter_leases
+    where customer_id = %(customer_id)s and consumer = c.name and until < 'infinity'
+) as held
+cross join lateral (
+    select count(*) as looked_at, count(letter.position) as waiting
+    from (
+        select position from dead_letter_leases
+        where customer_id = %(customer_id)s and consumer = c.name and parked_at is not null
+        order by position limit %(most)s
+    ) as looked_at
+    left join lateral (
+        select position from dead_letters
+        where customer_id = %(customer_id)s and state = 'waiting' and position = looked_at.position
+        limit 1
+    ) as letter on true
+) as parked
+where c.customer_id = %(customer_id)s and c.name = any (%(names)s);
 
 -- name: set_max_receives
 update dead_letter_consumers set max_receives = %(max_receives)s where customer_id = %(customer_id)s and name = %(name)s;

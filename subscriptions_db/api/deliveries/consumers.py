@@ -6,7 +6,7 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import AwareDatetime, Field
@@ -14,7 +14,8 @@ from pydantic import AwareDatetime, Field
 from subscriptions_db.api.contract import audit, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
-from subscriptions_db.archive.search import consumers, cursor
+from subscriptions_db.archive.search import consumers, counts, cursor
+from subscriptions_db.postgres import connect
 
 ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 MaxReceives = Annotated[int, Field(ge=1, le=1000)]
@@ -58,6 +59,17 @@ class Consumer(pydantic.BaseModel):
     """Leased dead letters that are not acknowledged yet, also those whose lease has expired. Parked ones do not count."""
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
+    waiting: int
+    """Dead letters that polls will give: not leased yet, or returned, or with an expired lease."""
+    waiting_is_exact: bool
+    """False: `waiting` is the least number, because only the oldest dead letters that were not leased yet are examined: 10,000,
+    and 1,000 for each consumer of a list."""
+    leased: int
+    """Dead letters that a poller has."""
+    parked: int
+    """Parked dead letters that were not discarded or redriven since."""
+    parked_is_exact: bool
+    """False: `parked` is the least number, as `waiting_is_exact` says."""
     created_at: dt.datetime
 
 
@@ -67,16 +79,24 @@ class Consumers(pydantic.BaseModel):
     items: list[Consumer]
 
 
-def existing_consumer(call: Call) -> Consumer:
+def existing_consumer(call: Call) -> consumers.ConsumerState:
     """Return the consumer of the path; raise Refused with 404 if it does not exist."""
     for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
-        return _shown(state)
+        return state
     raise problems.not_found("consumer")
 
 
 def list_(call: Call) -> Consumers:
     """Return a customer's consumers."""
-    return Consumers(items=[_shown(state) for state in consumers.list_consumers(call.connection, customer_of(call))])
+    return Consumers(
+        items=shown(call.connection, customer_of(call), consumers.list_consumers(call.connection, customer_of(call)))
+    )
+
+
+def get(call: Call) -> Consumer:
+    """Return a consumer."""
+    [found] = shown(call.connection, customer_of(call), [existing_consumer(call)])
+    return found
 
 
 def create(call: Call) -> Consumer:
@@ -92,15 +112,15 @@ def create(call: Call) -> Consumer:
             409, "a consumer with this name exists and is unchanged", ("name", "is already used: choose another name")
         )
     audit.write(call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True))
-    [made] = consumers.list_consumers(call.connection, customer_id, wanted.name)
-    return _shown(made)
+    [made] = shown(call.connection, customer_id, consumers.list_consumers(call.connection, customer_id, wanted.name))
+    return made
 
 
 def change(call: Call) -> Consumer:
     """Change the `max_receives` of a consumer."""
     before, customer_id = existing_consumer(call), customer_of(call)
     consumers.set_max_receives(call.connection, customer_id, before.name, call.body_as(ConsumerChange).max_receives)
-    changed = existing_consumer(call)
+    changed = get(call)
     fields = {"before": {"max_receives": before.max_receives}, "after": {"max_receives": changed.max_receives}}
     audit.write(call, "update", "consumer", before.name, customer_id=customer_id, **fields)
     return changed
@@ -110,7 +130,7 @@ def delete(call: Call) -> None:
     """Delete a consumer and its leases. Dead letters stay unchanged."""
     before, customer_id = existing_consumer(call), customer_of(call)
     consumers.delete(call.connection, customer_id, before.name)
-    audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=before.model_dump())
+    audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=_fields(before))
 
 
 def seek(call: Call) -> Consumer:
@@ -120,8 +140,8 @@ def seek(call: Call) -> Consumer:
     if after is None:
         raise problems.invalid(("", "give one of to, cursor and since"))
     consumers.seek(call.connection, customer_id, before.name, after=after)
-    moved = existing_consumer(call)
-    change = {"before": {"cursor": before.cursor}, "after": {"cursor": moved.cursor}}
+    moved = get(call)
+    change = {"before": {"cursor": cursor.letter_cursor(before.read_until)}, "after": {"cursor": moved.cursor}}
     audit.write(call, "seek", "consumer", before.name, customer_id=customer_id, **change)
     return moved
 
@@ -140,18 +160,36 @@ def _position(call: Call, customer_id: str, place: SeekTarget) -> int | None:
     return None
 
 
-def _shown(state: consumers.ConsumerState) -> Consumer:
-    return Consumer(
-        name=state.name,
-        endpoint=state.selection.endpoint_id,
-        event_type=state.selection.event_type,
-        tenant=state.selection.tenant_id,
-        reason=state.selection.reason,
-        cursor=cursor.letter_cursor(state.read_until),
-        unacknowledged=state.unacknowledged,
-        max_receives=state.max_receives,
-        created_at=state.created_at,
-    )
+def shown(connection: connect.Connection, customer_id: str, states: list[consumers.ConsumerState]) -> list[Consumer]:
+    """Convert consumers to the API's type, with their counts."""
+    names, now = [state.name for state in states], dt.datetime.now(dt.UTC)
+    found = counts.of_consumers(connection, customer_id, names, now=now) if names else {}
+    return [
+        Consumer(
+            **_fields(state),
+            waiting=found[state.name].waiting.letters,
+            waiting_is_exact=found[state.name].waiting.is_exact,
+            leased=found[state.name].leased,
+            parked=found[state.name].parked.letters,
+            parked_is_exact=found[state.name].parked.is_exact,
+        )
+        for state in states
+    ]
+
+
+def _fields(state: consumers.ConsumerState) -> dict[str, Any]:
+    """Return the fields of a consumer without its counts."""
+    return {
+        "name": state.name,
+        "endpoint": state.selection.endpoint_id,
+        "event_type": state.selection.event_type,
+        "tenant": state.selection.tenant_id,
+        "reason": state.selection.reason,
+        "cursor": cursor.letter_cursor(state.read_until),
+        "unacknowledged": state.unacknowledged,
+        "max_receives": state.max_receives,
+        "created_at": state.created_at,
+    }
 
 
 ROUTES = (
@@ -166,7 +204,7 @@ ROUTES = (
     ),
     Route(
         method="GET", path="/v1/dead-letter-consumers/{consumer_id}", name="getConsumer", summary="A consumer, by its name.",
-        scopes=routes.BROWSERS, handler=existing_consumer, query=CustomerQuery, answer=Consumer,
+        scopes=routes.BROWSERS, handler=get, query=CustomerQuery, answer=Consumer,
     ),
     Route(
         method="PATCH", path="/v1/dead-letter-consumers/{consumer_id}", name="updateConsumer",

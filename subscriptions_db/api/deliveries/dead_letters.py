@@ -1,4 +1,4 @@
-"""Search dead letters page by page, and return each with its payload byte for byte.
+"""Search dead letters page by page, count them, and return each with its payload byte for byte.
 
 Runs in the API.
 """
@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, Field
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, NoParameters, PageQuery, RawBytes, Route, WaitS
-from subscriptions_db.archive.search import archived_dead_letters, cursor
+from subscriptions_db.archive.search import archived_dead_letters, counts, cursor
 from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter, LetterState
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest
@@ -54,6 +54,18 @@ class DeadLetterPageQuery(CustomerQuery, DeadLetterTimeQuery, PageQuery):
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
     wait_s: WaitS = 0
     """Seconds to wait if no dead letter matches; at most `api.max_poll_s`."""
+
+
+class DeadLetterCountQuery(CustomerQuery, DeadLetterTimeQuery):
+    """Search criteria for the waiting dead letters to count."""
+
+
+class DeadLetterCount(pydantic.BaseModel):
+    """The number of waiting dead letters that match."""
+
+    count: int
+    is_exact: bool
+    """False: `count` is the least number, because only the oldest 100,000 waiting dead letters are examined."""
 
 
 class DeadLetter(pydantic.BaseModel):
@@ -130,6 +142,13 @@ def list_(call: Call) -> DeadLetters | LongPoll:
     return LongPoll(answer, wanted.wait_s, following)
 
 
+def count(call: Call) -> DeadLetterCount:
+    """Return the number of waiting dead letters that match."""
+    wanted = selection(call.query_as(DeadLetterCountQuery))
+    found = counts.of_dead_letters(call.connection, customer_of(call), wanted)
+    return DeadLetterCount(count=found.letters, is_exact=found.is_exact)
+
+
 def get(call: Call) -> DeadLetter:
     """Return a dead letter."""
     return shown(existing_letter(call))
@@ -145,6 +164,11 @@ ROUTES = (
         method="GET", path="/v1/dead-letters", name="listDeadLetters",
         summary="List the waiting dead letters, in the order of the archive. With `wait_s`, wait for one.",
         scopes=routes.BROWSERS, handler=list_, query=DeadLetterPageQuery, answer=DeadLetters,
+    ),
+    Route(
+        method="GET", path="/v1/dead-letters/count", name="countDeadLetters",
+        summary="Count the waiting dead letters, exactly as long as a customer has fewer than 100,000.",
+        scopes=routes.BROWSERS, handler=count, query=DeadLetterCountQuery, answer=DeadLetterCount,
     ),
     Route(
         method="GET", path="/v1/dead-letters/{letter_id}", name="getDeadLetter",

@@ -1,4 +1,4 @@
-"""The commands of the API: `fanout api-keys`, `fanout openapi`, `fanout replays` and `fanout serve`."""
+"""The commands of the API: `fanout api-keys`, `dead-letters consumers`, `openapi`, `replays` and `serve`."""
 
 import contextlib
 import datetime as dt
@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fanout.cli import main
 from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.archive.search import counts
 from subscriptions_db.replays import requests
 from tests.integration.api import world
 from tests.integration.api.world import Client
@@ -101,6 +102,15 @@ def test_a_replay_is_listed_shown_and_cancelled(served):
     assert "the replay is cancelled already" in str(again.exception)
     unknown = CliRunner().invoke(main.app, ["replays", "show", "rpl_0"])
     assert "`fanout replays list` lists them" in str(unknown.exception)
+
+
+@pytest.mark.usefixtures("environment")
+def test_consumers_are_listed_with_their_counts(monkeypatch):
+    [row] = [row for row in fanout("dead-letters", "consumers", "acme") if row["name"] == world.CONSUMER]
+    assert (row["waiting"], row["waiting_is_exact"], row["leased"], row["parked"]) == (1, True, 0, 0)
+    assert fanout("dead-letters", "consumers", "nobody") == []
+    monkeypatch.setattr(counts, "MAX_COUNTED_OF_CONSUMER", 1)
+    assert "1+" in CliRunner().invoke(main.app, ["dead-letters", "consumers", "acme"]).output
 
 
 def test_serve_ends_in_order_and_logs_no_secret(served, environment):

@@ -290,3 +290,20 @@ def test_dead_letters_are_parked_listed_and_unparked(served, acme, poller):
     assert acme.patch(path, {"max_receives": None}).json["max_receives"] is None
     assert ids(poller.post(f"{path}/lease", {"lease_s": 0})) == ids(poller.post(f"{path}/lease", {})) == given
     assert [row["action"] for row in served.audit("careful")] == ["create", "unpark", "unpark", "update"]
+
+
+def test_an_answer_says_how_many_dead_letters_wait(served, acme, poller):
+    write(served, 3)
+    write(served, 2, endpoint="b")
+    assert poller.get("/v1/dead-letters/count").json == {"count": 5, "is_exact": True}
+    assert poller.get("/v1/dead-letters/count?endpoint=b").json["count"] == 2
+    assert poller.get("/v1/dead-letters/count?state=waiting").fields == ["state"]
+    made = acme.post("/v1/dead-letter-consumers", {"name": "counted", "max_receives": 1}).json
+    assert (made["waiting"], made["leased"], made["parked"]) == (5, 0, 0)
+    path = "/v1/dead-letter-consumers/counted"
+    poller.post(f"{path}/lease", {"limit": 1, "lease_s": 0})
+    poller.post(f"{path}/lease", {"limit": 3})
+    found = poller.get(path).json
+    assert (found["waiting"], found["leased"], found["parked"], found["unacknowledged"]) == (1, 3, 1, 3)
+    assert (found["waiting_is_exact"], found["parked_is_exact"]) == (True, True)
+    assert found in poller.get("/v1/dead-letter-consumers").json["items"]

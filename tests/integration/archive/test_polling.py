@@ -1,80 +1,30 @@
 """Customers page through dead letters, and pollers share them: none is lost, and no poller waits for another."""
 
 import contextlib
-import datetime as dt
 import random
 
 import orjson
 import pytest
 
 from delivery import errors
-from subscriptions_db.archive.ingest import partitions
-from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, parked_letters, receipts, redrive_requests
+from subscriptions_db.archive.search import (
+    archived_dead_letters,
+    consumers,
+    cursor,
+    receipts,
+    redrive_requests,
+)
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.archive.search.selection import DeadLetterSearch
-from tests.support import archive
+from tests.integration.archive.pollers import EVERYTHING, NOW, Pollers, after, all_of, positions
 
 pytestmark = pytest.mark.integration
-EVERYTHING = DeadLetterSearch()
-NOW = archive.NOW
-
-
-def after(seconds):
-    return NOW + dt.timedelta(seconds=seconds)
-
-
-def settled(results):
-    return sorted(one.position for one in results if one.refusal is None)
-
-
-class Pollers:
-    """The pollers of consumer `k` of customer c1."""
-
-    def __init__(self, connection, name="k", selection=EVERYTHING, **fields):
-        self._of = (connection, "c1", name)
-        assert consumers.create(*self._of, selection, **fields)
-
-    def poll(self, at=0, *, limit=10, lease_s=60.0):
-        return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
-
-    def acknowledge(self, *leased):
-        return settled(receipts.ack(*self._of, [one.receipt for one in leased]))
-
-    def give_back(self, *leased, at=0, wait_s=0):
-        return settled(receipts.nack(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s))
-
-    def extend(self, *leased, at, lease_s):
-        found = receipts.extend(*self._of, [one.receipt for one in leased], now=after(at), lease_s=lease_s)
-        return [one.refusal or (one.until - NOW).total_seconds() for one in found]
-
-    def seek(self, position):
-        consumers.seek(*self._of, after=position)
-
-    def parked(self, *, past=0, limit=10):
-        return parked_letters.browse(*self._of, after=past, limit=limit)
-
-    def unpark(self, *positions, at=0):
-        return parked_letters.unpark(*self._of, list(positions) or None, now=after(at))
 
 
 @pytest.fixture
 def pollers(connection):
     return Pollers(connection)
-
-
-def positions(given):
-    return [one.letter.position for one in given.leased]
-
-
-def all_of(connection, selection=EVERYTHING, limit=3):
-    found, at = [], 0
-    while True:
-        page = archived_dead_letters.browse(connection, "c1", selection, after=at, limit=limit)
-        found += page.letters
-        at = cursor.letter_position(cursor.letter_cursor(page.until))
-        if not page.has_more:
-            return found
 
 
 ASKED_FOR = [
@@ -232,125 +182,6 @@ def test_a_consumer_without_acks_gets_at_most_the_maximum(write, pollers, monkey
     assert positions(pollers.poll(60)) == positions(first)
     pollers.acknowledge(*pollers.poll(120).leased[:2])
     assert len(pollers.poll(121).leased) == 2
-
-
-def test_a_dead_letter_is_parked_after_max_receives(connection, write):
-    """As maxReceiveCount of SQS: it is parked when a poll would give it once more. Then the next ones are given."""
-    write(4)
-    pollers = Pollers(connection, max_receives=2)
-    first = pollers.poll(limit=2, lease_s=10)
-    pollers.give_back(first.leased[0])
-    assert positions(pollers.poll(1, limit=1, lease_s=9)) == positions(first)[:1]  # given twice: a nack counts too
-    again = pollers.poll(10, limit=3)
-    assert pollers.parked().parked[0][1:] == (2, after(10))
-    assert positions(again)[0] == positions(first)[1]
-    assert [one.times for one in again.leased] == [2, 1, 1]
-    assert positions(pollers.poll(1000)) == positions(again)[1:]
-    assert [one.letter.position for one in pollers.parked().parked] == positions(first)
-    assert pollers.poll(5000, limit=10).leased == []
-    assert len(pollers.parked().parked) == 4
-    [known] = consumers.list_consumers(connection, "c1")
-    assert (known.unacknowledged, known.max_receives) == (0, 2)
-    write(1)
-    assert [one.times for one in pollers.poll(5000).leased] == [1]
-
-
-def test_a_parked_dead_letter_is_leased_again_after_unpark(connection, write):
-    write(3)
-    pollers = Pollers(connection, max_receives=1)
-    first = pollers.poll(lease_s=10)
-    assert pollers.poll(10).leased == []
-    assert pollers.unpark(*positions(first)[:1], 999, at=10) == (positions(first)[:1], False)
-    assert pollers.unpark(positions(first)[0], at=10) == ([], False)  # it is not parked
-    again = pollers.poll(10, lease_s=10)
-    assert [(one.letter.position, one.times) for one in again.leased] == [(positions(first)[0], 1)]
-    assert pollers.acknowledge(*first.leased[:1]) == []
-    assert pollers.poll(20).leased == []
-    assert pollers.unpark(at=20) == (positions(first), False)
-    assert positions(pollers.poll(20)) == positions(first)
-
-
-def test_the_last_poller_of_a_parked_dead_letter_can_only_ack_it(connection, write):
-    write(2)
-    pollers = Pollers(connection, max_receives=1)
-    first, second = pollers.poll(lease_s=10).leased
-    pollers.poll(10)
-    assert pollers.extend(first, at=10, lease_s=10) == [ReceiptRefusal.PARKED]
-    assert pollers.give_back(first) == []
-    assert pollers.acknowledge(first) == [first.letter.position]
-    assert [one.letter.position for one in pollers.parked().parked] == [second.letter.position]
-
-
-def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatch):
-    """A consumer that acks nothing gets the first ones again and again: with `max_receives`, it gets all."""
-    monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
-    monkeypatch.setattr(consumers, "MAX_PARKED_PER_POLL", 3)
-    write(10)
-    pollers = Pollers(connection)
-    stuck = pollers.poll(lease_s=1)
-    assert positions(pollers.poll(10, lease_s=1)) == positions(stuck)
-    assert consumers.set_max_receives(*pollers._of, 2)
-    at, given = 20, set(positions(stuck))
-    for _ in range(20):
-        polled = pollers.poll(at, lease_s=1)
-        given |= set(positions(polled))
-        at += 0 if polled.has_more else 10
-    assert given == {one.position for one in all_of(connection)}
-    assert len(pollers.parked().parked) == 10
-    assert len(pollers.unpark(at=at).positions) == 4
-    assert pollers.unpark(at=at) == ([], True)  # no room before an ack
-    assert not consumers.set_max_receives(connection, "c2", "k", 2)
-
-
-def test_parked_dead_letters_are_paged_and_only_those_that_wait(connection, write):
-    write(5)
-    pollers = Pollers(connection, max_receives=1)
-    first = pollers.poll(lease_s=1)
-    pollers.poll(10)
-    archived_dead_letters.discard(connection, "c1", positions(first)[1:2], now=NOW)
-    pages, past, more = [], 0, True
-    while more:
-        page = pollers.parked(past=past, limit=2)
-        pages.append([one.letter.position for one in page.parked])
-        past, more = page.until, page.has_more
-    assert pages == [positions(first)[:1], positions(first)[2:4], positions(first)[4:]]
-    pollers.unpark(at=20)
-    assert len(pollers.poll(20).leased) == 4
-
-
-def test_a_seek_unparks_what_is_read_again(connection, write):
-    write(4)
-    pollers = Pollers(connection, max_receives=1)
-    first = pollers.poll(lease_s=1)
-    pollers.poll(10)
-    pollers.seek(positions(first)[1])
-    assert [one.letter.position for one in pollers.parked().parked] == positions(first)[:2]
-    assert positions(pollers.poll(20)) == positions(first)[2:]
-    assert pollers.acknowledge(*first.leased) == []
-    pollers.seek(0)
-    assert pollers.parked().parked == []
-    assert len(pollers.poll(30).leased) == 4
-
-
-def test_parked_dead_letters_go_with_their_day(connection, write):
-    write(2)
-    write(1, now=after(86_400))
-    pollers = Pollers(connection, max_receives=1)
-    pollers.poll(lease_s=1)
-    pollers.poll(10)
-    assert len(partitions.drop(connection, "dead_letters", partitions.day_of(after(86_400)))) >= 1
-    left = connection.execute("select position from dead_letter_leases").fetchall()
-    assert [row["position"] for row in left] == [one.position for one in all_of(connection)]
-
-
-def test_the_version_before_leases_no_parked_dead_letter(connection, write):
-    """Its statement, in its own words: both versions run side by side for a while."""
-    write(1)
-    pollers = Pollers(connection, max_receives=1)
-    pollers.poll(lease_s=1)
-    pollers.poll(10)
-    expired = "select position from dead_letter_leases where customer_id = 'c1' and consumer = 'k' and until <= now()"
-    assert connection.execute(expired).fetchall() == []
 
 
 def test_a_discarded_or_redriven_letter_is_not_leased(connection, write, pollers):

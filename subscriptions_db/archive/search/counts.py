@@ -1,0 +1,67 @@
+"""Count the dead letters that wait: those that match search criteria, and those of consumers.
+
+Runs in the API and in the command. A count examines a bounded number of rows, so it costs no more for a million dead letters.
+Beyond the bound, a count is the number of matches in the examined rows, the oldest ones, and says that it is not exact.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from subscriptions_db.archive.search.selection import DeadLetterSearch
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+MAX_COUNTED = 100_000
+"""Maximum dead letters that a count by search criteria examines: 7 to 50 ms, measured with a million dead letters
+of one customer on a shared machine of two cores."""
+MAX_COUNTED_OF_CONSUMER = 10_000
+"""Maximum dead letters that the count of one consumer examines: 1 to 2 ms, and 14 to 140 ms with a million parked ones."""
+MAX_COUNTED_IN_LIST = 1000
+"""Maximum dead letters that the counts of each consumer in a list examine: 16 to 21 ms for a list of 100."""
+
+
+class Count(NamedTuple):
+    """A number of dead letters."""
+
+    letters: int
+    is_exact: bool
+    """False: there may be more, because the count has examined its maximum of dead letters."""
+
+
+class ConsumerCounts(NamedTuple):
+    """The dead letters of a consumer that are not acked, each in one of three counts."""
+
+    waiting: Count
+    """Polls give these: not leased yet, or a lease expired, or nacked."""
+    leased: int
+    """A poller has these."""
+    parked: Count
+
+
+def of_dead_letters(connection: connect.Connection, customer_id: str, selection: DeadLetterSearch) -> Count:
+    """Return the number of waiting dead letters that match."""
+    asked = {"customer_id": customer_id, "most": MAX_COUNTED} | selection.parameters()
+    with connect.translated_errors():
+        [row] = connection.execute(query("count_dead_letters"), asked).fetchall()
+    return Count(row["matching"], row["looked_at"] < MAX_COUNTED)
+
+
+def of_consumers(
+    connection: connect.Connection, customer_id: str, names: Sequence[str], *, now: dt.datetime
+) -> dict[str, ConsumerCounts]:
+    """Return the counts of consumers, by name. The counts of several consumers examine fewer dead letters of each."""
+    most = MAX_COUNTED_OF_CONSUMER if len(names) == 1 else MAX_COUNTED_IN_LIST
+    asked = {"customer_id": customer_id, "names": list(names), "now": now, "most": most}
+    with connect.translated_errors():
+        rows = connection.execute(query("consumer_counts"), asked).fetchall()
+    return {
+        row["name"]: ConsumerCounts(
+            waiting=Count(row["unread"] + row["given_back"], row["looked_at"] < most),
+            leased=row["leased"],
+            parked=Count(row["parked"], row["parked_looked_at"] < most),
+        )
+        for row in rows
+    }

@@ -1,0 +1,62 @@
+"""Pollers of a consumer, and what they get, for tests of the archive."""
+
+import datetime as dt
+
+from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, parked_letters, receipts
+from subscriptions_db.archive.search.selection import DeadLetterSearch
+from tests.support import archive
+
+EVERYTHING = DeadLetterSearch()
+NOW = archive.NOW
+
+
+def after(seconds):
+    return NOW + dt.timedelta(seconds=seconds)
+
+
+def settled(results):
+    return sorted(one.position for one in results if one.refusal is None)
+
+
+class Pollers:
+    """The pollers of consumer `k` of customer c1."""
+
+    def __init__(self, connection, name="k", selection=EVERYTHING, **fields):
+        self._of = (connection, "c1", name)
+        assert consumers.create(*self._of, selection, **fields)
+
+    def poll(self, at=0, *, limit=10, lease_s=60.0):
+        return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
+
+    def acknowledge(self, *leased):
+        return settled(receipts.ack(*self._of, [one.receipt for one in leased]))
+
+    def give_back(self, *leased, at=0, wait_s=0):
+        return settled(receipts.nack(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s))
+
+    def extend(self, *leased, at, lease_s):
+        found = receipts.extend(*self._of, [one.receipt for one in leased], now=after(at), lease_s=lease_s)
+        return [one.refusal or (one.until - NOW).total_seconds() for one in found]
+
+    def seek(self, position):
+        consumers.seek(*self._of, after=position)
+
+    def parked(self, *, past=0, limit=10):
+        return parked_letters.browse(*self._of, after=past, limit=limit)
+
+    def unpark(self, *positions, at=0):
+        return parked_letters.unpark(*self._of, list(positions) or None, now=after(at))
+
+
+def positions(given):
+    return [one.letter.position for one in given.leased]
+
+
+def all_of(connection, selection=EVERYTHING, limit=3):
+    found, at = [], 0
+    while True:
+        page = archived_dead_letters.browse(connection, "c1", selection, after=at, limit=limit)
+        found += page.letters
+        at = cursor.letter_position(cursor.letter_cursor(page.until))
+        if not page.has_more:
+            return found

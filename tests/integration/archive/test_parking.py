@@ -1,0 +1,178 @@
+"""Dead letters that a consumer got too often are parked, and a consumer says how many dead letters wait."""
+
+import pytest
+
+from subscriptions_db.archive.ingest import partitions
+from subscriptions_db.archive.search import archived_dead_letters, consumers, counts
+from subscriptions_db.archive.search.receipts import ReceiptRefusal
+from subscriptions_db.archive.search.selection import DeadLetterSearch
+from tests.integration.archive.pollers import EVERYTHING, NOW, Pollers, after, all_of, positions
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_dead_letter_is_parked_after_max_receives(connection, write):
+    """As maxReceiveCount of SQS: it is parked when a poll would give it once more. Then the next ones are given."""
+    write(4)
+    pollers = Pollers(connection, max_receives=2)
+    first = pollers.poll(limit=2, lease_s=10)
+    pollers.give_back(first.leased[0])
+    assert positions(pollers.poll(1, limit=1, lease_s=9)) == positions(first)[:1]  # given twice: a nack counts too
+    again = pollers.poll(10, limit=3)
+    assert pollers.parked().parked[0][1:] == (2, after(10))
+    assert positions(again)[0] == positions(first)[1]
+    assert [one.times for one in again.leased] == [2, 1, 1]
+    assert positions(pollers.poll(1000)) == positions(again)[1:]
+    assert [one.letter.position for one in pollers.parked().parked] == positions(first)
+    assert pollers.poll(5000, limit=10).leased == []
+    assert len(pollers.parked().parked) == 4
+    [known] = consumers.list_consumers(connection, "c1")
+    assert (known.unacknowledged, known.max_receives) == (0, 2)
+    write(1)
+    assert [one.times for one in pollers.poll(5000).leased] == [1]
+
+
+def test_a_parked_dead_letter_is_leased_again_after_unpark(connection, write):
+    write(3)
+    pollers = Pollers(connection, max_receives=1)
+    first = pollers.poll(lease_s=10)
+    assert pollers.poll(10).leased == []
+    assert pollers.unpark(*positions(first)[:1], 999, at=10) == (positions(first)[:1], False)
+    assert pollers.unpark(positions(first)[0], at=10) == ([], False)  # it is not parked
+    again = pollers.poll(10, lease_s=10)
+    assert [(one.letter.position, one.times) for one in again.leased] == [(positions(first)[0], 1)]
+    assert pollers.acknowledge(*first.leased[:1]) == []
+    assert pollers.poll(20).leased == []
+    assert pollers.unpark(at=20) == (positions(first), False)
+    assert positions(pollers.poll(20)) == positions(first)
+
+
+def test_the_last_poller_of_a_parked_dead_letter_can_only_ack_it(connection, write):
+    write(2)
+    pollers = Pollers(connection, max_receives=1)
+    first, second = pollers.poll(lease_s=10).leased
+    pollers.poll(10)
+    assert pollers.extend(first, at=10, lease_s=10) == [ReceiptRefusal.PARKED]
+    assert pollers.give_back(first) == []
+    assert pollers.acknowledge(first) == [first.letter.position]
+    assert [one.letter.position for one in pollers.parked().parked] == [second.letter.position]
+
+
+def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatch):
+    """A consumer that acks nothing gets the first ones again and again: with `max_receives`, it gets all."""
+    monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
+    monkeypatch.setattr(consumers, "MAX_PARKED_PER_POLL", 3)
+    write(10)
+    pollers = Pollers(connection)
+    stuck = pollers.poll(lease_s=1)
+    assert positions(pollers.poll(10, lease_s=1)) == positions(stuck)
+    assert consumers.set_max_receives(*pollers._of, 2)
+    at, given = 20, set(positions(stuck))
+    for _ in range(20):
+        polled = pollers.poll(at, lease_s=1)
+        given |= set(positions(polled))
+        at += 0 if polled.has_more else 10
+    assert given == {one.position for one in all_of(connection)}
+    assert len(pollers.parked().parked) == 10
+    assert len(pollers.unpark(at=at).positions) == 4
+    assert pollers.unpark(at=at) == ([], True)  # no room before an ack
+    assert not consumers.set_max_receives(connection, "c2", "k", 2)
+
+
+def test_parked_dead_letters_are_paged_and_only_those_that_wait(connection, write):
+    write(5)
+    pollers = Pollers(connection, max_receives=1)
+    first = pollers.poll(lease_s=1)
+    pollers.poll(10)
+    archived_dead_letters.discard(connection, "c1", positions(first)[1:2], now=NOW)
+    pages, past, more = [], 0, True
+    while more:
+        page = pollers.parked(past=past, limit=2)
+        pages.append([one.letter.position for one in page.parked])
+        past, more = page.until, page.has_more
+    assert pages == [positions(first)[:1], positions(first)[2:4], positions(first)[4:]]
+    pollers.unpark(at=20)
+    assert len(pollers.poll(20).leased) == 4
+
+
+def test_a_seek_unparks_what_is_read_again(connection, write):
+    write(4)
+    pollers = Pollers(connection, max_receives=1)
+    first = pollers.poll(lease_s=1)
+    pollers.poll(10)
+    pollers.seek(positions(first)[1])
+    assert [one.letter.position for one in pollers.parked().parked] == positions(first)[:2]
+    assert positions(pollers.poll(20)) == positions(first)[2:]
+    assert pollers.acknowledge(*first.leased) == []
+    pollers.seek(0)
+    assert pollers.parked().parked == []
+    assert len(pollers.poll(30).leased) == 4
+
+
+def test_parked_dead_letters_go_with_their_day(connection, write):
+    write(2)
+    write(1, now=after(86_400))
+    pollers = Pollers(connection, max_receives=1)
+    pollers.poll(lease_s=1)
+    pollers.poll(10)
+    assert len(partitions.drop(connection, "dead_letters", partitions.day_of(after(86_400)))) >= 1
+    left = connection.execute("select position from dead_letter_leases").fetchall()
+    assert [row["position"] for row in left] == [one.position for one in all_of(connection)]
+
+
+def test_the_version_before_leases_no_parked_dead_letter(connection, write):
+    """Its statement, in its own words: both versions run side by side for a while."""
+    write(1)
+    pollers = Pollers(connection, max_receives=1)
+    pollers.poll(lease_s=1)
+    pollers.poll(10)
+    expired = "select position from dead_letter_leases where customer_id = 'c1' and consumer = 'k' and until <= now()"
+    assert connection.execute(expired).fetchall() == []
+
+
+def counted(connection, *names, at):
+    """Return (waiting, leased, parked) of each consumer, as (number, exact) where a count is bounded."""
+    found = counts.of_consumers(connection, "c1", names, now=after(at))
+    return [tuple(found[name]) for name in names]
+
+
+def test_a_consumer_counts_what_waits_is_leased_and_is_parked(connection, write, monkeypatch):
+    write(8)
+    pollers = Pollers(connection, max_receives=1)
+    assert counted(connection, "k", at=0) == [((8, True), 0, (0, True))]
+    parked = pollers.poll(limit=2, lease_s=1)
+    held = pollers.poll(2, limit=3, lease_s=60)
+    assert counted(connection, "k", at=2) == [((3, True), 3, (2, True))]
+    pollers.give_back(held.leased[0], at=2, wait_s=30)
+    pollers.acknowledge(held.leased[1])
+    assert counted(connection, "k", at=3) == [((4, True), 1, (2, True))]
+    assert counted(connection, "k", at=100) == [((5, True), 0, (2, True))]
+    archived_dead_letters.redrive(connection, "c1", positions(parked)[:1], now=NOW)
+    archived_dead_letters.discard(connection, "c1", positions(held)[2:], now=NOW)
+    assert counted(connection, "k", at=3) == [((4, True), 1, (1, True))]  # the next poll drops a discarded one
+    monkeypatch.setattr(counts, "MAX_COUNTED_OF_CONSUMER", 2)
+    assert counted(connection, "k", at=3) == [((3, False), 1, (1, False))]
+
+
+def test_a_consumer_counts_by_its_selection(connection, write, monkeypatch):
+    selections = [
+        (DeadLetterSearch(), 12), (DeadLetterSearch(event_type="order.*"), 4), (DeadLetterSearch(event_type="user.created"), 8),
+        (DeadLetterSearch(endpoint_id="ep1"), 6), (DeadLetterSearch(reason="gone"), 6), (DeadLetterSearch(tenant_id="t2"), 1),
+        (DeadLetterSearch(event_type="*", reason="gone", endpoint_id="ep0"), 3),
+    ]  # fmt: skip
+    for n in range(12):
+        write(
+            endpoint=f"ep{n % 2}", event_type="user.created" if n % 3 else "order.created", event_id=f"e{n}",
+            reason="gone" if n >= 6 else "timeout", tenant_id="t2" if n == 11 else "t1",
+        )  # fmt: skip
+    write(customer="c2")
+    names = [f"k{number}" for number in range(len(selections))]
+    for name, (selection, wanted) in zip(names, selections, strict=True):
+        Pollers(connection, name, selection)
+        assert counts.of_dead_letters(connection, "c1", selection) == (wanted, True)
+    assert [found[0] for found in counted(connection, *names, at=0)] == [(wanted, True) for _, wanted in selections]
+    assert counts.of_dead_letters(connection, "c1", DeadLetterSearch(since=after(1))) == (0, True)
+    monkeypatch.setattr(counts, "MAX_COUNTED_IN_LIST", 3)
+    monkeypatch.setattr(counts, "MAX_COUNTED", 3)
+    assert [found[0] for found in counted(connection, *names[:3], at=0)] == [(3, False), (1, False), (2, False)]
+    assert counts.of_dead_letters(connection, "c1", EVERYTHING) == (3, False)
