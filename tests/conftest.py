@@ -16,17 +16,20 @@ from fanout.jvm import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
 
+ONE_JOB = "tests/e2e/test_one_job.py"
+
 
 class Scheduling(loadscope.LoadScopeScheduling):
     """Give a worker the tests of a file together, as they share fixtures, and all that use the Spark session.
 
-    Tests of the whole platform share no fixture but the servers, and take the longest: each is given alone.
+    Tests of the whole platform share no fixture but the servers, and take the longest: each is given alone. Those of `ONE_JOB`
+    share a job.
     """
 
     def _split_scope(self, nodeid):
         file, _, _ = nodeid.partition("::")
         folder = file.split("/")[1]
-        return {"e2e": nodeid, "spark": folder}.get(folder, file)
+        return file if file == ONE_JOB else {"e2e": nodeid, "spark": folder}.get(folder, file)
 
 
 # Of each example's time: a busy machine takes longer, and that is no fault of what is tested.

@@ -99,6 +99,10 @@ class HoldingReceiver(receiver.Receiver):
         self._released.clear()
         self._before_hold = count
 
+    def is_holding(self):
+        """Return True if an answer is held."""
+        return self._before_hold < 0
+
     def release_answers(self):
         self._before_hold = math.inf
         self._loop.call_soon_threadsafe(self._released.set)
@@ -286,7 +290,8 @@ class Platform:
 
     def workers_of(self, job):
         """The process ids of its Python workers: what the daemon has forked."""
-        daemons = [pid for pid in children(self.jvm_of(job)) if "pyspark.daemon" in command_of(pid)]
+        jvms = [pid for pid in children(job.pid) if "java" in command_of(pid)]
+        daemons = [pid for jvm in jvms for pid in children(jvm) if "pyspark.daemon" in command_of(pid)]
         return [worker for daemon in daemons for worker in children(daemon)]
 
     def log(self, *, whole=False):

@@ -5,7 +5,6 @@ import urllib.request
 
 import orjson
 import pytest
-import standardwebhooks
 
 from fanout.local import kafka as local_kafka
 from subscriptions_db.postgres import connect
@@ -61,21 +60,6 @@ class Job:
         return float(found[1]) if found else None
 
 
-def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform):
-    platform.migrate()
-    platform.register([{}], **in_batches(max_events=5, max_wait_s=8))
-    job = Job(platform, "--lanes", "batch")
-    # Else both may be due when the job begins, and then they leave together.
-    assert_eventually(lambda: job.get("/readyz"), bool, within_s=START_S)
-    ids = platform.publish(9)
-    assert_eventually(lambda: events(platform), lambda got: len(got) == 9, within_s=START_S)
-    assert [len(batch) for batch in batches(platform)] == [5, 4]
-    assert sorted(events(platform)) == sorted(ids)
-    assert all(one.is_verified for one in platform.received)
-    assert platform.stop(job.process) == 0, platform.log()
-    assert [(entry["kind"], entry["count"]) for entry in log(platform)] == [("batch_attempt", 5), ("batch_attempt", 4)]
-
-
 def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform):
     platform.migrate()
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
@@ -92,37 +76,6 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     ids += platform.publish(2, first=3)
     platform.run_once()
     assert [sorted(batch) for batch in batches(platform)] == [sorted(ids)]
-    platform.assert_adds_up()
-
-
-def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform):
-    platform.migrate()
-    names = ("ep1", "moved", "resigned", "paused", "deleted")
-    subscriptions = [{"endpoint": name} for name in names]
-    fields = in_batches(max_events=100, max_wait_s=20)
-    platform.register(subscriptions, endpoints=names, **fields)
-    job = Job(platform, "--lanes", "batch")
-    assert_eventually(lambda: job.get("/readyz"), bool, within_s=START_S)
-    ids = platform.publish(3)
-    assert_eventually(job.pending, lambda waits: waits == 3 * len(names), within_s=15)
-
-    another = "whsec_YW5vdGhlcnNlY3JldGFub3RoZXJzZWNyZXRhbm90aGVy"
-    platform.register([], endpoints=("resigned",), signing_secrets=[another], **fields)
-    update(platform, "update endpoints set url = %s where endpoint_id = 'moved'", f"{platform.receiver.url}/elsewhere")
-    update(platform, "update endpoints set status = 'paused' where endpoint_id = 'paused'")
-    update(platform, "delete from subscriptions where endpoint_id = 'deleted'")
-    update(platform, "delete from endpoints where endpoint_id = 'deleted'")
-
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
-    assert platform.stop(job.process) == 0, platform.log()
-    took = {one.path.strip("/"): one for one in platform.received}
-    assert sorted(took) == ["elsewhere", "ep1", "resigned"]
-    assert all(sorted(events(platform, name)) == ids for name in took)
-    assert took["ep1"].is_verified
-    assert not took["resigned"].is_verified
-    standardwebhooks.Webhook(another).verify(took["resigned"].body, took["resigned"].headers)
-    counts = {(entry["kind"], entry.get("reason")): entry["count"] for entry in log(platform)}
-    assert (counts["batch_postponed", "endpoint_paused"], counts["batch_skipped", "endpoint_deleted"]) == (3, 3)
     platform.assert_adds_up()
 
 

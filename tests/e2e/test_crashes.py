@@ -84,11 +84,10 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     one_batch = {"source": {"max_events_per_batch": count}}
     platform.receiver.hold_answers_after(count / 2 / at_once)
     job = platform.start("--lanes", mode, **one_batch)
-    assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=START_S)
-    kill(platform, job)
-    before = len(taken(platform))
+    before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=START_S))
     assert before < len(ids)
-    platform.receiver.release_answers()
+    kill(platform, job)
+    platform.receiver.release_answers()  # at once: a worker whose JVM is gone waits for answers for two seconds
     if kill is kill_jvm:
         assert job.wait(JOB_TIMEOUT_S) != 0
     if kill is kill_workers:

@@ -51,13 +51,12 @@ def test_an_executor_that_is_killed_is_replaced_and_what_it_had_delivered_is_not
     job = platform.start(
         "--lanes", mode, spark=cluster, source={"max_events_per_batch": count}, batch={"max_events_per_micro_batch": count}
     )
-    assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=200)
+    before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=200))
+    assert before < count
     executors = executors_of(job)
     assert len(executors) == 2
     assert not [pid for pid in executors if cluster["conf"]["spark.authenticate.secret"] in command_of(pid)]
     os.kill(executors[0], signal.SIGKILL)
-    before = len(taken(platform))
-    assert before < len(ids)
     platform.receiver.release_answers()
 
     assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == count, within_s=200)
@@ -81,10 +80,9 @@ def test_an_executor_that_is_killed_takes_no_turn_of_the_retry_lane_with_it(plat
     ]
     platform.receiver.hold_answers_after(len(ids) / 2)
     job = platform.start("--lanes", "retry", spark=cluster)
-    assert_eventually(lambda: taken(platform), lambda got: len(got) > len(ids) / 2, within_s=200)
-    os.kill(executors_of(job)[0], signal.SIGKILL)
-    before = len(taken(platform))
+    before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > len(ids) / 2, within_s=200))
     assert before < len(ids)
+    os.kill(executors_of(job)[0], signal.SIGKILL)
     platform.receiver.release_answers()
 
     assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=400)

@@ -5,7 +5,9 @@ import signal
 
 import pytest
 
-from tests.e2e.conftest import assert_eventually
+from delivery.webhooks.batching import segment
+from delivery.webhooks.retries import retry_records
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -30,11 +32,18 @@ def assert_written(platform):
     )
 
 
+def deferred(platform):
+    """The ids of the events that wait for the retry lane, which does not run. A machine that is far too busy has some."""
+    told = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
+    return {segment.unpacked(event).event_id for message in told for entry in message.entries for event in entry.packed}
+
+
 def assert_stops_amid(platform, job, ids):
-    """Stop a job in order when it has delivered more of these, while many are still unread."""
-    before = len(platform.received)
-    assert_eventually(lambda: len(platform.received), lambda got: got > before, within_s=240)
-    assert platform.stop(job) == 0, platform.log()
+    """Stop a job in order when it has delivered 100 of these. The receiver holds its answers to the others until then."""
+    assert_eventually(lambda: platform.workers_of(job) and platform.receiver.is_holding(), bool, within_s=240)
+    job.send_signal(signal.SIGTERM)
+    platform.receiver.release_answers()
+    assert job.wait(JOB_TIMEOUT_S) == 0, platform.log()
     assert not set(ids) <= set(platform.accepted("ep2"))
 
 
@@ -60,11 +69,13 @@ def test_realtime_lane_survives_kills_and_follows_the_registry(platform):
     job = start(platform)
     assert_eventually(lambda: set(platform.accepted("ep2")), lambda got: set(ids) <= got, within_s=240)
 
+    platform.receiver.hold_answers_after(100)
     ids = platform.publish(30_000, first=10_000)
     assert_stops_amid(platform, job, ids)
+    platform.receiver.hold_answers_after(100)
     assert_stops_amid(platform, start(platform, "--once"), ids)  # in micro-batches
     assert start(platform, "--once").wait(240) == 0, platform.log()
     got = platform.accepted("ep2")
-    assert set(ids) <= set(got)
     assert len(got) == len(set(got))
+    assert set(ids) - set(got) <= deferred(platform)
     platform.assert_adds_up()

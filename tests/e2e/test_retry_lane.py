@@ -63,7 +63,7 @@ class Job:
     def __init__(self, platform, *lanes, **overrides):
         self.port = local_kafka.free_port()
         chosen = ("--lanes", ",".join(lanes or ("retry",)))
-        self.process = platform.start(*chosen, metrics={"port": self.port}, retry=SOON, **overrides)
+        self.process = platform.start(*chosen, metrics={"port": self.port}, **{"retry": SOON} | overrides)
 
     def metric(self, name):
         return metric(self.port, name)
@@ -228,70 +228,6 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
     # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
     assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()
-
-
-def statuses(platform):
-    with connect.connect(platform.config.database) as connection:
-        rows = connection.execute("select endpoint_id, status, disabled_reason from endpoints order by endpoint_id")
-        return [(row["endpoint_id"], row["status"], row["disabled_reason"]) for row in rows]
-
-
-def test_an_endpoint_that_has_only_failed_for_so_long_is_disabled_and_another_is_not(platform):
-    platform.migrate()
-    platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"), retry=OFTEN)
-    platform.statuses["ep1"] = 500
-    first = platform.publish(3)
-    job = platform.start("--lanes", "direct,retry", retry=SOON | {"disable_after_s": 4})
-
-    expected = [("ep1", "disabled", "failing"), ("ep2", "active", None)]
-    assert_eventually(lambda: statuses(platform), lambda got: got == expected, within_s=START_S)
-    assert sorted(platform.accepted("ep2")) == sorted(first)
-
-    platform.statuses["ep1"] = 200
-    update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
-    assert_eventually(lambda: platform.accepted("ep1"), lambda got: sorted(got) == sorted(first), within_s=60)
-    assert platform.stop(job) == 0, platform.log()
-    platform.assert_adds_up()
-
-
-class Refusing(Customers):
-    """Refuses one event for ever, and takes all others."""
-
-    def __init__(self, event_id):
-        super().__init__()
-        self.refused = 0
-        self._event_id = event_id
-
-    async def answer(self, request):
-        if orjson.loads(await request.read())["data"]["id"] != self._event_id:
-            return web.Response()
-        self.refused += 1
-        return web.Response(status=422)
-
-
-def test_who_refuses_all_or_fails_without_a_schedule_is_disabled_and_who_accepts_all_but_one_event_is_not(platform):
-    platform.migrate()
-    names = ("accepts", "refuses", "unscheduled")
-    platform.register([{"endpoint": name} for name in names], endpoints=names, retry={"schedule_s": [1] * 50})
-    platform.register([], endpoints=("unscheduled",), retry={"schedule_s": []})
-    platform.statuses |= {"refuses": 404, "unscheduled": 500}
-    with Refusing("e0") as customers:
-        update(platform, "update endpoints set url = %s where endpoint_id = 'accepts'", f"{customers.url}/")
-        job = platform.start("--lanes", "direct,retry", retry=SOON | {"disable_after_s": 4})
-        numbers = itertools.count()
-
-        def time_goes_on():
-            platform.publish(1, first=next(numbers))
-            active, *others = statuses(platform)
-            assert active == ("accepts", "active", None)
-            return others
-
-        disabled = [("refuses", "disabled", "failing"), ("unscheduled", "disabled", "failing")]
-        assert_eventually(time_goes_on, lambda others: others == disabled, within_s=START_S)
-        refused = customers.refused
-        assert_eventually(lambda: time_goes_on() and customers.refused, lambda got: got >= refused + 6, within_s=START_S)
-        assert platform.stop(job) == 0, platform.log()
-    platform.assert_adds_up()
 
 
 def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(platform, database):

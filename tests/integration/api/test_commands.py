@@ -99,7 +99,7 @@ def test_a_replay_is_listed_shown_and_cancelled(served):
     [noted] = served.audit(asked.replay_id)
     assert (noted["action"], noted["key_id"], noted["after"]) == ("cancel", "command", {"state": "cancelled"})
     again = CliRunner().invoke(main.app, ["replays", "cancel", asked.replay_id])
-    assert "the replay is cancelled already" in str(again.exception)
+    assert "is cancelled already, so there is nothing to cancel" in str(again.exception)
     unknown = CliRunner().invoke(main.app, ["replays", "show", "rpl_0"])
     assert "`fanout replays list` lists them" in str(unknown.exception)
 

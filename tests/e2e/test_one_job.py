@@ -1,0 +1,180 @@
+"""Many endpoints of one job with all lanes. The tests share its start, which takes most of the time.
+
+Each test has endpoints and event types of its own. The last one stops the job, and proves that everything adds up.
+"""
+
+import itertools
+import uuid
+
+import orjson
+import pytest
+import standardwebhooks
+from aiohttp import web
+
+from subscriptions_db.postgres import connect
+from subscriptions_db.registration import registered_rows
+from tests.e2e.conftest import START_S, Platform, assert_eventually
+from tests.e2e.test_batch_lane import batches, events, in_batches
+from tests.e2e.test_retry_lane import OFTEN, SOON, Job, update
+from tests.integration.customers import Customers
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def shared(kafka, postgres, tmp_path_factory):
+    """The platform, and its running job."""
+    database = f"test_{uuid.uuid4().hex[:12]}"
+    postgres.create_database(database)
+    platform = Platform(kafka, postgres.url_of(database), tmp_path_factory.mktemp("one-job"))
+    with platform.receiving():
+        platform.migrate()
+        for event_type in ("counted", "followed", "failing", "refused"):
+            platform.create_topic(event_type)
+        job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4})
+        assert_eventually(lambda: job.metric("ready"), lambda ready: ready == 1, within_s=START_S)
+        yield platform, job
+        platform.close()
+
+
+@pytest.fixture
+def platform(shared):
+    return shared[0]
+
+
+@pytest.fixture
+def job(shared):
+    return shared[1]
+
+
+def register(platform, job, subscriptions, **fields):
+    """Register, and wait until the job routes by it: it runs already."""
+    platform.register(subscriptions, **fields)
+    with connect.connect(platform.config.database) as connection:
+        revision = registered_rows.revision(connection)
+    assert_eventually(lambda: job.metric("registry_revision"), lambda known: known >= revision)
+
+
+def batch_entries(platform, endpoint):
+    """What the delivery log says about the batches of an endpoint."""
+    rows = map(orjson.loads, platform.read(platform.config.delivery.attempts_topic))
+    return [entry for row in rows if row.get("endpoint_id") == endpoint for entry in row["entries"]]
+
+
+def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform, job):
+    register(
+        platform,
+        job,
+        [{"id": "counted", "endpoint": "counted", "event_type": "counted"}],
+        endpoints=("counted",),
+        **in_batches(max_events=5, max_wait_s=8),
+    )
+    ids = platform.publish(9, event_type="counted")
+    assert_eventually(lambda: events(platform, "counted"), lambda got: len(got) == 9, within_s=START_S)
+    assert [len(batch) for batch in batches(platform, "counted")] == [5, 4]
+    assert sorted(events(platform, "counted")) == sorted(ids)
+    assert all(one.is_verified for one in platform.received if one.path == "/counted")
+    told = assert_eventually(lambda: batch_entries(platform, "counted"), lambda entries: len(entries) == 2)
+    assert [(entry["kind"], entry["count"]) for entry in told] == [("batch_attempt", 5), ("batch_attempt", 4)]
+
+
+def pending_batches(job):
+    return job.metric('pending_events{lane="batch"}')
+
+
+def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform, job):
+    names = ("stays", "moved", "resigned", "paused", "deleted")
+    subscriptions = [{"id": f"to-{name}", "endpoint": name, "event_type": "followed"} for name in names]
+    fields = in_batches(max_events=100, max_wait_s=20)
+    register(platform, job, subscriptions, endpoints=names, **fields)
+    ids = platform.publish(3, event_type="followed")
+    assert_eventually(lambda: pending_batches(job), lambda waits: waits == 3 * len(names))
+
+    another = "whsec_YW5vdGhlcnNlY3JldGFub3RoZXJzZWNyZXRhbm90aGVy"
+    platform.register([], endpoints=("resigned",), signing_secrets=[another], **fields)
+    update(platform, "update endpoints set url = %s where endpoint_id = 'moved'", f"{platform.receiver.url}/elsewhere")
+    update(platform, "update endpoints set status = 'paused' where endpoint_id = 'paused'")
+    update(platform, "delete from subscriptions where endpoint_id = 'deleted'")
+    update(platform, "delete from endpoints where endpoint_id = 'deleted'")
+
+    assert_eventually(lambda: pending_batches(job), lambda waits: waits == 0, within_s=60)
+    ours = {*names, "elsewhere"}
+    took = {one.path.strip("/"): one for one in platform.received if one.path.strip("/") in ours}
+    assert sorted(took) == ["elsewhere", "resigned", "stays"]
+    assert all(sorted(events(platform, name)) == ids for name in took)
+    assert took["stays"].is_verified
+    assert not took["resigned"].is_verified
+    standardwebhooks.Webhook(another).verify(took["resigned"].body, took["resigned"].headers)
+    [postponed], [skipped] = (
+        assert_eventually(lambda name=name: batch_entries(platform, name), bool) for name in ("paused", "deleted")
+    )
+    assert (postponed["kind"], postponed["reason"], postponed["count"]) == ("batch_postponed", "endpoint_paused", 3)
+    assert (skipped["kind"], skipped["reason"], skipped["count"]) == ("batch_skipped", "endpoint_deleted", 3)
+
+
+def statuses(platform, names):
+    with connect.connect(platform.config.database) as connection:
+        rows = connection.execute(
+            "select endpoint_id, status, disabled_reason from endpoints where endpoint_id = any(%s) order by endpoint_id",
+            [list(names)],
+        )
+        return [(row["endpoint_id"], row["status"], row["disabled_reason"]) for row in rows]
+
+
+def test_an_endpoint_that_has_only_failed_for_so_long_is_disabled_and_another_is_not(platform, job):
+    names = ("fails", "works")
+    platform.statuses["fails"] = 500
+    subscriptions = [{"id": f"to-{name}", "endpoint": name, "event_type": "failing"} for name in names]
+    register(platform, job, subscriptions, endpoints=names, retry=OFTEN)
+    first = platform.publish(3, event_type="failing")
+
+    expected = [("fails", "disabled", "failing"), ("works", "active", None)]
+    assert_eventually(lambda: statuses(platform, names), lambda got: got == expected, within_s=START_S)
+    assert sorted(platform.accepted("works")) == sorted(first)
+
+    platform.statuses["fails"] = 200
+    update(platform, "update endpoints set status = 'active' where endpoint_id = 'fails'")
+    assert_eventually(lambda: platform.accepted("fails"), lambda got: sorted(got) == sorted(first), within_s=60)
+
+
+class Refusing(Customers):
+    """Refuses one event for ever, and takes all others."""
+
+    def __init__(self, event_id):
+        super().__init__()
+        self.refused = 0
+        self._event_id = event_id
+
+    async def answer(self, request):
+        if orjson.loads(await request.read())["data"]["id"] != self._event_id:
+            return web.Response()
+        self.refused += 1
+        return web.Response(status=422)
+
+
+def test_who_refuses_all_or_fails_without_a_schedule_is_disabled_and_who_accepts_all_but_one_event_is_not(platform, job):
+    names = ("accepts", "refuses", "unscheduled")
+    platform.statuses |= {"refuses": 404, "unscheduled": 500}
+    with Refusing("e0") as customers:
+        for name in names:
+            platform.register([], endpoints=(name,), retry={"schedule_s": [] if name == "unscheduled" else [1] * 50})
+        update(platform, "update endpoints set url = %s where endpoint_id = 'accepts'", f"{customers.url}/")
+        subscriptions = [{"id": f"to-{name}", "endpoint": name, "event_type": "refused"} for name in names]
+        register(platform, job, subscriptions, endpoints=())
+        numbers = itertools.count()
+
+        def time_goes_on():
+            platform.publish(1, event_type="refused", first=next(numbers))
+            active, *others = statuses(platform, names)
+            assert active == ("accepts", "active", None)
+            return others
+
+        disabled = [("refuses", "disabled", "failing"), ("unscheduled", "disabled", "failing")]
+        assert_eventually(time_goes_on, lambda others: others == disabled, within_s=START_S)
+        refused = customers.refused
+        assert_eventually(lambda: time_goes_on() and customers.refused, lambda got: got >= refused + 6, within_s=START_S)
+
+
+def test_in_the_end_the_job_stops_in_order_and_everything_adds_up(platform, job):
+    assert platform.stop(job.process) == 0, platform.log()
+    platform.assert_adds_up()
