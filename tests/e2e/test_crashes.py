@@ -59,7 +59,7 @@ def taken(platform):
     return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
 
 
-LANES = {"direct": (6_000, 1, {}), "batch": (40_000, 10, {"mode": "batch", "batch": {"max_events": 10}})}
+LANES = {"direct": (2_000, 1, {}), "batch": (10_000, 10, {"mode": "batch", "batch": {"max_events": 10}})}
 """Events, events of a request, and the endpoint's fields."""
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
