@@ -2,6 +2,7 @@
 
 import pytest
 
+from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import partitions
 from subscriptions_db.archive.search import archived_dead_letters, consumers, counts
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
@@ -93,6 +94,17 @@ def test_parked_dead_letters_are_paged_and_only_those_that_wait(connection, writ
     assert pages == [positions(first)[:1], positions(first)[2:4], positions(first)[4:]]
     pollers.unpark(at=20)
     assert len(pollers.poll(20).leased) == 4
+
+
+def test_a_page_of_parked_dead_letters_is_bounded_in_bytes(connection, write, monkeypatch):
+    write(3)
+    pollers = Pollers(connection, max_receives=1)
+    first = pollers.poll(lease_s=1)
+    pollers.poll(10)
+    monkeypatch.setattr(answer_size, "MAX_BYTES", 1)
+    pages = [pollers.parked(past=past) for past in (0, *positions(first))]
+    assert [[one.letter.position for one in page.parked] for page in pages] == [[at] for at in positions(first)] + [[]]
+    assert [page.has_more for page in pages] == [True, True, False, False]
 
 
 def test_a_seek_unparks_what_is_read_again(connection, write):

@@ -104,6 +104,20 @@ def test_the_same_record_may_arrive_twice():
     assert shard.is_empty()
 
 
+def test_a_resend_is_an_entry_beside_the_one_that_waits():
+    """The state knows no `webhook-id`: a resend neither moves nor replaces the scheduled attempt of its delivery."""
+    shard = Shard()
+    waiting = entry(again_at_ms=NOW + 60_000, attempts=3, retries=3, history=(failed_attempt(3),))
+    shard.step(postponed(waiting), now_ms=NOW)
+    resent = entry(packed=waiting.packed, since_ms=NOW + 1000, reason=retry_reasons.REPLAYED, replay="rpl_1")
+    [lease] = shard.step(postponed(resent), now_ms=NOW + 1000)
+    assert lease.entries == [resent]
+    shard.step(accepted(lease), now_ms=NOW + 2000)
+    assert shard.backlog.events == 1
+    now_ms, [scheduled] = shard.wait()
+    assert (now_ms, scheduled.entries) == (NOW + 60_000, [waiting])
+
+
 def test_an_expired_entry_is_given_up_whatever_it_waits_for():
     shard = Shard()
     lasting, due = entry(expires_ms=NOW + 9 * MINUTE_MS, reason=retry_reasons.CIRCUIT_OPEN), {"expires_ms": NOW + 4000}
