@@ -26,6 +26,8 @@ from delivery.webhooks.events import opaque
 
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
+BATCH = b"application/cloudevents-batch"
+"""Beginning of the content type of a batch, for which CloudEvents has no Kafka binding."""
 MAX_ATTRIBUTE_CHARS = 1024
 """Most characters of an attribute, as it becomes part of bodies, keys and log lines. The specification has no bound."""
 HEADER_OVERHEAD_BYTES = 24
@@ -158,7 +160,8 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
 
 def _structured(record: Record, value: bytes, content_type: bytes, layout: Layout) -> Event:
     if not content_type.startswith(b"application/cloudevents+json"):
-        raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; use application/cloudevents+json")
+        advice = "write each event of a batch as a record of its own, with" if content_type.startswith(BATCH) else "use"
+        raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; {advice} application/cloudevents+json")
     document = _loads(value)
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "a structured CloudEvent is a JSON object")

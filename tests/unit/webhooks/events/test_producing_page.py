@@ -1,0 +1,130 @@
+"""docs/producing.md: its examples are events, and it explains every refusal."""
+
+import re
+import types
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.webhooks.events import parsing
+from delivery.webhooks.routing import intake
+from tests.support import builders
+from tests.support.reading import ROOT, blocks
+
+PAGE = "docs/producing.md"
+LAYOUT = parsing.Layout()
+STRUCTURED = (("content-type", b"application/cloudevents+json"),)
+BINARY = tuple(
+    (f"ce_{name}", b"1.0" if name == "specversion" else b"t1") for name in ("specversion", "id", "type", "source", "tenantid")
+)
+REFUSED = {
+    "tombstone": builders.record(value=None),
+    "empty": builders.record(value=b" "),
+    "too_large": builders.record(value=b'{"tenant_id":"t1","x":"%s"}' % (b"x" * 262_144)),
+    "not_json": builders.record(value=b"<order/>"),
+    "missing_attribute": builders.record(value=b'{"id":"order-17"}'),
+    "bad_attribute": builders.record(value=b"{}", headers=(*BINARY, ("ce_time", b"today"))),
+    "unsupported": builders.record(value=b"[]", headers=(("content-type", b"application/cloudevents-batch+json"),)),
+    "tenant_mismatch": builders.record(value=b'{"tenant_id":"fanout"}'),
+}
+"""A record for each reason of the parser."""
+
+
+def parsed(value, headers=()):
+    return parsing.parse(builders.record(value=value, headers=tuple(headers)), LAYOUT)
+
+
+def by_regular_expression(block):
+    """Return value and headers in the source text of an example."""
+    headers = re.findall(r'"(ce_[a-z]+|content-type)"[^"\n]*"([^"]*)"', block)
+    [value] = re.findall(r'(?:`|"""\s*)(\{.*?\})', block)
+    return value.encode(), [(name, text.encode()) for name, text in headers]
+
+
+def by_running_it(block):
+    """Run a Python example with a client that keeps the record."""
+    written = []
+
+    class Producer:
+        def __init__(self, options):
+            assert options["enable.idempotence"]
+
+        def produce(self, topic, value, key, headers):
+            written.append((topic, value.encode(), key, [(name, text.encode()) for name, text in headers]))
+
+        def flush(self, _):
+            return 0
+
+    source = block.replace("import confluent_kafka\n", "")
+    exec(source, {"confluent_kafka": types.SimpleNamespace(Producer=Producer)})  # noqa: S102 - an example of our own page
+    [(topic, value, key, headers)] = written
+    assert (topic, key) == ("events.order.created", "tenant-1")
+    return value, headers
+
+
+def by_the_console(block):
+    """Read what the console producer reads: headers, key and value with tabs between them, a header up to its first colon."""
+    [line] = re.findall(r"printf '(.*)\\n'", block)
+    headers, key, value = line.split(r"\t")
+    assert key == "tenant-1"
+    return value.encode(), [(name, text.encode()) for name, _, text in (pair.partition(":") for pair in headers.split(","))]
+
+
+@pytest.mark.parametrize(
+    ("language", "read"),
+    [
+        ("python", by_running_it),
+        ("java", by_regular_expression),
+        ("go", by_regular_expression),
+        ("javascript", by_regular_expression),
+        ("sh", by_the_console),
+    ],
+)
+def test_each_language_writes_the_same_event(language, read):
+    [block] = blocks(PAGE, language)
+    value, headers = read(block)
+    event = parsed(value, headers)
+    assert (event.event_id, event.event_type, event.source, event.tenant_id) == (
+        "order-17",
+        "order.created",
+        "/shop",
+        "tenant-1",
+    )
+    assert (event.content, event.opaque, event.attributes) == ({"amount": 700}, None, ())
+    assert "events.order.created" in block
+
+
+def test_the_documents_are_events():
+    plain, structured = [parsed(text.encode(), STRUCTURED if "specversion" in text else ()) for text in blocks(PAGE, "json")]
+    assert (plain.source, structured.source) == ("events.order.created", "/shop")
+    for event in (plain, structured):
+        assert (event.event_id, event.tenant_id, event.time) == ("order-17", "tenant-1", "2026-05-01T10:00:00Z")
+    assert structured.content == {"amount": 700}
+    assert structured.attributes == (("subject", "orders/17"),)
+
+
+@pytest.mark.parametrize(("reason", "record"), REFUSED.items())
+def test_each_refusal_of_the_parser_can_happen(reason, record):
+    with pytest.raises(errors.EventRejected) as rejected:
+        parsing.parse(record, LAYOUT)
+    assert rejected.value.reason == reason
+
+
+def test_the_page_explains_every_refusal():
+    explained = re.findall(r"^\| `(\w+)` \|", (ROOT / PAGE).read_text(), re.MULTILINE)
+    modules = [
+        *(ROOT / "delivery" / "webhooks" / "events").glob("*.py"),
+        *(ROOT / "delivery" / "webhooks" / "routing").glob("*.py"),
+    ]
+    used = {reason for module in modules for reason in re.findall(r'EventRejected\(\s*"(\w+)"', module.read_text())}
+    assert set(explained) == used | {intake.UNFORESEEN}
+    assert set(explained) - set(REFUSED) == intake.LANE_SPECIFIC
+    assert len(explained) == len(set(explained))
+
+
+def test_the_bounds_are_those_of_the_parser():
+    page = (ROOT / PAGE).read_text()
+    assert f"At most {LAYOUT.max_bytes:,} bytes with headers" in page
+    assert f"at most {parsing.MAX_ATTRIBUTE_CHARS:,} characters" in page
+    assert orjson.loads(blocks(PAGE, "json")[0])["time"] in page
