@@ -11,6 +11,7 @@ from pathlib import Path
 from delivery.config import settings
 from delivery.observability import metrics
 from fanout.documents import chart_reference, folder_map, links, record_formats
+from subscriptions_db.api.contract import problem_types
 
 HEAD = """\
 # Configuration
@@ -86,6 +87,7 @@ def main(folder: Path) -> None:
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())
     (folder / "record-formats.md").write_text(record_formats.document())
+    (folder / "problems.md").write_text(problem_types.document())
     (folder / "folders.md").write_text(folder_map.document(root))
     chart = root / "deploy" / "helm" / "fanout"
     for name, text in (("values.schema.json", chart_reference.schema(chart)), ("README.md", chart_reference.readme(chart))):

@@ -24,6 +24,7 @@ from fanout.cli import main
 from fanout.demo import expected_account
 from fanout.documents import folder_map, generate, links, record_formats
 from subscriptions_db import disclosure
+from subscriptions_db.api.contract import problem_types, problems
 from subscriptions_db.manifest import manifest
 from tests.support import builders, reading
 
@@ -48,6 +49,11 @@ def test_the_metrics_document_is_the_declarations():
 
 def test_the_record_formats_are_the_types_of_the_records():
     assert (ROOT / "docs" / "record-formats.md").read_text() == record_formats.document(), "run `make docs`"
+
+
+def test_the_problems_document_is_the_types_of_problems():
+    assert (ROOT / "docs" / "problems.md").read_text() == problem_types.document(), "run `make docs`"
+    assert problem_types.TYPES.keys() == {code for code, _ in problems.TITLES.values()}
 
 
 def test_the_folders_document_is_the_imports():

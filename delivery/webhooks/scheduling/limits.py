@@ -10,8 +10,10 @@ workers, which comes with each task. Two consequences follow:
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from delivery.model import Endpoint, EndpointId
 
@@ -81,6 +83,17 @@ class Limits:
         return known
 
 
+class Room(NamedTuple):
+    """How many requests a token bucket lets through at one moment."""
+
+    limit: int
+    """Requests that may go at once after a pause."""
+    remaining: int
+    """Requests that may go at once now."""
+    full_in_s: float
+    """Seconds without a request until `limit` may go at once."""
+
+
 class Pace:
     """A token bucket for one endpoint or host, stored as one number by the generic cell rate algorithm (ITU-T I.371).
 
@@ -102,6 +115,14 @@ class Pace:
         wait_s = self._next_at - self._burst_s - now
         # A remainder of rounding is no wait: a clock may be too coarse to show that it has passed.
         return wait_s if wait_s > ROUNDING_S else 0.0
+
+    def room(self, now: float) -> Room:
+        """Return how many requests may go at once."""
+        held_s = max(0.0, self._next_at - now)
+        limit = 1 + math.floor((self._burst_s + ROUNDING_S) / self._interval_s)
+        remaining = max(0, 1 + math.floor((self._burst_s - held_s + ROUNDING_S) / self._interval_s))
+        spare_s = self._burst_s - (limit - 1) * self._interval_s
+        return Room(limit=limit, remaining=min(limit, remaining), full_in_s=max(0.0, held_s - spare_s - ROUNDING_S))
 
     def consume(self, now: float, count: int = 1) -> None:
         """Count a request that goes now, or `count` of them."""

@@ -16,6 +16,8 @@ from subscriptions_db.manifest import mistakes
 log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
+ABOUT_NOTHING = "about:blank"
+"""The `type` of a problem until the server knows its own URL (problem_types.py)."""
 RETRY_AFTER_S = 2
 """Seconds after which a client may repeat a request that was refused for the moment."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
@@ -33,6 +35,8 @@ class FieldError(pydantic.BaseModel):
 class Problem(pydantic.BaseModel):
     """Why a request was refused (RFC 9457)."""
 
+    type: str
+    """A URI that leads to the description of `code`. A path is relative to the API."""
     title: str
     status: int
     code: str
@@ -71,7 +75,7 @@ class Refused(Exception):
         self.headers = headers or {}
         code, title = TITLES[status]
         found = [FieldError(field=field, problem=problem) for field, problem in wrong]
-        self.problem = Problem(title=title, status=status, code=code, detail=detail, errors=found)
+        self.problem = Problem(type=ABOUT_NOTHING, title=title, status=status, code=code, detail=detail, errors=found)
 
 
 def not_found(kind: str) -> Refused:

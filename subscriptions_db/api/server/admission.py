@@ -6,13 +6,15 @@ Runs in the API, on its event loop. Principals are cached for seconds, so most r
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import cachetools
+from aiohttp import web
 
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import keys, problems
@@ -31,6 +33,35 @@ Postgres, and an attacker can send any number of invented keys. A process that s
 BEARER = "bearer "
 
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
+
+
+class KeyRate(NamedTuple):
+    """The rate of a key, as of any time."""
+
+    pace: limits.Pace
+    clock: Callable[[], float]
+
+
+KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
+"""The rate by which an admitted request was limited."""
+
+
+def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
+    """Return a function that notes the rate of the request's key."""
+    return functools.partial(request.__setitem__, KEY_RATE)
+
+
+def rate_limit_headers(request: web.Request) -> dict[str, str]:
+    """Return the headers that say how many requests the key may send now; empty if the key is not known."""
+    rate = request.get(KEY_RATE)
+    if rate is None:
+        return {}
+    room = rate.pace.room(rate.clock())
+    return {
+        "ratelimit-limit": str(room.limit),
+        "ratelimit-remaining": str(room.remaining),
+        "ratelimit-reset": str(math.ceil(room.full_in_s)),
+    }
 
 
 class Admission:
@@ -55,14 +86,20 @@ class Admission:
         self._known_once: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_CACHED_KEYS)
         """Digests of keys that were valid once, also if they are revoked or expired by now."""
 
-    async def admit(self, authorization: str | None, route: Route) -> Principal:
-        """Return the principal of a request; raise Refused with 401, 403 or 429."""
+    async def admit(
+        self, authorization: str | None, route: Route, note: Callable[[KeyRate], None] = lambda _: None
+    ) -> Principal:
+        """Return the principal of a request; raise Refused with 401, 403 or 429.
+
+        `note` gets the rate by which the request is limited, once its key is known.
+        """
         principal = await self.authenticate(authorization)
         if route.handler is None and principal.scope in route.scopes:
-            self._spend(
-                self._event_pace(principal.key_id), f"more than {self._max_events_per_s:g} events a second with one key"
-            )
+            pace = self._event_pace(principal.key_id)
+            note(KeyRate(pace, self._clock))
+            self._spend(pace, f"more than {self._max_events_per_s:g} events a second with one key")
         else:
+            note(KeyRate(self._pace(principal.key_id), self._clock))
             self.pace(principal.key_id)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this")
@@ -87,12 +124,14 @@ class Admission:
 
     def pace(self, key_id: str) -> None:
         """Raise Refused with 429 if a key, or the group of requests without a key, exceeds its rate."""
-        pace = self._paces.setdefault(key_id, limits.Pace(self._max_per_s, BURST_SHARE))
-        self._spend(pace, f"more than {self._max_per_s:g} requests a second with one key")
+        self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key")
 
     def count_events(self, key_id: str, count: int) -> None:
         """Count further events of an admitted request. Until their time has passed, the key publishes nothing more."""
         self._event_pace(key_id).consume(self._clock(), count)
+
+    def _pace(self, key_id: str) -> limits.Pace:
+        return self._paces.setdefault(key_id, limits.Pace(self._max_per_s, BURST_SHARE))
 
     def _event_pace(self, key_id: str) -> limits.Pace:
         return self._event_paces.setdefault(key_id, limits.Pace(self._max_events_per_s, BURST_SHARE))

@@ -25,7 +25,7 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.observability import metrics
 from delivery.webhooks.results.counters import NONE
-from subscriptions_db.api.contract import etags, problems
+from subscriptions_db.api.contract import etags, problem_types, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.registry import test_events
@@ -82,6 +82,8 @@ class Api:
             _add(app, route.method, route.path, functools.partial(answer, route), has_head=not route.is_validation)
         document = orjson.dumps(openapi.document(table.ROUTES))
         _add(app, "GET", "/v1/openapi.json", functools.partial(_static, document))
+        described = functools.partial(_static, problem_types.page().encode(), content_type="text/html")
+        _add(app, "GET", problem_types.PATH, described)
         _add(app, "GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
         _add(app, "GET", "/readyz", self._ready)
         app.on_response_prepare.append(_set_headers)
@@ -137,7 +139,7 @@ class Api:
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
         """Return the principal of a request, by its API key or by the token in the callback URL of a receiver."""
         if not route.is_open:
-            return await self._admission.admit(request.headers.get("authorization"), route)
+            return await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         self._admission.pace(CALLBACK)
         path = _path(route, request)
         found = functools.partial(self._store.owner_of_question, path["endpoint_id"], receiver_permission.digest(path["token"]))
@@ -198,19 +200,28 @@ class Api:
             async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
                 response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
         except problems.Refused as exc:
-            response = _problem(exc, request_id)
+            response = self._problem(exc, request_id)
         except web.HTTPException as exc:
-            response = _problem(_of_http(exc, request), request_id)
+            response = self._problem(_of_http(exc, request), request_id)
         except TimeoutError:
-            response = _problem(problems.unavailable("the request took too long: try again"), request_id)
+            response = self._problem(problems.unavailable("the request took too long: try again"), request_id)
             response.force_close()  # a body may still be on its way
         except Exception:
             # One request must not end the server. The answer reveals nothing of the error.
             log.exception("api.failed", extra={"request_id": request_id})
             refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the platform's log says what went wrong")
-            response = _problem(refused, request_id)
+            response = self._problem(refused, request_id)
         _record(request, response.status, time.monotonic() - began)
         return response
+
+    def _problem(self, refused: problems.Refused, request_id: str) -> web.Response:
+        named = {"type": problem_types.uri(refused.problem.code, self._config.public_url), "request_id": request_id}
+        return web.Response(
+            status=refused.problem.status,
+            headers=HEADERS | refused.headers,
+            body=orjson.dumps(refused.problem.model_dump() | named),
+            content_type=problems.CONTENT_TYPE,
+        )
 
 
 def _add(app: web.Application, method: str, path: str, answer: Handler, *, has_head: bool = True) -> None:
@@ -227,10 +238,11 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id to an answer, and remove aiohttp's `Server` header, which shows versions."""
+    """Add the request id and the rate limit to an answer, and remove aiohttp's `Server` header, which shows versions."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
+    response.headers.update(admission.rate_limit_headers(request))
 
 
 def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:
@@ -273,8 +285,8 @@ def _json(document: dict[str, Any]) -> bytes:
         return json.dumps(document).encode()
 
 
-async def _static(document: bytes, _: web.Request) -> web.Response:
-    return web.Response(body=document, content_type="application/json", headers=HEADERS)
+async def _static(document: bytes, _: web.Request, content_type: str = "application/json") -> web.Response:
+    return web.Response(body=document, content_type=content_type, headers=HEADERS)
 
 
 async def _full(_: web.Request) -> web.StreamResponse:
@@ -318,15 +330,6 @@ def _idempotency_key(request: web.Request) -> str | None:
     if key is not None and not _KEY.fullmatch(key):
         raise problems.invalid(("Idempotency-Key", "must be 1 to 255 printable ASCII characters without spaces"))
     return key
-
-
-def _problem(refused: problems.Refused, request_id: str) -> web.Response:
-    return web.Response(
-        status=refused.problem.status,
-        headers=HEADERS | refused.headers,
-        body=orjson.dumps(refused.problem.model_dump() | {"request_id": request_id}),
-        content_type=problems.CONTENT_TYPE,
-    )
 
 
 def _allowed(exc: web.HTTPMethodNotAllowed, path: str) -> str:

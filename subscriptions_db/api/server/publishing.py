@@ -49,7 +49,7 @@ class Publishing:
 
     async def answer(self, route: Route, request: web.Request, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise."""
-        principal = await self._admission.admit(request.headers.get("authorization"), route)
+        principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         try:
             topic = PublishQuery.model_validate(dict(query)).topic
         except pydantic.ValidationError as exc:

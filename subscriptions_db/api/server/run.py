@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import uvloop
-from aiohttp import web
+from aiohttp import web, web_response
 
 from delivery import errors
 from delivery.config import settings, worker_plans
@@ -50,6 +50,7 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
 async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIterator[int]:
     """Serve while the context is open; yield the port. Once `stop` is set, the probes report that the process stops."""
     worker_plans.warn_of_open_guard(config.delivery)
+    _hide_versions()
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(transactions.Store(config))
         await asyncio.to_thread(_require_ready, opened)
@@ -111,6 +112,15 @@ def _warn_of_rights(opened: transactions.Store) -> None:
                 "the API's login to Postgres bypasses row-level security; each request switches to a restricted role. "
                 "Set api.database_url to a restricted login"
             )
+
+
+def _hide_versions() -> None:
+    """Let aiohttp name no versions in the header `Server`.
+
+    app.py removes the header, except from answers to requests that are not valid HTTP, which no part of the application sees.
+    aiohttp has no setting for it.
+    """
+    vars(web_response)["SERVER_SOFTWARE"] = "fanout"
 
 
 def _quiet() -> logging.Logger:

@@ -82,7 +82,7 @@ def test_the_examples_of_the_dead_letter_document_hold(served, acme):
 def test_the_document_names_every_scope_rule_and_path():
     for scope in Scope:
         assert f"`{scope}`" in TEXT
-    paths = {route.path for route in ROUTES} | {"/v1/openapi.json"}
+    paths = {route.path for route in ROUTES} | {"/v1/openapi.json", "/v1/problems"}
     for path in re.findall(r"`(?:GET )?(/v1/[^`]*)`", TEXT):
         assert any(re.sub(r"\{\w+\}", "{id}", known) == path for known in paths), path
     refusals = {int(status) for row in re.findall(r"^\| ([\d, ]+) \|", TEXT, re.MULTILINE) for status in row.split(", ")}

@@ -1,7 +1,9 @@
 """Answers follow HTTP: HEAD, Allow, Location, a request id, and no versions of the server."""
 
+import contextlib
 import dataclasses
 import re
+import socket
 
 import pytest
 
@@ -9,7 +11,15 @@ from subscriptions_db.api.server.table import ROUTES
 
 pytestmark = pytest.mark.integration
 
-PATHS = ["/v1/endpoints", "/v1/endpoints/acme-orders", "/v1/event-types", "/v1/openapi.json", "/healthz", "/readyz"]
+PATHS = [
+    "/v1/problems",
+    "/v1/endpoints",
+    "/v1/endpoints/acme-orders",
+    "/v1/event-types",
+    "/v1/openapi.json",
+    "/healthz",
+    "/readyz",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -63,6 +73,39 @@ def test_every_answer_has_a_request_id_and_no_server_version(acme, path):
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     if first.status >= 400:
         assert first.json["request_id"] == first.headers["x-request-id"]
+
+
+def test_an_admitted_request_is_told_its_rate_limit(served, acme):
+    for answer in (acme.get("/v1/endpoints"), acme.get("/v1/endpoints/nobody"), acme.delete("/v1/customers/acme")):
+        limit, remaining, reset = (int(answer.headers[f"ratelimit-{name}"]) for name in ("limit", "remaining", "reset"))
+        assert (limit, reset <= 1) == (20_000, True)
+        assert 0 < remaining < limit or (remaining, reset) == (limit, 0)
+    for answer in (served.client(None).get("/v1/endpoints"), acme.get("/healthz"), acme.get("/nowhere")):
+        assert not [name for name in answer.headers if name.startswith("ratelimit")]
+
+
+def test_the_type_of_a_problem_leads_to_its_description(served, acme):
+    page = served.client(None).get("/v1/problems")
+    assert page.headers["content-type"].startswith("text/html")
+    for answer in (
+        served.client(None).get("/v1/endpoints"), acme.get("/nowhere"), acme.put("/v1/customers/acme", {}),
+        acme.ask("TRACE", "/v1/endpoints"), acme.post("/v1/endpoints", {}),
+        acme.ask("POST", "/v1/endpoints", raw=b"x", content_type="a/b"),
+    ):  # fmt: skip
+        path, _, code = answer.json["type"].partition("#")
+        assert (path, code) == ("/v1/problems", answer.json["code"])
+        assert f'id="{code}"'.encode() in page.text
+
+
+@pytest.mark.parametrize("request_line", [b"GARBAGE", b"GET / HTTP/9.9", b"GET / HTTP/1.1\r\nx: " + b"a" * 20_000])
+def test_an_answer_to_no_valid_http_names_no_version(served, request_line):
+    """Regression: aiohttp answers these without the application, and named its version and Python's."""
+    with contextlib.closing(socket.create_connection(("127.0.0.1", served.port), timeout=30)) as client:
+        client.sendall(request_line + b"\r\n\r\n")
+        head = client.makefile("rb").read().partition(b"\r\n\r\n")[0].lower()
+    assert head.startswith(b"http/1.0 400")
+    assert b"server: fanout" in head
+    assert b"aiohttp" not in head
 
 
 def test_an_unknown_expectation_is_refused_with_an_id(acme):

@@ -50,6 +50,26 @@ def test_no_second_exceeds_the_rate_at_any_offset(per_second, idle):
         assert sum(start <= other < start + 0.999 for other in gone) <= max(1, math.ceil(per_second))
 
 
+@given(
+    st.sampled_from([0.1, 1, 7, 10, 33, 100, 5000]), st.sampled_from([0.05, 0.2]), st.lists(st.integers(0, 500), max_size=50)
+)
+def test_the_remaining_requests_may_go_at_once_and_no_more(per_second, burst_share, idle):
+    pace, now = limits.Pace(per_second, burst_share), 100.0
+    for pause_ms in idle:
+        now += pause_ms / 1000
+        if pace.wait_s(now) == 0:
+            pace.consume(now)
+    room = pace.room(now)
+    gone = 0
+    while pace.wait_s(now) == 0:
+        pace.consume(now)
+        gone += 1
+    assert (gone, pace.room(now).remaining) == (room.remaining, 0)
+    full = pace.room(now + pace.room(now).full_in_s + 2 * limits.ROUNDING_S)
+    assert (full.remaining, full.full_in_s) == (full.limit, 0) == (room.limit, 0)
+    assert room.limit == max(1, int(per_second * burst_share))
+
+
 def test_a_late_sender_still_reaches_a_high_rate():
     pace, now, gone = limits.Pace(1000.0), 0.0, 0
     while now < 10.0:

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import datetime as dt
 import re
 from dataclasses import dataclass, field
@@ -114,6 +115,16 @@ def test_requests_above_the_rate_of_a_key_get_429():
         answered += admit(admitted) != 429
         clock.now += 0.01
     assert 80 <= answered <= 85  # two at once, and then eight a second: never more than ten in any second
+
+
+def test_a_key_is_told_the_limit_that_holds():
+    clock, told = Clock(), []
+    admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
+    for _ in range(3):
+        with contextlib.suppress(problems.Refused):
+            asyncio.run(admitted.admit(f"Bearer {TEXT}", READ, lambda rate: told.append(rate.pace)))
+        told[-1] = told[-1].room(clock.now)
+    assert [(room.limit, room.remaining) for room in told] == [(2, 1), (2, 0), (2, 0)]
 
 
 PUBLISH = next(route for route in ROUTES if route.name == "publishEvents")
