@@ -153,6 +153,7 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     job = platform.start("--lanes", "direct", **SMALL)
     assert_eventually(platform.accepted, lambda got: len(got) > 700, within_s=START_S)
     job.send_signal(signal.SIGTERM)
+    assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
     platform.receiver.release_answers()
     assert job.wait(JOB_TIMEOUT_S) == 0, platform.log()
     assert len(platform.accepted()) < 3000

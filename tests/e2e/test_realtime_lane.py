@@ -10,6 +10,7 @@ from delivery.webhooks.retries import retry_records
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
+STOPPING = "stopping: no lane begins another micro-batch"
 
 
 def settings_of(platform):
@@ -41,7 +42,9 @@ def deferred(platform):
 def assert_stops_amid(platform, job, ids):
     """Stop a job in order when it has delivered 100 of these. The receiver holds its answers to the others until then."""
     assert_eventually(lambda: platform.workers_of(job) and platform.receiver.is_holding(), bool, within_s=240)
+    stops = platform.log(whole=True).count(STOPPING)
     job.send_signal(signal.SIGTERM)
+    assert_eventually(lambda: platform.log(whole=True).count(STOPPING), lambda count: count > stops)
     platform.receiver.release_answers()
     assert job.wait(JOB_TIMEOUT_S) == 0, platform.log()
     assert not set(ids) <= set(platform.accepted("ep2"))

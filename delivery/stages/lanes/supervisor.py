@@ -27,6 +27,9 @@ from delivery.webhooks.routing import registries
 
 log = logging.getLogger(__name__)
 
+LOOK_EVERY_S = 0.1
+"""Seconds after which the end of all lanes is noticed."""
+
 
 class Lane(Protocol):
     """A lane: the direct, batch, retry or real-time lane."""
@@ -92,6 +95,10 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
     threads = [InheritableThread(run_one, args=(name, lane), name=f"lane {name}") for name, lane in lanes.items()]
     for thread in threads:
         thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if stop.wait(LOOK_EVERY_S):
+            log.info("stopping: no lane begins another micro-batch, and those in progress end first")
+            break
     for thread in threads:
         thread.join()
     if failures:
