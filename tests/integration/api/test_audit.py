@@ -23,6 +23,7 @@ IN_ORDER = [
     ("updateSubscription", {}, {"everything": False, "except_tenants": [], "tenants": ["t1"]}),
     ("pauseSubscription", {}, None), ("resumeSubscription", {}, None),
     ("createConsumer", {}, BODIES["createConsumer"]), ("seekConsumer", {}, BODIES["seekConsumer"]),
+    ("updateConsumer", {}, BODIES["updateConsumer"]), ("unparkDeadLetters", {}, BODIES["unparkDeadLetters"]),
     ("deleteConsumer", {}, None),
     ("redriveDeadLetter", {"letter_id": LETTERS[0]}, None), ("discardDeadLetter", {"letter_id": LETTERS[1]}, None),
     ("redriveDeadLetters", {}, BODIES["redriveDeadLetters"]), ("discardDeadLetters", {}, BODIES["discardDeadLetters"]),
