@@ -46,6 +46,10 @@ def create(
         list[str] | None,
         typer.Option(help="Scope publisher: a tenant whose events the key may publish; repeat it. Default: every tenant."),
     ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(help="An endpoint of the customer to which the key is limited; repeat it. Default: every endpoint."),
+    ] = None,
     name: Annotated[str, typer.Option(help="What the key is for; only people read it.")] = "",
     expires: Annotated[
         str | None, typer.Option(help="When the key expires: 90d (from now), or 2027-01-01T00:00Z. Default: never.")
@@ -59,11 +63,12 @@ def create(
     ends = None if expires is None else _moment(expires)
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
-        made = keys.create(connection, customer_id=customer, scope=scope, name=name, expires_at=ends, tenants=tenant or ())
+        limits = {"tenants": tenant or [], "endpoints": endpoint or []}
+        made = keys.create(connection, customer_id=customer, scope=scope, name=name, expires_at=ends, **limits)
     text = made.text.reveal().decode()
     if as_json:
         shown = {"key_id": made.key_id, "key": text, "customer": customer, "scope": scope, "expires_at": ends}
-        commands.print_json(shown | ({"tenants": tenant} if tenant else {}))
+        commands.print_json(shown | {field: named for field, named in limits.items() if named})
     else:
         console.print(f"{made.key_id} is created. Keep the key now; it is not shown again:\n  {text}")
 

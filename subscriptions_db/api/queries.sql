@@ -1,12 +1,15 @@
 -- The statements of the API, by name. Statements that the commands use too are in ../queries.sql.
 
 -- name: put_api_key
-insert into api_keys (key_id, customer_id, scope, name, digest, expires_at, tenants)
-values (%(key_id)s, %(customer_id)s, %(scope)s, %(name)s, %(digest)s, %(expires_at)s, %(tenants)s::registry_id[]);
+insert into api_keys (key_id, customer_id, scope, name, digest, expires_at, tenants, endpoints)
+values (
+    %(key_id)s, %(customer_id)s, %(scope)s, %(name)s, %(digest)s, %(expires_at)s, %(tenants)s::registry_id[],
+    %(endpoints)s::registry_id[]
+);
 
 -- name: api_keys
-select key_id, customer_id, scope, name, tenants::text[], created_at, expires_at, revoked_at from api_keys
-where %(customer_id)s::text is null or customer_id = %(customer_id)s
+select key_id, customer_id, scope, name, tenants::text[], endpoints::text[], created_at, expires_at, last_used_at, revoked_at
+from api_keys where %(customer_id)s::text is null or customer_id = %(customer_id)s
 order by created_at, key_id;
 
 -- name: revoke_api_key
@@ -18,17 +21,24 @@ update api_keys k set revoked_at = coalesce(revoked_at, now()) from found where 
 returning k.key_id, customer_id, revoked_at, held;
 
 -- name: api_key
-select key_id, customer_id, scope, digest, expires_at, revoked_at, tenants::text[] from api_keys where key_id = %(key_id)s;
+select key_id, customer_id, scope, digest, expires_at, revoked_at, tenants::text[], endpoints::text[] from api_keys
+where key_id = %(key_id)s;
 
 -- name: begin_read
--- One consistent snapshot. Role and customer, which decide the visible rows, hold until the end of the transaction.
+-- One consistent snapshot. Role, customer and endpoints, which decide the visible rows, hold until the end of the transaction.
 begin isolation level repeatable read;
-select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
+select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true),
+       set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
 
 -- name: begin_change
 -- Read committed: after waiting for a lock, the transaction sees the row as it was committed.
 begin isolation level read committed;
-select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true);
+select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true),
+       set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
+
+-- name: limit_to_endpoints
+-- Empty: no limit within the customer.
+select set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
 
 -- name: lock_row
 -- Locks out other requests until the end of the transaction, also if the row does not exist yet.

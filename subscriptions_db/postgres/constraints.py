@@ -14,6 +14,7 @@ _WORDS = {
         "customer",
         "every key needs a customer, except keys of scope operator, executor or publisher, which have none",
     ),
+    "api_keys_only_customers_name_endpoints": ("endpoints", "only a customer's key may be limited to endpoints"),
     "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason"),
     "endpoints_no_binary_batches": ("content_mode", "cloudevents_binary holds one event, and mode batch sends many"),
     "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only"),

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from delivery import errors
-from delivery.model import TenantId
+from delivery.model import EndpointId, TenantId
 from delivery.secret import Secret
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.postgres import audit, connect
@@ -24,6 +24,8 @@ from subscriptions_db.postgres.sql import query
 
 SECRET_BYTES = 32
 """Random bytes in the secret part of a key. A SHA-256 digest has as many bytes."""
+MAX_ENDPOINTS = 100
+"""Maximum endpoints of one limited key. Each transaction of the key names them."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -42,10 +44,12 @@ def create(
     name: str = "",
     expires_at: dt.datetime | None = None,
     tenants: Sequence[str] = (),
+    endpoints: Sequence[str] = (),
 ) -> NewKey:
     """Create a key of a customer, or of the platform, and write an audit entry with the actor `command`.
 
-    `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant.
+    `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant. `endpoints` limits a
+    customer's key to these endpoints. Empty: every endpoint of the customer.
     """
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(
@@ -53,16 +57,32 @@ def create(
         )
     if tenants and scope is not Scope.PUBLISHER:
         raise errors.RegistrationError("tenants", "only a publisher key may name tenants")
+    if endpoints and customer_id is None:
+        raise errors.RegistrationError("endpoints", "only a customer's key may be limited to endpoints")
+    limits = {"tenants": sorted(set(tenants)), "endpoints": sorted(set(endpoints))}
+    limits = {field: named for field, named in limits.items() if named}
+    if len(limits.get("endpoints", ())) > MAX_ENDPOINTS:
+        raise errors.RegistrationError("endpoints", f"a key may be limited to at most {MAX_ENDPOINTS} endpoints")
     key_id = "fk_" + base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()
     text = f"{key_id}_{secrets.token_urlsafe(SECRET_BYTES)}"
-    named = sorted(set(tenants)) or None
     row = {"key_id": key_id, "customer_id": customer_id, "scope": scope.value, "name": name, "expires_at": expires_at}
     with connect.translated_errors(), connection.transaction():
-        connection.execute(query("put_api_key"), row | {"digest": digest_of(text), "tenants": named})
-        after: dict[str, Any] = {"scope": scope.value, "name": name, "expires_at": expires_at}
-        after |= {"tenants": named} if named else {}
+        _require_own(connection, customer_id, limits.get("endpoints", []))
+        columns = {"tenants": None, "endpoints": None} | limits
+        connection.execute(query("put_api_key"), row | {"digest": digest_of(text)} | columns)
+        after: dict[str, Any] = {"scope": scope.value, "name": name, "expires_at": expires_at} | limits
         audit.note(connection, audit.COMMAND, "create", "api_key", key_id, customer_id=customer_id, after=after)
     return NewKey(key_id, Secret(text.encode()))
+
+
+def _require_own(connection: connect.Connection, customer_id: str | None, endpoints: Sequence[str]) -> None:
+    """Raise RegistrationError unless all these endpoints are the customer's."""
+    if not endpoints:
+        return
+    found = connection.execute(query("customers_of_endpoints"), {"ids": endpoints})
+    own = {row["endpoint_id"] for row in found if row["customer_id"] == customer_id}
+    if missing := [endpoint_id for endpoint_id in endpoints if endpoint_id not in own]:
+        raise errors.RegistrationError("endpoints", f"the customer has no endpoint {', '.join(missing)}: no key was created")
 
 
 def list_keys(connection: connect.Connection, customer_id: str | None = None) -> list[dict[str, Any]]:
@@ -108,4 +128,5 @@ def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> 
     if row["expires_at"] is not None and row["expires_at"] <= now:
         return None
     tenants = None if row["tenants"] is None else frozenset(map(TenantId, row["tenants"]))
-    return Principal(row["key_id"], row["customer_id"], Scope(row["scope"]), tenants)
+    endpoints = None if row["endpoints"] is None else frozenset(map(EndpointId, row["endpoints"]))
+    return Principal(row["key_id"], row["customer_id"], Scope(row["scope"]), tenants, endpoints, row["expires_at"])

@@ -5,10 +5,11 @@ Runs in the API and in the command.
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 from typing import NamedTuple
 
-from delivery.model import TenantId
+from delivery.model import EndpointId, TenantId
 
 
 class Scope(enum.StrEnum):
@@ -18,6 +19,8 @@ class Scope(enum.StrEnum):
     """Read and change everything of every customer."""
     CUSTOMER_ADMIN = "customer_admin"
     """Read and change everything of its customer."""
+    REGISTRAR = "registrar"
+    """Read and change the endpoints and subscriptions of its customer, and nothing else."""
     READ_ONLY = "read_only"
     """Read everything of its customer."""
     POLLER = "poller"
@@ -42,3 +45,12 @@ class Principal(NamedTuple):
     scope: Scope
     tenants: frozenset[TenantId] | None = None
     """Tenants for which a publisher's key may publish. None: for every tenant."""
+    endpoints: frozenset[EndpointId] | None = None
+    """Endpoints to which a customer's key is limited. None: the key is not limited."""
+    expires_at: dt.datetime | None = None
+    """None: the key does not expire."""
+
+    @property
+    def endpoint_ids(self) -> str:
+        """Return the setting `fanout.endpoint_ids` of row-level security: the endpoints of a limited key. Empty: no limit."""
+        return "" if self.endpoints is None else ",".join(sorted(self.endpoints))

@@ -27,10 +27,13 @@ from subscriptions_db.secrets import keyring
 
 OPERATOR = frozenset({Scope.OPERATOR})
 ADMINS = OPERATOR | {Scope.CUSTOMER_ADMIN}
+REGISTRARS = ADMINS | {Scope.REGISTRAR}
 READERS = ADMINS | {Scope.READ_ONLY}
+REGISTRY_READERS = READERS | REGISTRARS
 POLLERS = ADMINS | {Scope.POLLER}
 BROWSERS = READERS | POLLERS
-"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them."""
+"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. REGISTRARS may
+change endpoints and subscriptions, and REGISTRY_READERS may read them."""
 MAX_PAGE = 200
 """Maximum rows of a page."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AwareDatetime, Field
 
-from subscriptions_db.api.contract import audit, problems, routes
+from subscriptions_db.api.contract import audit, crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
 from subscriptions_db.archive.search import consumers, counts, cursor
@@ -102,8 +102,13 @@ def get(call: Call) -> Consumer:
 def create(call: Call) -> Consumer:
     """Create a consumer."""
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
+    own = call.principal.endpoints
+    if own is not None and wanted.endpoint not in own:
+        raise problems.invalid(("endpoint", "must be one of the endpoints to which the key is limited"))
     bound = call.bounds.max_consumers_per_customer
-    if len(consumers.list_consumers(call.connection, customer_id)) >= bound:
+    with crud.of_whole_customer(call):
+        existing = len(consumers.list_consumers(call.connection, customer_id))
+    if existing >= bound:
         raise problems.Refused(409, f"you have {bound} consumers, the maximum: delete some")
     after = _position(call, customer_id, wanted) or 0
     limit = wanted.max_receives

@@ -153,7 +153,9 @@ def cancel(call: Call) -> Replay:
 
 
 def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne, otherwise: str) -> Replay:
-    if requests.count_unfinished(call.connection, customer_id) >= MAX_UNFINISHED:
+    with crud.of_whole_customer(call):
+        unfinished = requests.count_unfinished(call.connection, customer_id)
+    if unfinished >= MAX_UNFINISHED:
         raise problems.Refused(409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum: wait, or cancel some")
     made = requests.ask(call.connection, customer_id, endpoint_id, asked)
     if made is None:

@@ -114,7 +114,7 @@ ROUTES = (
     Route(
         method="GET", path="/v1/customers/{customer_id}", name="getCustomer",
         summary="Get a customer. A customer's key reads its own.",
-        scopes=routes.READERS, handler=get, answer=Customer, resource=Customer,
+        scopes=routes.REGISTRY_READERS, handler=get, answer=Customer, resource=Customer,
     ),
     Route(
         method="PUT", path="/v1/customers/{customer_id}", name="putCustomer", summary="Create or replace a customer.",

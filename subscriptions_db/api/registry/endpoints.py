@@ -36,6 +36,8 @@ def get(call: Call) -> schemas.Endpoint:
 
 def create(call: Call) -> schemas.CreatedEndpoint:
     """Create an endpoint with a new signing secret."""
+    if call.principal.endpoints is not None:
+        raise problems.Refused(403, "a key that is limited to endpoints does not create others")
     crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer)
     document = dict(call.document)
     customer_id = crud.owner_for(call, document.pop("customer", None))
@@ -131,48 +133,48 @@ ROUTES = (
     Route(
         method="GET", path="/v1/endpoints", name="listEndpoints",
         summary="List endpoints, sorted by id. `q` is searched in id, URL and description.",
-        scopes=routes.READERS, handler=list_, query=EndpointQuery, answer=schemas.Endpoints,
+        scopes=routes.REGISTRY_READERS, handler=list_, query=EndpointQuery, answer=schemas.Endpoints,
     ),
     Route(
         method="POST", path="/v1/endpoints", name="createEndpoint",
         summary="Create an endpoint. Shows its signing secret once.",
-        scopes=routes.ADMINS, handler=create, body=schemas.NewEndpoint, answer=schemas.CreatedEndpoint, status=201,
+        scopes=routes.REGISTRARS, handler=create, body=schemas.NewEndpoint, answer=schemas.CreatedEndpoint, status=201,
         is_change=True, shown_once="signing_secret", location="/v1/endpoints/{id}", resource=schemas.Endpoint,
     ),
     Route(
         method="GET", path=_ONE, name="getEndpoint", summary="Get an endpoint.",
-        scopes=routes.READERS, handler=get, answer=schemas.Endpoint, resource=schemas.Endpoint,
+        scopes=routes.REGISTRY_READERS, handler=get, answer=schemas.Endpoint, resource=schemas.Endpoint,
     ),
     Route(
         method="PATCH", path=_ONE, name="updateEndpoint", summary="Change the given fields of an endpoint.",
-        scopes=routes.ADMINS, handler=update, body=schemas.EndpointChanges, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.REGISTRARS, handler=update, body=schemas.EndpointChanges, answer=schemas.Endpoint, is_change=True,
         resource=schemas.Endpoint,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteEndpoint", summary="Delete an endpoint with its subscriptions.",
-        scopes=routes.ADMINS, handler=delete, status=204, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRARS, handler=delete, status=204, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/pause", name="pauseEndpoint", summary="Pause an endpoint: its deliveries wait.",
-        scopes=routes.ADMINS, handler=pause, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRARS, handler=pause, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/resume", name="resumeEndpoint", summary="Resume a paused endpoint.",
-        scopes=routes.ADMINS, handler=resume, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRARS, handler=resume, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/disable", name="disableEndpoint", summary="Disable an endpoint until it is enabled.",
-        scopes=routes.ADMINS, handler=disable, body=schemas.DisableEndpoint, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.REGISTRARS, handler=disable, body=schemas.DisableEndpoint, answer=schemas.Endpoint, is_change=True,
         resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/enable", name="enableEndpoint", summary="Make an endpoint active, whatever its status.",
-        scopes=routes.ADMINS, handler=enable, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRARS, handler=enable, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/rotate-secret", name="rotateSecret",
         summary="Create a new signing secret, shown once. The earlier secrets sign too during an overlap.",
-        scopes=routes.ADMINS, handler=rotate, body=schemas.RotateSecret, answer=schemas.RotatedSecret, is_change=True,
+        scopes=routes.REGISTRARS, handler=rotate, body=schemas.RotateSecret, answer=schemas.RotatedSecret, is_change=True,
         shown_once="secret",
     ),
 )  # fmt: skip

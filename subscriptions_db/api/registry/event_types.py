@@ -112,12 +112,12 @@ def explain(call: Call, event_type: str, payload: Any, *, is_json: bool) -> Cata
 ROUTES = (
     Route(
         method="GET", path="/v1/event-types", name="listEventTypes", summary="List the catalogue of event types.",
-        scopes=routes.READERS, handler=list_, query=ListQuery, answer=EventTypes,
+        scopes=routes.REGISTRY_READERS, handler=list_, query=ListQuery, answer=EventTypes,
     ),
     Route(
         method="GET", path="/v1/event-types/{event_type_id}", name="getEventType",
         summary="Get an event type: description, schema of its payload, examples.",
-        scopes=routes.READERS, handler=get, answer=EventType, resource=EventType,
+        scopes=routes.REGISTRY_READERS, handler=get, answer=EventType, resource=EventType,
     ),
     Route(
         method="PUT", path="/v1/event-types/{event_type_id}", name="putEventType",

@@ -156,11 +156,11 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/explain", name="explainForEndpoint",
         summary="Explain whether an event would go to an endpoint, by which subscription, and which rule decides.",
-        scopes=routes.READERS, handler=for_endpoint, body=ExplainRequest, answer=Explanations,
+        scopes=routes.REGISTRY_READERS, handler=for_endpoint, body=ExplainRequest, answer=Explanations,
     ),
     Route(
         method="POST", path="/v1/subscriptions/{subscription_id}/explain", name="explainForSubscription",
         summary="Explain whether an event would match a subscription, and which rule decides.",
-        scopes=routes.READERS, handler=for_subscription, body=ExplainRequest, answer=Explanations,
+        scopes=routes.REGISTRY_READERS, handler=for_subscription, body=ExplainRequest, answer=Explanations,
     ),
 )  # fmt: skip

@@ -145,34 +145,34 @@ ROUTES = (
     Route(
         method="GET", path="/v1/subscriptions", name="listSubscriptions",
         summary="List subscriptions, sorted by id. `q` is searched in id, event type and description.",
-        scopes=routes.READERS, handler=list_, query=SubscriptionQuery, answer=schemas.Subscriptions,
+        scopes=routes.REGISTRY_READERS, handler=list_, query=SubscriptionQuery, answer=schemas.Subscriptions,
     ),
     Route(
         method="POST", path="/v1/subscriptions", name="createSubscription", summary="Subscribe an endpoint to events.",
-        scopes=routes.ADMINS, handler=create, query=StrictQuery, body=schemas.NewSubscription,
+        scopes=routes.REGISTRARS, handler=create, query=StrictQuery, body=schemas.NewSubscription,
         answer=schemas.RegisteredSubscription, status=201, is_change=True, location="/v1/subscriptions/{id}",
         resource=schemas.Subscription,
     ),
     Route(
         method="GET", path=_ONE, name="getSubscription", summary="Get a subscription.",
-        scopes=routes.READERS, handler=get, answer=schemas.Subscription, resource=schemas.Subscription,
+        scopes=routes.REGISTRY_READERS, handler=get, answer=schemas.Subscription, resource=schemas.Subscription,
     ),
     Route(
         method="PATCH", path=_ONE, name="updateSubscription", summary="Change the given fields of a subscription.",
-        scopes=routes.ADMINS, handler=update, query=StrictQuery, body=schemas.SubscriptionChanges,
+        scopes=routes.REGISTRARS, handler=update, query=StrictQuery, body=schemas.SubscriptionChanges,
         answer=schemas.RegisteredSubscription, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteSubscription", summary="Delete a subscription.",
-        scopes=routes.ADMINS, handler=delete, status=204, is_change=True, resource=schemas.Subscription,
+        scopes=routes.REGISTRARS, handler=delete, status=204, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="POST", path=f"{_ONE}/pause", name="pauseSubscription",
         summary="Pause a subscription: its deliveries are skipped.",
-        scopes=routes.ADMINS, handler=pause, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
+        scopes=routes.REGISTRARS, handler=pause, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="POST", path=f"{_ONE}/resume", name="resumeSubscription", summary="Resume a paused subscription.",
-        scopes=routes.ADMINS, handler=resume, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
+        scopes=routes.REGISTRARS, handler=resume, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
     ),
 )  # fmt: skip

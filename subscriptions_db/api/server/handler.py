@@ -197,4 +197,11 @@ def _keep(connection: connect.Connection, route: Route, request: ApiRequest, ans
 
 
 def _row(request: ApiRequest) -> dict[str, Any]:
-    return {"customer_id": request.principal.customer_id, "idempotency_key": request.idempotency_key}
+    """Return the columns that name a stored answer.
+
+    Requests of a limited key have their own answers. Row-level security requires the digest of the limit before the space.
+    """
+    principal, key = request.principal, request.idempotency_key
+    if principal.endpoints is not None and key is not None:
+        key = " ".join(hashlib.sha256(text.encode()).hexdigest() for text in (principal.endpoint_ids, key))
+    return {"customer_id": principal.customer_id, "idempotency_key": key}

@@ -65,7 +65,8 @@ class Store:
         self._require_ring()
         customer_id = principal.customer_id
         role = OPERATOR_ROLE if customer_id is None else CUSTOMER_ROLE
-        with self._transaction(role, customer_id or "", "begin_change" if is_change else "begin_read") as connection:
+        begin = "begin_change" if is_change else "begin_read"
+        with self._transaction(role, customer_id or "", principal.endpoint_ids, begin=begin) as connection:
             yield connection
 
     def key_row(self, key_id: str) -> dict[str, Any] | None:
@@ -109,11 +110,14 @@ class Store:
         return stats["pool_size"] - stats["pool_available"]
 
     @contextlib.contextmanager
-    def _transaction(self, role: str, customer_id: str = "", begin: str = "begin_read") -> Iterator[connect.Connection]:
+    def _transaction(
+        self, role: str, customer_id: str = "", endpoint_ids: str = "", *, begin: str = "begin_read"
+    ) -> Iterator[connect.Connection]:
         """Yield a connection in a transaction, which the pool commits, or rolls back after an error."""
         with connect.translated_errors(), self._pool.connection() as connection:
             # One round trip for both statements needs a cursor that binds parameters on the client.
-            psycopg.ClientCursor(connection).execute(query(begin), {"role": role, "customer_id": customer_id})
+            rights = {"role": role, "customer_id": customer_id, "endpoint_ids": endpoint_ids}
+            psycopg.ClientCursor(connection).execute(query(begin), rights)
             yield connection
 
 

@@ -53,6 +53,13 @@ def test_a_publishers_key_may_name_its_tenants():
 
 
 @pytest.mark.usefixtures("environment")
+def test_a_customers_key_may_be_limited_to_endpoints(served):
+    made = fanout("api-keys", "create", "--scope", "read_only", "--customer", "other", "--endpoint", "other-orders")
+    assert made["endpoints"] == ["other-orders"]
+    assert [item["id"] for item in served.client(made["key"]).get("/v1/endpoints").json["items"]] == ["other-orders"]
+
+
+@pytest.mark.usefixtures("environment")
 def test_a_key_is_created_used_listed_and_revoked(served):
     made = fanout("api-keys", "create", "--scope", "customer_admin", "--customer", "acme", "--name", "mine", "--expires", "90d")
     client = served.client(made["key"])

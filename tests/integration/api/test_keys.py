@@ -73,9 +73,24 @@ def test_only_a_publishers_key_names_tenants(served):
     assert [entry["after"]["tenants"] for entry in served.audit(key.key_id)] == [["t1", "t2"]]
 
 
+def test_only_a_customers_key_is_limited_to_its_own_endpoints(served):
+    wrong = ((None, Scope.OPERATOR, ["acme-orders"]), ("acme", Scope.POLLER, ["acme-orders", "other-orders"]))
+    for customer_id, scope, endpoints in (*wrong, ("acme", Scope.READ_ONLY, [f"e{number}" for number in range(101)])):
+        with pytest.raises(errors.RegistrationError) as refused:
+            made(served, customer_id=customer_id, scope=scope, endpoints=endpoints)
+        assert refused.value.path == "endpoints"
+    key = made(served, endpoints=["acme-orders", "acme-orders"])
+    with served.registry() as opened:
+        assert [row["endpoints"] for row in keys.list_keys(opened) if row["key_id"] == key.key_id] == [["acme-orders"]]
+    assert [entry["after"]["endpoints"] for entry in served.audit(key.key_id)] == [["acme-orders"]]
+
+
 def test_keys_are_listed_without_their_digests(served):
     key = made(served, name="of the dashboard")
     with served.registry() as opened:
         [row] = [row for row in keys.list_keys(opened, "acme") if row["key_id"] == key.key_id]
-    assert row.keys() == {"key_id", "customer_id", "scope", "name", "tenants", "created_at", "expires_at", "revoked_at"}
+    assert row.keys() == {
+        "key_id", "customer_id", "scope", "name", "tenants", "endpoints", "created_at", "expires_at", "last_used_at",
+        "revoked_at",
+    }  # fmt: skip
     assert row["name"] == "of the dashboard"

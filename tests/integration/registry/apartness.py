@@ -22,6 +22,36 @@ OWN = {
     "event_types": "true",  # the catalogue is nobody's, and so everybody's
 }
 """The tables that have another policy than OF_ITS_CUSTOMER."""
+LIMIT = "string_to_array(current_setting('fanout.endpoint_ids'::text, true), ','::text)"
+IS_NOT_LIMITED = "(COALESCE(current_setting('fanout.endpoint_ids'::text, true), ''::text) = ''::text)"
+OF_ITS_ENDPOINT = f"((endpoint_id)::text = ANY ({LIMIT}))"
+OF_ITS_ENTITY = (
+    f"((entity = 'endpoint'::text) AND (entity_id = ANY ({LIMIT}))) OR ((entity = 'subscription'::text) AND "  # noqa: S608
+    "(entity_id IN ( SELECT subscriptions.subscription_id FROM subscriptions)))"
+)
+OF_ITS_CONSUMER = "(consumer IN ( SELECT dead_letter_consumers.name FROM dead_letter_consumers))"
+OF_ITS_LIMIT = (
+    "starts_with(idempotency_key, (encode(sha256(convert_to(current_setting('fanout.endpoint_ids'::text, true), "
+    "'UTF8'::name)), 'hex'::text) || ' '::text))"
+)
+OWN_ENDPOINTS = {
+    "endpoints": OF_ITS_ENDPOINT,
+    "secrets": OF_ITS_ENDPOINT,
+    "subscriptions": OF_ITS_ENDPOINT,
+    "validations": OF_ITS_ENDPOINT,
+    "replays": OF_ITS_ENDPOINT,
+    "dead_letters": OF_ITS_ENDPOINT,
+    "attempts": OF_ITS_ENDPOINT,
+    "dead_letter_consumers": OF_ITS_ENDPOINT,
+    "dead_letter_leases": OF_ITS_CONSUMER,
+    "idempotency_keys": OF_ITS_LIMIT,
+    "audit_log": OF_ITS_ENTITY,
+}
+"""The tables with a policy for limited keys. It is the same for what is read and written, except in READ_ONLY."""
+READ_ONLY = {"audit_log"}
+"""A limited key may write every entry about its customer."""
+WITHOUT_RIGHT = {"endpoint_conditions", "operational_events", "redrive_notes"}
+"""The tables of endpoints without a policy for limited keys: no customer's key has a right on them."""
 WITHOUT_POLICY = {"revisions"}
 """Of it a customer's role sees one column, which says nothing of whose row it is."""
 GRANTED = {
@@ -56,7 +86,7 @@ GRANTED = {
         "filters": "delete, insert, select, update",
         "idempotency_keys": "delete, insert, select, update",
         "audit_log": "insert, select",
-        "api_keys": "select",
+        "api_keys": "select, update (last_used_at)",
         "revisions": "select",
         "migrations": "select",
         "event_types": "delete, insert, select, update",
@@ -86,7 +116,11 @@ with recursive ours as (
     union
     select part from links join of_customers on whole = oid
 )
-select c.relname as name, c.relrowsecurity as enabled, c.relforcerowsecurity as forced,
+select c.relname as name,
+       exists (
+           select from pg_attribute where attrelid = c.oid and attname = 'endpoint_id' and not attisdropped
+       ) as of_endpoints,
+       c.relrowsecurity as enabled, c.relforcerowsecurity as forced,
        array(
            select array[
                polname::text, case when polpermissive then 'permissive' else 'restrictive' end, polcmd::text,
@@ -155,6 +189,13 @@ def of_customers(connection: connect.Connection) -> set[str]:
     return {row["name"] for row in connection.execute(OF_CUSTOMERS, {"role": CUSTOMERS})} - WITHOUT_POLICY
 
 
+def of_every_endpoint(connection: connect.Connection) -> set[str]:
+    """Return the tables on which a customer's role has a right, and which have no policy for limited keys."""
+    rows = connection.execute(OF_CUSTOMERS, {"role": CUSTOMERS}).fetchall()
+    unlimited = {row["name"] for row in rows if "own_endpoints" not in {policy[0] for policy in row["policies"]}}
+    return unlimited & (GRANTED[CUSTOMERS].keys() - WITHOUT_POLICY)
+
+
 def _of_tables(connection: connect.Connection) -> Iterator[str]:
     for row in connection.execute(OF_CUSTOMERS, {"role": CUSTOMERS}).fetchall():
         name = row["name"]
@@ -163,13 +204,18 @@ def _of_tables(connection: connect.Connection) -> Iterator[str]:
         if not (row["enabled"] and row["forced"]):
             yield f"{name}: row-level security is not forced"
         policies = [[" ".join(part.split()) for part in policy] for policy in row["policies"]]
-        own = OWN.get(_whole(connection, name), OF_ITS_CUSTOMER)
+        whole = _whole(connection, name)
+        own = OWN.get(whole, OF_ITS_CUSTOMER)
         wanted = [
             ["everybody", "permissive", "*", "public", "true", "true"],
             ["own_customer", "restrictive", "*", CUSTOMERS, own, own],
         ]
+        if whole in OWN_ENDPOINTS or (row["of_endpoints"] and whole not in WITHOUT_RIGHT):
+            limited = f"({IS_NOT_LIMITED} OR {OWN_ENDPOINTS.get(whole, OF_ITS_ENDPOINT)})"
+            command, check = ("r", "") if whole in READ_ONLY else ("*", limited)
+            wanted.append(["own_endpoints", "restrictive", command, CUSTOMERS, limited, check])
         if policies != wanted:
-            yield f"{name}: its policies are {policies}, and not those of keep_customers_apart"
+            yield f"{name}: its policies are {policies}, and not those of keep_customers_apart and keep_endpoints_apart"
 
 
 def _whole(connection: connect.Connection, name: str) -> str:

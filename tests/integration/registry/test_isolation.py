@@ -78,6 +78,11 @@ def test_every_table_of_customers_has_forced_row_level_security(connection):
     }  # fmt: skip
 
 
+def test_only_known_tables_show_a_limited_key_rows_of_every_endpoint(migrated):
+    follows_subscriptions, of_the_customer = {"scopes", "filters"}, {"customers", "customer_tenants", "event_types"}
+    assert apartness.of_every_endpoint(migrated) == follows_subscriptions | of_the_customer
+
+
 TABLE = "create table letters (customer_id registry_id, letter_id integer primary key); "
 OWN = "customer_id = current_setting('fanout.customer_id', true)"
 OR_UNSET = f"{OWN} or current_setting('fanout.customer_id', true) is null"
@@ -117,6 +122,23 @@ def test_faults_finds_a_new_table(migrated):
         assert apartness.faults(migrated) != []
         migrated.execute(APART)
         assert apartness.faults(migrated) == []
+
+
+LETTERS_OF_ENDPOINTS = TABLE + "alter table letters add column endpoint_id registry_id; "
+OF_AN_ENDPOINT = {
+    "kept apart": (APART, False),
+    "without a policy": (APART + "drop policy own_endpoints on letters", True),
+    "what is seen": (APART + "alter policy own_endpoints on letters with check (true)", True),
+    "what is written": (APART + "alter policy own_endpoints on letters using (true)", True),
+    "another role": (APART + "alter policy own_endpoints on letters to fanout_operator", True),
+}
+
+
+@pytest.mark.parametrize(("statements", "is_a_fault"), OF_AN_ENDPOINT.values(), ids=OF_AN_ENDPOINT)
+def test_faults_finds_a_table_of_endpoints_without_a_limit(migrated, statements, is_a_fault):
+    with migrated.transaction(force_rollback=True):
+        migrated.execute(LETTERS_OF_ENDPOINTS + statements)
+        assert bool(apartness.faults(migrated)) == is_a_fault
 
 
 OTHERWISE = {
@@ -187,6 +209,78 @@ def test_a_customer_sees_only_its_own_rows(two):
         as_customer(two, "c1")
         assert counted(two, SEEN_BY_C1) == SEEN_BY_C1
         assert two.execute("select endpoint_id from endpoints where endpoint_id = 'ep9'").fetchall() == []
+
+
+SEEN_BY_EP2 = {"endpoints": 1, "subscriptions": 1, "scopes": 2, "filters": 1, "audit_log": 0, "idempotency_keys": 0,
+               "validations": 0, "attempts": 0, "dead_letter_consumers": 1, "dead_letter_leases": 1, "replays": 1}  # fmt: skip
+OF_ENDPOINTS = """
+insert into dead_letter_consumers (customer_id, name, endpoint_id)
+values ('c1', 'whole', null), ('c1', 'first', 'ep1'), ('c1', 'second', 'ep2');
+insert into dead_letter_leases (customer_id, consumer, position, until, times)
+select 'c1', name, 1, now(), 1 from dead_letter_consumers;
+insert into replays (replay_id, customer_id, endpoint_id, since, until)
+values ('rpl_000000000000000000000001', 'c1', 'ep1', '2026-05-10', '2026-05-11'),
+    ('rpl_000000000000000000000002', 'c1', 'ep2', '2026-05-10', '2026-05-11');
+insert into idempotency_keys (customer_id, idempotency_key, request_digest)
+values ('c1', encode(sha256('ep1'), 'hex') || ' k', sha256(''));
+insert into audit_log (key_id, customer_id, action, entity, entity_id)
+values ('fk_aaaaaaaaaaaa', 'c1', 'create', 'subscription', 's1'), ('fk_aaaaaaaaaaaa', 'c1', 'create', 'consumer', 'first');
+"""
+
+
+@pytest.fixture
+def limited(two):
+    """Return a function that limits a transaction to endpoints of customer c1. Both its endpoints have rows."""
+    two.execute(OF_ENDPOINTS)
+
+    def limit_to(endpoint_ids):
+        as_customer(two, "c1")
+        two.execute("select set_config('fanout.endpoint_ids', %s, true)", [endpoint_ids])
+
+    return limit_to
+
+
+def test_a_limited_key_sees_only_rows_of_its_endpoints(two, limited):
+    with two.transaction():
+        limited("ep2")
+        assert counted(two, SEEN_BY_EP2) == SEEN_BY_EP2
+    with two.transaction():
+        limited("ep1,ep2")
+        of_both = {"endpoints": 2, "subscriptions": 2, "scopes": 3, "audit_log": 2, "dead_letter_consumers": 2, "replays": 2}
+        assert counted(two, of_both) == of_both
+        assert counted(two, ["idempotency_keys"]) == {"idempotency_keys": 0}
+    with two.transaction():
+        limited("ep1")
+        assert counted(two, ["idempotency_keys", "dead_letter_leases"]) == {"idempotency_keys": 1, "dead_letter_leases": 1}
+    for endpoint_ids in ("ep9", "unknown", ",", "ep"):
+        with two.transaction():
+            limited(endpoint_ids)
+            assert set(counted(two, SEEN_BY_EP2).values()) == {0}
+    with two.transaction():
+        limited("")
+        assert counted(two, ["endpoints", "replays"]) == {"endpoints": 2, "replays": 2}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into endpoints (endpoint_id, customer_id, url) values ('mine', 'c1', 'https://example.com/')",
+        "update endpoints set endpoint_id = 'mine' where endpoint_id = 'ep2'",
+        "insert into subscriptions values ('mine', 'ep1', 'c1', '*', 'everything')",
+        "insert into scopes values ('s1', 'selected', 'include', '7', null)",
+        "insert into filters values ('s1', '{\"a\": [1]}')",
+        "insert into dead_letter_consumers (customer_id, name) values ('c1', 'mine')",
+        "insert into dead_letter_consumers (customer_id, name, endpoint_id) values ('c1', 'mine', 'ep1')",
+        "insert into dead_letter_leases (customer_id, consumer, position, until, times) values ('c1', 'whole', 2, now(), 1)",
+        "update dead_letter_consumers set endpoint_id = null",
+        "insert into idempotency_keys (customer_id, idempotency_key, request_digest) values ('c1', 'mine', sha256(''))",
+        "insert into replays (replay_id, customer_id, endpoint_id, since, until) values ('rpl_1', 'c1', 'ep1', now(), now())",
+    ],
+)
+def test_a_limited_key_writes_no_row_of_another_endpoint(two, limited, statement):
+    with pytest.raises(psycopg.errors.InsufficientPrivilege), two.transaction():  # noqa: PT012  # only the last is refused
+        limited("ep2")
+        two.execute(statement)
 
 
 @pytest.mark.parametrize("customer_id", ["", "*", "unknown", "c1 ", "c"])

@@ -20,7 +20,7 @@ NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
 TEXT = "fk_abcdefghijkl_" + "x" * 43
 ROW = {
     "key_id": "fk_abcdefghijkl", "customer_id": "acme", "scope": "read_only", "digest": keys.digest_of(TEXT),
-    "expires_at": None, "revoked_at": None, "tenants": None,
+    "expires_at": None, "revoked_at": None, "tenants": None, "endpoints": None,
 }  # fmt: skip
 READ = next(route for route in ROUTES if route.name == "listEndpoints")
 WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
@@ -38,8 +38,27 @@ WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
     ],
 )
 def test_a_valid_key_is_authenticated(row, text, is_known):
-    wanted = Principal("fk_abcdefghijkl", "acme", Scope.READ_ONLY) if is_known else None
-    assert keys.authenticate(row, text, NOW) == wanted
+    principal = keys.authenticate(row, text, NOW)
+    if is_known:
+        assert principal == Principal("fk_abcdefghijkl", "acme", Scope.READ_ONLY, expires_at=row["expires_at"])
+        assert principal.endpoint_ids == ""
+    else:
+        assert principal is None
+
+
+def test_a_limited_key_names_its_endpoints():
+    principal = keys.authenticate(ROW | {"endpoints": ["ep_2", "ep_1"]}, TEXT, NOW)
+    assert (principal.endpoints, principal.endpoint_ids) == ({"ep_1", "ep_2"}, "ep_1,ep_2")
+
+
+def test_a_registrar_reaches_the_registry_and_no_delivery():
+    reached = {route.name for route in ROUTES if Scope.REGISTRAR in route.scopes}
+    assert reached == {
+        "listEndpoints", "createEndpoint", "getEndpoint", "updateEndpoint", "deleteEndpoint", "pauseEndpoint", "resumeEndpoint",
+        "disableEndpoint", "enableEndpoint", "rotateSecret", "testEndpoint", "validateEndpoint", "explainForEndpoint",
+        "listSubscriptions", "createSubscription", "getSubscription", "updateSubscription", "deleteSubscription",
+        "pauseSubscription", "resumeSubscription", "explainForSubscription", "listEventTypes", "getEventType", "getCustomer",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["", "x", TEXT[:-1], TEXT + "x", TEXT.upper(), TEXT.replace("fk", "pk"), TEXT + "\n"])

@@ -1,0 +1,157 @@
+"""A key that is limited to endpoints reaches these endpoints and what belongs to them, and nothing else of its customer."""
+
+import pytest
+
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
+from tests.integration.api import world
+from tests.integration.api.test_isolation import NOBODYS, OF_ACME, OPERATIONS, ask, everything, scopes_of
+
+pytestmark = pytest.mark.integration
+
+ORDERS = "acme-orders"
+OF_THE_CUSTOMER = {"getEventType", "getCustomer"}
+"""What a limited key may read beside its endpoints."""
+
+
+@pytest.fixture(scope="module")
+def second(served, operator):
+    """Register a second endpoint of acme with a subscription, a dead letter, a consumer and a replay; return its id."""
+    made = operator.post("/v1/endpoints", {"customer": "acme", "id": "acme-second", "url": "https://hooks.example.com/2"})
+    assert made.status == 201
+    wanted = {"id": "acme-second-all", "endpoint": "acme-second", "event_type": "*", "everything": True}
+    assert operator.post("/v1/subscriptions", wanted).status == 201
+    world.write(served, endpoint="acme-second")
+    return "acme-second"
+
+
+def limited_to(served, *endpoints, scope=Scope.CUSTOMER_ADMIN):
+    with served.registry() as opened:
+        made = keys.create(opened, customer_id="acme", scope=scope, endpoints=endpoints)
+    return served.client(made.text.reveal().decode())
+
+
+@pytest.fixture(scope="module")
+def limited(served, second):
+    """Return a client with a key of acme that is limited to its second endpoint."""
+    return limited_to(served, second)
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), [case for case in OPERATIONS if "{" in case.values[1]])
+def test_a_row_of_another_endpoint_looks_like_a_missing_row(served, limited, method, path, operation):
+    before = everything(served)
+    answer = ask(limited, method, path, operation, OF_ACME)
+    if "customer_admin" not in scopes_of(operation):
+        assert answer.status == 403
+    elif operation["operationId"] in OF_THE_CUSTOMER:
+        assert answer.status == 200
+    else:
+        missing = ask(limited, method, path, operation, NOBODYS)
+        assert (answer.status, answer.text) == (404, missing.text)
+    assert everything(served) == before
+
+
+LISTS = {
+    "/v1/endpoints": ["acme-second"], "/v1/subscriptions": ["acme-second-all"], "/v1/dead-letters": None,
+    "/v1/dead-letter-consumers": [], "/v1/deliveries": [], "/v1/attempts": [], "/v1/replays": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_lists_have_only_rows_of_the_endpoints(acme, limited, path):
+    found = limited.get(path)
+    assert found.status == 200
+    assert ORDERS.encode() not in found.text
+    assert ORDERS.encode() in acme.get(path).text or path == "/v1/dead-letter-consumers"
+    if LISTS[path] is not None:
+        assert [item["id"] for item in found.json["items"]] == LISTS[path]
+    assert limited.get("/v1/endpoints?total=true").json["total"] == 1
+    assert limited.get("/v1/dead-letters/count").json["count"] == 1
+
+
+def test_the_endpoints_of_the_key_are_changed_as_with_any_key(served, limited, second):
+    path = f"/v1/endpoints/{second}"
+    assert limited.patch(path, {"description": "ours"}).json["description"] == "ours"
+    made = limited.post("/v1/subscriptions", {"endpoint": second, "event_type": "*", "tenants": ["t1"]})
+    assert made.status == 201
+    entries = limited.get("/v1/audit-log").json["items"]
+    assert {entry["entity_id"] for entry in entries} == {second, "acme-second-all", made.json["id"]}
+    assert limited.delete(f"/v1/subscriptions/{made.json['id']}").status == 204
+    [entry] = [entry for entry in served.audit(made.json["id"]) if entry["action"] == "delete"]
+    assert entry["customer_id"] == "acme"
+    wanted = {"since": "2026-05-10T00:00:00Z", "until": "2026-05-11T00:00:00Z"}
+    replay = limited.post(f"{path}/replays", wanted).json["id"]
+    assert [item["id"] for item in limited.get("/v1/replays").json["items"]] == [replay]
+    assert limited.post(f"/v1/replays/{replay}/cancel").json["state"] == "cancelled"
+    with served.registry() as opened:
+        opened.execute("delete from replays where replay_id = %s", [replay])
+
+
+def test_dead_letters_of_other_endpoints_are_not_marked(served, acme, limited):
+    before = acme.get(f"/v1/dead-letters/{world.LETTER}").json
+    [own] = limited.get("/v1/dead-letters").json["items"]
+    assert limited.post("/v1/dead-letters/discard", {"everything": True}).json["count"] == 1
+    assert limited.get(f"/v1/dead-letters/{own['id']}").json["state"] == "discarded"
+    assert acme.get(f"/v1/dead-letters/{world.LETTER}").json == before
+    world.write(served, endpoint="acme-second")
+
+
+def test_a_limited_key_creates_no_endpoint_and_names_only_its_own(limited):
+    assert limited.post("/v1/endpoints", {"url": "https://hooks.example.com/"}).status == 403
+    for endpoint in (ORDERS, "nobodys"):
+        refused = limited.post("/v1/subscriptions", {"endpoint": endpoint, "event_type": "*", "tenants": ["t1"]})
+        assert (refused.status, refused.fields) == (422, ["endpoint"])
+        assert limited.post("/v1/dead-letter-consumers", {"name": "mine", "endpoint": endpoint}).fields == ["endpoint"]
+    assert limited.post("/v1/dead-letter-consumers", {"name": "mine"}).fields == ["endpoint"]
+
+
+def test_a_limited_poller_shares_a_consumer_of_its_endpoint(served, acme, second):
+    poller = limited_to(served, second, scope=Scope.POLLER)
+    for name, endpoint in (("seconds", second), ("orders", ORDERS), ("whole", None)):
+        assert acme.post("/v1/dead-letter-consumers", {"name": name, "endpoint": endpoint}).status == 201
+    assert [item["name"] for item in poller.get("/v1/dead-letter-consumers").json["items"]] == ["seconds"]
+    for name in ("orders", "whole", world.CONSUMER):
+        assert poller.post(f"/v1/dead-letter-consumers/{name}/lease", {}).status == 404
+    [leased] = poller.post("/v1/dead-letter-consumers/seconds/lease", {}).json["items"]
+    assert leased["record"]["endpoint_id"] == second
+    settled = poller.post("/v1/dead-letter-consumers/seconds/ack", {"receipts": [leased["receipt"]]})
+    assert [result["result"] for result in settled.json["results"]] == ["acknowledged"]
+    for name in ("seconds", "orders", "whole"):
+        assert acme.delete(f"/v1/dead-letter-consumers/{name}").status == 204
+
+
+def test_a_first_answer_is_repeated_only_for_the_same_limit(served, acme, limited, second):
+    path, body = f"/v1/endpoints/{second}", {"max_in_flight": 7}
+    first = acme.patch(path, body, idempotency_key="one")
+    assert (first.status, "idempotency-replayed" in first.headers) == (200, False)
+    for asked in (limited, limited_to(served, ORDERS, second)):
+        answers = [asked.patch(path, body, idempotency_key="one") for _ in range(2)]
+        assert [answer.status for answer in answers] == [200, 200]
+        assert ["idempotency-replayed" in answer.headers for answer in answers] == [False, True]
+    assert limited_to(served, second).patch(path, body, idempotency_key="one").headers["idempotency-replayed"] == "true"
+    assert limited.patch(path, {"max_in_flight": 8}, idempotency_key="one").status == 422
+
+
+def test_quotas_count_the_rows_of_the_whole_customer(postgres):
+    with world.served(postgres, max_subscriptions_per_customer=1) as served:
+        operator = served.client(served.keys["operator"])
+        operator.post("/v1/endpoints", {"customer": "acme", "id": "acme-second", "url": "https://hooks.example.com/2"})
+        wanted = {"endpoint": "acme-second", "event_type": "*", "tenants": ["t1"]}
+        assert limited_to(served, "acme-second").post("/v1/subscriptions", wanted).status == 409
+
+
+def test_a_key_whose_endpoint_is_deleted_reaches_nothing(served, acme):
+    made = acme.post("/v1/endpoints", {"url": "https://hooks.example.com/"}).json["id"]
+    client = limited_to(served, made)
+    assert acme.delete(f"/v1/endpoints/{made}").status == 204
+    assert client.get("/v1/endpoints").json["items"] == []
+    assert client.get("/v1/dead-letters").json["items"] == []
+
+
+def test_a_registrars_key_registers_and_reads_no_delivery(served):
+    registrar = limited_to(served, scope=Scope.REGISTRAR)
+    endpoint = registrar.post("/v1/endpoints", {"url": "https://hooks.example.com/"}).json["id"]
+    assert registrar.post("/v1/subscriptions", {"endpoint": endpoint, "event_type": "*", "tenants": ["t1"]}).status == 201
+    for path in ("/v1/dead-letters", "/v1/deliveries", "/v1/attempts", "/v1/replays", "/v1/audit-log"):
+        assert registrar.get(path).status == 403
+    assert registrar.delete(f"/v1/endpoints/{endpoint}").status == 204
