@@ -60,6 +60,8 @@ class Api(Area):
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10
     """Time for a whole request, from its first byte to the answer. A slower client is disconnected."""
+    key_lifetime_days: Annotated[int, Field(gt=0, le=3650)] = 365
+    """Days after which a new API key expires, unless `fanout api-keys create --expires` says otherwise."""
     max_endpoints_per_customer: Annotated[int, Field(gt=0)] = 1000
     """Most endpoints that a customer can create by itself."""
     max_subscriptions_per_customer: Annotated[int, Field(gt=0)] = 10_000

@@ -16,6 +16,9 @@ from fanout.terminal import commands, listing, times
 from fanout.terminal.commands import AsJson, console
 from subscriptions_db.api.contract.principals import Scope
 
+NEVER = "never"
+"""The value of `--expires` for a key that does not expire."""
+
 app = typer.Typer(help="Create, list and revoke keys of the HTTP API, for operators and customers.", no_args_is_help=True)
 
 
@@ -52,7 +55,10 @@ def create(
     ] = None,
     name: Annotated[str, typer.Option(help="What the key is for; only people read it.")] = "",
     expires: Annotated[
-        str | None, typer.Option(help="When the key expires: 90d (from now), or 2027-01-01T00:00Z. Default: never.")
+        str | None,
+        typer.Option(
+            help="When the key expires: 90d (from now), 2027-01-01T00:00Z, or never. Default: after api.key_lifetime_days."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,8 +66,9 @@ def create(
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
-    ends = None if expires is None else _moment(expires)
-    with connect.connect(commands.settings_of(context).database) as connection:
+    config = commands.settings_of(context)
+    ends = _expiry(f"{config.api.key_lifetime_days}d" if expires is None else expires)
+    with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         limits = {"tenants": tenant or [], "endpoints": endpoint or []}
         made = keys.create(connection, customer_id=customer, scope=scope, name=name, expires_at=ends, **limits)
@@ -70,7 +77,8 @@ def create(
         shown = {"key_id": made.key_id, "key": text, "customer": customer, "scope": scope, "expires_at": ends}
         commands.print_json(shown | {field: named for field, named in limits.items() if named})
     else:
-        console.print(f"{made.key_id} is created. Keep the key now; it is not shown again:\n  {text}")
+        until = "never expires" if ends is None else f"expires at {keys.shown_expiry(ends)}"
+        console.print(f"{made.key_id} is created and {until}. Keep the key now; it is not shown again:\n  {text}")
 
 
 @app.command("list")
@@ -80,14 +88,14 @@ def list_(
     output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """List keys by their ids, revoked and expired keys included."""
+    """List keys by their ids, revoked and expired keys included. `expiring` keys expire within 14 days."""
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
         rows = keys.list_keys(connection, customer)
-    brief = ("key_id", "customer_id", "scope", "name", "expires_at", "revoked_at")
+    brief = ("key_id", "customer_id", "scope", "name", "state", "expires_at", "last_used_at")
     listing.show(rows, kind="api-key", key="key_id", form=output, as_json=as_json, table=listing.columns(rows, brief))
 
 
@@ -112,8 +120,10 @@ def revoke(
         console.print(f"{key_id} is revoked")
 
 
-def _moment(text: str) -> dt.datetime:
-    """Return a future moment from a duration from now, or from a date or time."""
+def _expiry(text: str) -> dt.datetime | None:
+    """Return a future moment from a duration from now, or from a date or time; None for `never`."""
+    if text == NEVER:
+        return None
     now = dt.datetime.now(dt.UTC)
     after = times.duration(text)
     if after is not None:

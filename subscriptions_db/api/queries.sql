@@ -24,6 +24,13 @@ returning k.key_id, customer_id, revoked_at, held;
 select key_id, customer_id, scope, digest, expires_at, revoked_at, tenants::text[], endpoints::text[] from api_keys
 where key_id = %(key_id)s;
 
+-- name: note_use_of_api_keys
+-- Rows that another process is writing are skipped, so that two processes do not wait for each other.
+update api_keys set last_used_at = %(now)s where ctid = any (array(
+    select ctid from api_keys where key_id = any (%(key_ids)s) and (last_used_at is null or last_used_at < %(earlier)s)
+    for no key update skip locked
+));
+
 -- name: begin_read
 -- One consistent snapshot. Role, customer and endpoints, which decide the visible rows, hold until the end of the transaction.
 begin isolation level repeatable read;

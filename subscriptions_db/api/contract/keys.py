@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import enum
 import hashlib
 import hmac
 import re
@@ -24,9 +25,23 @@ from subscriptions_db.postgres.sql import query
 
 SECRET_BYTES = 32
 """Random bytes in the secret part of a key. A SHA-256 digest has as many bytes."""
+EXPIRES_SOON = dt.timedelta(days=14)
+"""Time before the end of a key in which answers to its requests warn of it."""
+NOTE_USE_EVERY_S = 300.0
+"""Seconds for which one process notes the use of a key once."""
 MAX_ENDPOINTS = 100
 """Maximum endpoints of one limited key. Each transaction of the key names them."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
+
+
+class KeyState(enum.StrEnum):
+    """The state of a key."""
+
+    ACTIVE = "active"
+    EXPIRING = "expiring"
+    """The key is valid, and expires within `EXPIRES_SOON`."""
+    EXPIRED = "expired"
+    REVOKED = "revoked"
 
 
 class NewKey(NamedTuple):
@@ -86,9 +101,11 @@ def _require_own(connection: connect.Connection, customer_id: str | None, endpoi
 
 
 def list_keys(connection: connect.Connection, customer_id: str | None = None) -> list[dict[str, Any]]:
-    """Return the keys of one customer, or of everybody, without their secrets."""
+    """Return the keys of one customer, or of everybody, with their states and without their secrets."""
+    now = dt.datetime.now(dt.UTC)
     with connect.translated_errors():
-        return connection.execute(query("api_keys"), {"customer_id": customer_id}).fetchall()
+        rows = connection.execute(query("api_keys"), {"customer_id": customer_id}).fetchall()
+    return [row | {"state": state(row["expires_at"], row["revoked_at"], now).value} for row in rows]
 
 
 def revoke(connection: connect.Connection, key_id: str) -> None:
@@ -104,6 +121,26 @@ def revoke(connection: connect.Connection, key_id: str) -> None:
             audit.note(connection, audit.COMMAND, "revoke", "api_key", found["key_id"], **change)
     if found is None:
         raise errors.RegistrationError("api key", "there is no such key; `fanout api-keys list` lists them")
+
+
+def state(expires_at: dt.datetime | None, revoked_at: dt.datetime | None, now: dt.datetime) -> KeyState:
+    """Return the state of a key. Pure."""
+    if revoked_at is not None:
+        return KeyState.REVOKED
+    if expires_at is None or expires_at - now > EXPIRES_SOON:
+        return KeyState.ACTIVE
+    return KeyState.EXPIRING if expires_at > now else KeyState.EXPIRED
+
+
+def shown_expiry(expires_at: dt.datetime) -> str:
+    """Return the time at which a key expires, by RFC 3339 in UTC, to the second."""
+    return expires_at.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def note_use(connection: connect.Connection, key_ids: Sequence[str], now: dt.datetime) -> None:
+    """Write that these keys are in use, except those for which it was written within half of `NOTE_USE_EVERY_S`."""
+    earlier = now - dt.timedelta(seconds=NOTE_USE_EVERY_S / 2)
+    connection.execute(query("note_use_of_api_keys"), {"key_ids": list(key_ids), "now": now, "earlier": earlier})
 
 
 def key_id_of(text: str) -> str | None:

@@ -31,15 +31,15 @@ MAX_UNKNOWN_KEYS_PER_S = 500.0
 """Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
 Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
 BEARER = "bearer "
-
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 
 
 class KeyRate(NamedTuple):
-    """The rate of a key, as of any time."""
+    """The rate of a key, as of any time, and the end of the key."""
 
     pace: limits.Pace
     clock: Callable[[], float]
+    expires_at: dt.datetime | None
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
@@ -51,8 +51,11 @@ def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
     return functools.partial(request.__setitem__, KEY_RATE)
 
 
-def rate_limit_headers(request: web.Request) -> dict[str, str]:
-    """Return the headers that say how many requests the key may send now; empty if the key is not known."""
+def key_headers(request: web.Request) -> dict[str, str]:
+    """Return the headers about the request's key; empty if the key is not known.
+
+    The headers say how many requests the key may send now, and when it expires, if that is soon.
+    """
     rate = request.get(KEY_RATE)
     if rate is None:
         return {}
@@ -61,7 +64,13 @@ def rate_limit_headers(request: web.Request) -> dict[str, str]:
         "ratelimit-limit": str(room.limit),
         "ratelimit-remaining": str(room.remaining),
         "ratelimit-reset": str(math.ceil(room.full_in_s)),
-    }
+    } | _expiry_header(rate.expires_at)
+
+
+def _expiry_header(expires_at: dt.datetime | None) -> dict[str, str]:
+    if expires_at is None or keys.state(expires_at, None, dt.datetime.now(dt.UTC)) is keys.KeyState.ACTIVE:
+        return {}
+    return {"fanout-key-expires-at": keys.shown_expiry(expires_at)}
 
 
 class Admission:
@@ -74,8 +83,11 @@ class Admission:
         max_per_s: float,
         max_events_per_s: float = 10_000,
         clock: Callable[[], float] = time.monotonic,
+        on_use: Callable[[Principal], None] = lambda _: None,
     ) -> None:
+        """`on_use` is called with the principal of each key that is read from Postgres: at most once in CACHE_S for a key."""
         self._read_key = read_key
+        self._on_use = on_use
         self._max_per_s = max_per_s
         self._max_events_per_s = max_events_per_s
         self._clock = clock
@@ -96,10 +108,10 @@ class Admission:
         principal = await self.authenticate(authorization)
         if route.handler is None and principal.scope in route.scopes:
             pace = self._event_pace(principal.key_id)
-            note(KeyRate(pace, self._clock))
+            note(KeyRate(pace, self._clock, principal.expires_at))
             self._spend(pace, f"more than {self._max_events_per_s:g} events a second with one key")
         else:
-            note(KeyRate(self._pace(principal.key_id), self._clock))
+            note(KeyRate(self._pace(principal.key_id), self._clock, principal.expires_at))
             self.pace(principal.key_id)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this")
@@ -120,6 +132,7 @@ class Admission:
             if known is None:
                 raise _unauthenticated("the key is unknown, revoked or expired")
             self._known[digest], self._known_once[digest] = known, None
+            self._on_use(known)
         return known
 
     def pace(self, key_id: str) -> None:

@@ -29,7 +29,17 @@ from subscriptions_db.api.contract import etags, problem_types, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.registry import test_events
-from subscriptions_db.api.server import admission, handler, long_polls, openapi, publishing, snapshot_feed, table, transactions
+from subscriptions_db.api.server import (
+    admission,
+    handler,
+    key_use,
+    long_polls,
+    openapi,
+    publishing,
+    snapshot_feed,
+    table,
+    transactions,
+)
 from subscriptions_db.manifest import mistakes
 from subscriptions_db.registration import receiver_permission
 
@@ -64,8 +74,12 @@ class Api:
             config.delivery.webhook_origin,
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
+        self._key_use = key_use.KeyUse(lambda key_ids: self._in_thread(functools.partial(opened.note_use, key_ids)))
         self._admission = admission.Admission(
-            self._read_key, max_per_s=config.api.max_requests_per_s, max_events_per_s=config.api.max_events_per_s
+            self._read_key,
+            max_per_s=config.api.max_requests_per_s,
+            max_events_per_s=config.api.max_events_per_s,
+            on_use=self._key_use.note,
         )
         self._publishing = publishing.Publishing(config, self._admission)
         self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
@@ -88,6 +102,7 @@ class Api:
         _add(app, "GET", "/readyz", self._ready)
         app.on_response_prepare.append(_set_headers)
         app.on_shutdown.extend((self._polls.end, self._followers.end))
+        app.on_cleanup.append(self._key_use.end)
         return app
 
     def close(self) -> None:
@@ -238,11 +253,11 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id and the rate limit to an answer, and remove aiohttp's `Server` header, which shows versions."""
+    """Add the request id and what its key may do to an answer, and remove aiohttp's `Server` header, which shows versions."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
-    response.headers.update(admission.rate_limit_headers(request))
+    response.headers.update(admission.key_headers(request))
 
 
 def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:

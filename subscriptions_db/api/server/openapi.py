@@ -24,10 +24,14 @@ Publish events, register endpoints and subscriptions, and read the results of th
 (RFC 9457) that name the invalid fields. Lists are paged with cursors. A change may carry an `Idempotency-Key`: a repeat within
 a day changes nothing and returns the first answer. A secret that was shown once is null in a repeated answer."""
 
-_RATE_LIMIT = {
+_KEY_HEADERS = {
     "RateLimit-Limit": {"description": "Requests that the key may send at once.", "schema": {"type": "integer"}},
     "RateLimit-Remaining": {"description": "The part of them that is left now.", "schema": {"type": "integer"}},
     "RateLimit-Reset": {"description": "Seconds until the whole limit is left.", "schema": {"type": "integer"}},
+    "Fanout-Key-Expires-At": {
+        "description": "When the API key expires; only if it expires within 14 days.",
+        "schema": {"type": "string", "format": "date-time"},
+    },
 }
 
 Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
@@ -62,7 +66,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
     problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
     success: dict[str, Any] = {"description": "Done.", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
     if not route.is_open:
-        success["headers"] |= _RATE_LIMIT
+        success["headers"] |= _KEY_HEADERS
     if route.has_etag or route.is_conditional:
         success["headers"]["ETag"] = {"schema": {"type": "string"}}
     if route.location is not None:
@@ -82,7 +86,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
             **({"304": {"description": "Not modified: the `ETag` equals `If-None-Match`."}} if route.may_answer_304 else {}),
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
             **(
-                {"429": {"description": problems.TITLES[429][1], "headers": _RATE_LIMIT, **problem}}
+                {"429": {"description": problems.TITLES[429][1], "headers": _KEY_HEADERS, **problem}}
                 if not route.is_open
                 else {}
             ),

@@ -6,8 +6,9 @@ Runs in the API, on its worker threads, because the registry's code blocks.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import psycopg
@@ -17,6 +18,7 @@ from psycopg.rows import dict_row
 
 from delivery.config import settings
 from delivery.observability import metrics
+from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.postgres.sql import query
@@ -73,6 +75,11 @@ class Store:
         """Return the stored row of an API key."""
         with self._transaction(OPERATOR_ROLE) as connection:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
+
+    def note_use(self, key_ids: Sequence[str]) -> None:
+        """Write that these API keys are in use."""
+        with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
+            keys.note_use(connection, key_ids, dt.datetime.now(dt.UTC))
 
     def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
         """Return the customer of an endpoint whose receiver was asked with a token; None if the question is not open.

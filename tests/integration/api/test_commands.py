@@ -59,6 +59,20 @@ def test_a_customers_key_may_be_limited_to_endpoints(served):
     assert [item["id"] for item in served.client(made["key"]).get("/v1/endpoints").json["items"]] == ["other-orders"]
 
 
+@pytest.mark.parametrize(("words", "days"), [((), 30), (("--expires", "never"), None), (("--expires", "7d"), 7)])
+@pytest.mark.usefixtures("environment")
+def test_a_key_expires_unless_it_never_is_to(monkeypatch, words, days):
+    monkeypatch.setenv("FANOUT_API_KEY_LIFETIME_DAYS", "30")
+    made = fanout("api-keys", "create", "--scope", "operator", *words)
+    [row] = [row for row in fanout("api-keys", "list") if row["key_id"] == made["key_id"]]
+    assert row["state"] == ("expiring" if days == 7 else "active")
+    if days is None:
+        assert made["expires_at"] is row["expires_at"] is None
+    else:
+        left = dt.datetime.fromisoformat(row["expires_at"]) - dt.datetime.now(dt.UTC)
+        assert dt.timedelta(days=days - 1) < left <= dt.timedelta(days=days)
+
+
 @pytest.mark.usefixtures("environment")
 def test_a_key_is_created_used_listed_and_revoked(served):
     made = fanout("api-keys", "create", "--scope", "customer_admin", "--customer", "acme", "--name", "mine", "--expires", "90d")

@@ -9,6 +9,7 @@ from psycopg import sql
 from delivery import errors
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
+from tests.integration.api import world
 from tests.integration.api.world import DOCUMENT
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,38 @@ def test_an_expired_key_is_refused(served):
     now = dt.datetime.now(dt.UTC)
     assert status_of(served, made(served, expires_at=now - dt.timedelta(seconds=1))) == 401
     assert status_of(served, made(served, expires_at=now + dt.timedelta(hours=1))) == 200
+
+
+def test_answers_to_a_key_that_expires_soon_say_when(served):
+    now = dt.datetime.now(dt.UTC)
+    ends = now + dt.timedelta(days=13)
+    client = served.client(made(served, expires_at=ends).text.reveal().decode())
+    answers = [client.get("/v1/endpoints"), client.get("/v1/endpoints/nobodys"), client.post("/v1/endpoints", {})]
+    assert [answer.status for answer in answers] == [200, 404, 403]
+    assert {answer.headers["fanout-key-expires-at"] for answer in answers} == {ends.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    for later in (None, now + dt.timedelta(days=15)):
+        client = served.client(made(served, expires_at=later).text.reveal().decode())
+        assert "fanout-key-expires-at" not in client.get("/v1/endpoints").headers
+    publisher = made(served, customer_id=None, scope=Scope.PUBLISHER, expires_at=ends).text.reveal().decode()
+    assert "fanout-key-expires-at" in served.client(publisher).post("/v1/events", {}).headers
+
+
+def test_the_last_use_of_a_key_is_written_once_in_a_while(served):
+    def uses():
+        with served.registry() as opened:
+            rows = {row["key_id"]: row["last_used_at"] for row in keys.list_keys(opened, "acme")}
+        return [rows[key.key_id] for key in (used, unused)]
+
+    used, unused = made(served), made(served)
+    for _ in range(2):  # a server writes what is pending when it stops
+        before = uses()
+        with world.running(served.config) as port:
+            assert world.Client(port, used.text.reveal().decode()).get("/v1/endpoints").status == 200
+            assert world.Client(port, f"{unused.key_id}_{'x' * 43}").get("/v1/endpoints").status == 401
+        after = uses()
+        assert after[1] is None
+        assert after[0] is not None
+    assert before == after
 
 
 def test_a_revoked_key_is_refused(served):
@@ -91,6 +124,6 @@ def test_keys_are_listed_without_their_digests(served):
         [row] = [row for row in keys.list_keys(opened, "acme") if row["key_id"] == key.key_id]
     assert row.keys() == {
         "key_id", "customer_id", "scope", "name", "tenants", "endpoints", "created_at", "expires_at", "last_used_at",
-        "revoked_at",
+        "revoked_at", "state",
     }  # fmt: skip
     assert row["name"] == "of the dashboard"

@@ -1,0 +1,87 @@
+"""Note when API keys were last used, and warn in the log before they expire.
+
+Runs in the API, on its event loop. No request waits for this: the uses of many keys are written together, in a transaction of
+their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import cachetools
+from aiohttp import web
+
+from delivery import errors
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Principal
+
+log = logging.getLogger(__name__)
+
+MAX_KEYS = 10_000
+"""Maximum keys that one process remembers. With more keys, some are noted and warned of more often."""
+WARN_EVERY_S = 86_400.0
+"""Seconds between two warnings about one key in the log of one process."""
+WRITE_AFTER_S = 1.0
+"""Seconds in which uses are collected before they are written."""
+
+Write = Callable[[Sequence[str]], Awaitable[None]]
+"""Write that the keys with these ids are in use; raise FanoutError if Postgres is unavailable."""
+
+
+class KeyUse:
+    """The keys whose use is not written yet. Lives on the event loop."""
+
+    def __init__(
+        self, write: Write, *, clock: Callable[[], float] = time.monotonic, write_after_s: float = WRITE_AFTER_S
+    ) -> None:
+        self._write = write
+        self._write_after_s = write_after_s
+        self._noted: cachetools.TTLCache[str, None] = cachetools.TTLCache(MAX_KEYS, keys.NOTE_USE_EVERY_S, timer=clock)
+        self._warned: cachetools.TTLCache[str, None] = cachetools.TTLCache(MAX_KEYS, WARN_EVERY_S, timer=clock)
+        self._pending: set[str] = set()
+        self._writing: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+
+    def note(self, principal: Principal) -> None:
+        """Note the use of a key, and warn if the key expires soon."""
+        key_id = principal.key_id
+        if key_id not in self._warned and _expires_soon(principal.expires_at):
+            self._warned[key_id] = None
+            log.warning("api.key_expires_soon", extra={"key_id": key_id, "expires_at": str(principal.expires_at)})
+        if key_id in self._noted:
+            return
+        self._noted[key_id] = None
+        self._pending.add(key_id)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_pending())
+
+    async def end(self, _: web.Application) -> None:
+        """Write the pending uses at once, because the server stops."""
+        self._ending.set()
+        if self._writing is not None:
+            await self._writing
+
+    async def _write_pending(self) -> None:
+        """Write the uses of the next `WRITE_AFTER_S` together, until none is pending.
+
+        Uses that cannot be written are forgotten. The next use of such a key is noted again.
+        """
+        while self._pending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), self._write_after_s)
+            key_ids, self._pending = sorted(self._pending), set()
+            try:
+                await self._write(key_ids)
+            except errors.FanoutError as exc:
+                log.info("the last use of %d API keys is not written: %s", len(key_ids), exc)
+                for key_id in key_ids:
+                    self._noted.pop(key_id, None)
+
+
+def _expires_soon(expires_at: dt.datetime | None) -> bool:
+    return keys.state(expires_at, None, dt.datetime.now(dt.UTC)) is not keys.KeyState.ACTIVE
