@@ -25,6 +25,8 @@ _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[\x20-\x7e\t]*)?")
 _JSON_TYPE = re.compile(r"[^/]*/(?:[^;]*\+)?json[ \t]*(?:;|$)", re.IGNORECASE)
 _TEXT_TYPE = re.compile(r"(?:text/[^;]*|application/xml|[^/]*/[^;]*\+xml)[ \t]*(?:;|$)", re.IGNORECASE)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""Characters that JSON writes as six: with them, text could have six times its bytes in a body. Hardly any text has them."""
 _CHARSET = re.compile(r";[ \t]*charset=[ \t]*\"?([^\"; \t]*)", re.IGNORECASE)
 _UNICODE = frozenset({"utf-8", "utf8", "us-ascii"})
 
@@ -53,8 +55,11 @@ def is_unicode(media_type: str) -> bool:
 
 
 def opaque_of(payload: bytes, media_type: str) -> Opaque:
-    """Return an opaque payload's form and media type: text if its media type is one of text and its bytes are UTF-8."""
-    if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type):
+    """Return an opaque payload's form and media type.
+
+    Its form is text if its media type is one of text, and its bytes are UTF-8 without control characters.
+    """
+    if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)
     try:
         payload.decode()

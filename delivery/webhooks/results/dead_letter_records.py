@@ -115,7 +115,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     headers: list[Header]
     """Headers of the event's record."""
     payload_base64: str
-    """The event's payload, byte for byte. An event without a payload has `null`."""
+    """The event's payload as it stands in a JSON body, byte for byte. An opaque payload is a JSON string: its text, or the base64
+    of its bytes. An event without a payload has `null`. So a version that knows no opaque payloads redrives valid JSON."""
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
@@ -144,15 +145,19 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the identity of the delivery that was given up."""
         return Due(self.topic, self.partition, self.offset, self.subscription_id)
 
+    @property
+    def payload_kind(self) -> Opaque | None:
+        """Return the form and the media type of a payload that is not JSON; None: the payload is JSON."""
+        return Opaque(self.payload_form, self.datacontenttype or "") if self.payload_form else None
+
     def payload(self) -> bytes:
-        """Return the bytes of the payload."""
-        return base64.b64decode(self.payload_base64, validate=True)
+        """Return the bytes of the payload, as its producer wrote them."""
+        return opaque.as_bytes(base64.b64decode(self.payload_base64, validate=True), self.payload_kind)
 
     def event(self) -> Event:
         """Return the event that the endpoint did not get. Its payload is not parsed: `content` is None."""
         headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
-        kind = Opaque(self.payload_form, self.datacontenttype or "") if self.payload_form else None
         return Event(
             event_id=self.event_id,
             event_type=self.event_type,
@@ -160,11 +165,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             tenant_id=self.tenant_id,
             sub_tenant_id=self.sub_tenant_id,
             time=self.time,
-            data=opaque.as_json(self.payload(), kind),
+            data=base64.b64decode(self.payload_base64, validate=True),
             content=None,
             record=record,
             attributes=tuple(self.attributes.items()) if self.attributes else (),
-            opaque=kind,
+            opaque=self.payload_kind,
         )
 
     def history(self) -> tuple[Attempt, ...]:

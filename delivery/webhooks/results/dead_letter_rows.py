@@ -21,7 +21,7 @@ from delivery.model import (
     Record,
     SubscriptionId,
 )
-from delivery.webhooks.events import opaque, parsing
+from delivery.webhooks.events import parsing
 from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt
 from delivery.webhooks.sending import payload
 from delivery.webhooks.sending.batch_payload import REJECTED, BatchOutcome
@@ -94,7 +94,7 @@ def _letter(
         sub_tenant_id=event.sub_tenant_id,
         time=event.time,
         headers=headers_of(record),
-        payload_base64=base64.b64encode(opaque.as_bytes(event.data, event.opaque)).decode(),
+        payload_base64=base64.b64encode(event.data).decode(),
         attempts_omitted=attempts[0].number - 1 if attempts else 0,
         attempts=list(map(_letter_attempt, attempts)),
         attributes=dict(event.attributes) if event.attributes else UNSET,

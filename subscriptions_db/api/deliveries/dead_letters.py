@@ -156,7 +156,7 @@ def get(call: Call) -> DeadLetter:
 
 def payload(call: Call) -> RawBytes:
     """Return the payload of a dead letter's event."""
-    return RawBytes(existing_letter(call).payload)
+    return RawBytes(existing_letter(call).payload_bytes())
 
 
 ROUTES = (

@@ -117,7 +117,8 @@ class ArchivedRecord:
 
 def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
     """Return the row of a dead letter. `document` is its whole record, including fields of a newer version."""
-    letter.event()  # raises for an event that a redrive could not use
+    payload = letter.event().data  # raises for an event that a redrive could not use
+    letter.payload()  # raises for an opaque payload that nobody could read
     shown = disclosure.letter(document)
     del shown["payload_base64"]
     return DeadLetterRow(
@@ -128,7 +129,7 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
         reason=_text(disclosure.word(letter.reason) or "unknown")[:64],
         webhook_id=_text(letter.webhook_id),
         dead_lettered_at=_moment(letter.dead_lettered_at_ms),
-        payload=letter.payload(),
+        payload=payload,
         letter=msgspec.json.encode(shown),
         batch_webhook_id=_text(letter.batch_webhook_id or "") or None,
     )

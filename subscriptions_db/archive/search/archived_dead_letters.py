@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from delivery.webhooks.results import dead_letter_records
 from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import archived_rows
 from subscriptions_db.archive.search import cursor
@@ -50,7 +51,7 @@ class ArchivedDeadLetter:
     state_since: dt.datetime
     customer_id: str
     payload: bytes
-    """The event's content, byte for byte as its producer wrote it."""
+    """The event's payload as it stands in a JSON body, byte for byte."""
     letter: bytes
     """The record of the dead-letter topic without the payload."""
 
@@ -68,6 +69,10 @@ class ArchivedDeadLetter:
     def written(self) -> bytes:
         """Return the record of the dead-letter topic."""
         return archived_rows.topic_record(self.letter, self.payload)
+
+    def payload_bytes(self) -> bytes:
+        """Return the payload as its producer wrote it, also where it is not JSON."""
+        return dead_letter_records.decode(self.written()).payload()
 
 
 class LetterPage(NamedTuple):

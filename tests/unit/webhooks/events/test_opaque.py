@@ -68,6 +68,13 @@ CASES = [
         id="binary: +xml",
     ),
     pytest.param(
+        binary(b"\x01\x02", b"text/plain"),
+        opaque_members("text/plain", data_base64="AQI="),
+        "text/plain",
+        b"\x01\x02",
+        id="binary: control characters, which JSON writes six times as long",
+    ),
+    pytest.param(
         binary(AVRO, b"text/plain"),
         opaque_members("text/plain", data_base64=in_base64(AVRO)),
         "text/plain",
@@ -226,11 +233,16 @@ def test_the_estimated_size_covers_the_body(mode):
 
 
 @pytest.mark.parametrize(("record", "content_type", "body"), [(case.values[0], *case.values[2:]) for case in CASES])
-def test_a_dead_letter_holds_the_bytes_of_the_payload(record, content_type, body):
+def test_a_dead_letter_holds_the_payload_as_an_older_version_can_redrive_it(record, content_type, body):
+    """Regression: it held the bytes, which an older version put into a JSON body as they were: `1,"tenant_id":"victim"`."""
     event = parsing.parse(record, LAYOUT)
     outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, reason="expired")
     written = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
-    assert base64.b64decode(written["payload_base64"]) == (body if content_type else b"null")
+    letter = dead_letter_records.decode(orjson.dumps(written))
+    assert base64.b64decode(written["payload_base64"]) == event.data
+    assert letter.event().data == event.data
+    assert letter.payload() == (body if content_type else b"null")
+    orjson.loads(event.data)
     is_json = content_type == "application/json"
     assert written.get("payload_form") == (None if is_json else str(event.opaque.form))
     assert written.get("datacontenttype") == (None if is_json else content_type)
