@@ -281,7 +281,8 @@ where customer_id = %(customer_id)s and consumer = %(name)s and until < 'infinit
 -- name: renew_expired_leases
 -- Also returns the number of all leases of the consumer, these included, and parked dead letters left out.
 with again as (
-    update dead_letter_leases set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1
+    update dead_letter_leases
+    set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1, parked_at = null
     where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s
     returning position, times
 )

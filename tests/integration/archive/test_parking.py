@@ -5,6 +5,7 @@ import pytest
 from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import partitions
 from subscriptions_db.archive.search import archived_dead_letters, consumers, counts
+from subscriptions_db.archive.search.cursor import ReceiptHandle
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from tests.integration.archive.pollers import EVERYTHING, NOW, Pollers, after, all_of, positions
@@ -140,6 +141,24 @@ def test_the_version_before_leases_no_parked_dead_letter(connection, write):
     pollers.poll(10)
     expired = "select position from dead_letter_leases where customer_id = 'c1' and consumer = 'k' and until <= now()"
     assert connection.execute(expired).fetchall() == []
+
+
+def test_a_nack_by_the_version_before_unparks(connection, write):
+    """The dead letter was parked and leased at once, and its new receipt handle was refused."""
+    write(1)
+    pollers = Pollers(connection, max_receives=1)
+    [held] = pollers.poll(lease_s=1).leased
+    assert pollers.poll(10).leased == []
+    nack = "update dead_letter_leases set token = null, until = %s where (position, token) = (%s, %s)"
+    assert connection.execute(nack, (after(10), held.receipt.position, held.receipt.token)).rowcount == 1
+    assert counted(connection, "k", at=10) == [((1, True), 0, (0, True))]
+    renew = "update dead_letter_leases set token = gen_random_uuid(), until = %s where until <= %s returning position, token"
+    [row] = connection.execute(renew, (after(70), after(10))).fetchall()
+    assert (counted(connection, "k", at=11), pollers.parked().parked) == ([((0, True), 1, (0, True))], [])
+    again = held._replace(receipt=ReceiptHandle(row["position"], row["token"]))
+    assert pollers.extend(again, at=11, lease_s=60) == [71.0]
+    assert pollers.give_back(again, at=11) == [held.letter.position]
+    assert (pollers.poll(11).leased, len(pollers.parked().parked)) == ([], 1)
 
 
 def counted(connection, *names, at):
