@@ -63,9 +63,9 @@ class Api(Area):
     key_lifetime_days: Annotated[int, Field(gt=0, le=3650)] = 365
     """Days after which a new API key expires, unless `fanout api-keys create --expires` says otherwise."""
     max_endpoints_per_customer: Annotated[int, Field(gt=0)] = 1000
-    """Most endpoints that a customer can create by itself."""
+    """Most endpoints that a customer can create by itself, unless the customer has a quota of its own."""
     max_subscriptions_per_customer: Annotated[int, Field(gt=0)] = 10_000
-    """Most subscriptions that a customer can create by itself."""
+    """Most subscriptions that a customer can create by itself, unless the customer has a quota of its own."""
     max_consumers_per_customer: Annotated[int, Field(gt=0)] = 100
     """Most consumers of dead letters that a customer can create by itself."""
     max_poll_s: Seconds = 30

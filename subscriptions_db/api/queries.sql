@@ -126,6 +126,16 @@ delete from customer_tenants where customer_id = %(customer_id)s;
 -- name: put_granted_tenant
 insert into customer_tenants (customer_id, tenant_id) values (%(customer_id)s, %(tenant_id)s);
 
+-- name: customer_quotas
+select customer_id, max_endpoints as endpoints, max_subscriptions as subscriptions from customer_quotas
+where customer_id = any (%(ids)s);
+
+-- name: put_customer_quotas
+insert into customer_quotas (customer_id, max_endpoints, max_subscriptions)
+values (%(customer_id)s, %(endpoints)s, %(subscriptions)s)
+on conflict (customer_id) do update
+set max_endpoints = excluded.max_endpoints, max_subscriptions = excluded.max_subscriptions;
+
 -- name: delete_customers
 delete from customers where customer_id = any (%(ids)s);
 
@@ -165,7 +175,10 @@ where customer_id is not distinct from %(customer_id)s and idempotency_key = %(i
 select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = session_user;
 
 -- name: count_endpoints
-select count(*) as rows from endpoints where customer_id = %(customer)s;
+-- `quota` is null for a customer without a quota of its own.
+select count(*) as rows, (select max_endpoints from customer_quotas where customer_id = %(customer)s) as quota
+from endpoints where customer_id = %(customer)s;
 
 -- name: count_subscriptions
-select count(*) as rows from subscriptions where customer_id = %(customer)s;
+select count(*) as rows, (select max_subscriptions from customer_quotas where customer_id = %(customer)s) as quota
+from subscriptions where customer_id = %(customer)s;

@@ -168,18 +168,22 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-def require_quota(call: Call, kind: registered_rows.RowKind, bound: int) -> None:
-    """Raise Refused with 409 if the customer of the API key has `bound` rows of the kind already.
+def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> None:
+    """Raise Refused with 409 if the customer of the API key has as many rows of the kind as its quota.
 
-    An operator's key has no bound. Rows are counted without a lock: concurrent requests can exceed the bound by their number.
+    `default` is the quota of a customer that has none of its own. An operator's key has no quota. A lock makes the customer's
+    concurrent requests wait until this transaction ends, so together they do not exceed the quota.
     """
     own = call.principal.customer_id
     if own is None:
         return
+    call.connection.execute(query("lock_row"), {"kind": f"quota of {kind}s", "id": own})
     with of_whole_customer(call):
-        found = call.connection.execute(query(f"count_{kind}s"), {"customer": own}).fetchall()[0]["rows"]
-    if found >= bound:
-        raise problems.Refused(409, f"you have {bound} {kind}s, the maximum: delete some, or ask the operator")
+        [found] = call.connection.execute(query(f"count_{kind}s"), {"customer": own}).fetchall()
+    quota = default if found["quota"] is None else found["quota"]
+    if found["rows"] >= quota:
+        had = f"you have {found['rows']} {kind}s, and your quota is {quota}"
+        raise problems.Refused(409, f"{had}: delete some, or ask the operator")
 
 
 @contextlib.contextmanager

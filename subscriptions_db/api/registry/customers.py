@@ -1,18 +1,23 @@
-"""List, change and delete customers and their grants: the tenants to whose events a customer may subscribe by itself.
+"""List, change and delete customers, their quotas, and their grants: tenants to whose events a customer may subscribe itself.
 
 Runs in the API. Operators change customers; a customer's key reads its own customer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Annotated, Any
 
 import pydantic
+from pydantic import Field
 
 from subscriptions_db.api.contract import audit, crud, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres.sql import query
+
+MAX_QUOTA = 2**31 - 1
+"""Maximum of a quota: the largest integer of its column."""
 
 
 class TenantGrants(manifest.ManifestPart):
@@ -23,11 +28,21 @@ class TenantGrants(manifest.ManifestPart):
     tenants: tuple[manifest.Id, ...] = ()
 
 
+class Quotas(manifest.ManifestPart):
+    """The most rows that a customer may have if it creates one more itself. The operator has no quota."""
+
+    endpoints: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
+    """Null: `api.max_endpoints_per_customer`."""
+    subscriptions: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
+    """Null: `api.max_subscriptions_per_customer`."""
+
+
 class CustomerFields(manifest.ManifestPart):
-    """The fields of a customer. An omitted `may_subscribe_to` stays unchanged."""
+    """The fields of a customer. An omitted `may_subscribe_to` or `quotas` stays unchanged."""
 
     name: manifest.Name = ""
     may_subscribe_to: TenantGrants | None = None
+    quotas: Quotas | None = None
 
 
 class Customer(pydantic.BaseModel):
@@ -36,6 +51,7 @@ class Customer(pydantic.BaseModel):
     id: str
     name: str
     may_subscribe_to: TenantGrants
+    quotas: Quotas
 
 
 class Customers(routes.ListPage):
@@ -55,21 +71,28 @@ def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants
     }
 
 
+def _quotas(call: Call, customer_ids: list[str]) -> dict[str, Quotas]:
+    """Return the own quotas of each of these customers."""
+    rows = call.connection.execute(query("customer_quotas"), {"ids": customer_ids}).fetchall()
+    found = {row.pop("customer_id"): Quotas(**row) for row in rows}
+    return {customer_id: found.get(customer_id, Quotas()) for customer_id in customer_ids}
+
+
 def list_(call: Call) -> Customers:
     """Return a page of customers."""
+    return Customers(**crud.page(call, "customer", functools.partial(_shown, call))._asdict())
 
-    def show(found: dict[str, dict[str, Any]]) -> list[Customer]:
-        grants = tenant_grants(call, list(found))
-        return [Customer(id=row_id, may_subscribe_to=grants[row_id], **row) for row_id, row in found.items()]
 
-    return Customers(**crud.page(call, "customer", show)._asdict())
+def _shown(call: Call, found: dict[str, dict[str, Any]]) -> list[Customer]:
+    grants, quotas = tenant_grants(call, list(found)), _quotas(call, list(found))
+    return [Customer(id=row_id, may_subscribe_to=grants[row_id], quotas=quotas[row_id], **row) for row_id, row in found.items()]
 
 
 def get(call: Call) -> Customer:
     """Return a customer."""
     customer_id = call.path["customer_id"]
-    row = crud.existing_row(call, "customer", customer_id)
-    return Customer(id=customer_id, may_subscribe_to=tenant_grants(call, [customer_id])[customer_id], **row)
+    [shown] = _shown(call, {customer_id: crud.existing_row(call, "customer", customer_id)})
+    return shown
 
 
 def put(call: Call) -> Customer:
@@ -79,6 +102,8 @@ def put(call: Call) -> Customer:
     crud.put(call, {"customers": [{"id": customer_id, "name": wanted.name}]}, customer_id=customer_id)
     if wanted.may_subscribe_to is not None:
         _grant(call, customer_id, wanted.may_subscribe_to)
+    if wanted.quotas is not None:
+        _set_quotas(call, customer_id, wanted.quotas)
     return get(call)
 
 
@@ -95,6 +120,15 @@ def _grant(call: Call, customer_id: str, wanted: TenantGrants) -> None:
         )
     change = {"before": before.model_dump(), "after": {"everything": wanted.everything, "tenants": tenants}}
     audit.write(call, "grant", "customer", customer_id, customer_id=customer_id, **change)
+
+
+def _set_quotas(call: Call, customer_id: str, wanted: Quotas) -> None:
+    before = _quotas(call, [customer_id])[customer_id]
+    if before == wanted:
+        return
+    call.connection.execute(query("put_customer_quotas"), {"customer_id": customer_id} | wanted.model_dump())
+    change = {"before": before.model_dump(), "after": wanted.model_dump()}
+    audit.write(call, "set_quotas", "customer", customer_id, customer_id=customer_id, **change)
 
 
 def delete(call: Call) -> None:

@@ -190,6 +190,30 @@ def test_a_customer_has_quotas_and_the_operator_has_none(postgres):
         assert operator.post("/v1/endpoints", NEW | {"customer": "acme"}).status == 201
 
 
+def test_the_operator_gives_a_customer_its_own_quotas(served, acme, operator):
+    named = {"name": "Acme", "quotas": {"endpoints": 0, "subscriptions": 1}}
+    assert operator.put("/v1/customers/acme", named).json["quotas"] == {"endpoints": 0, "subscriptions": 1}
+    assert acme.get("/v1/customers/acme").json["quotas"] == {"endpoints": 0, "subscriptions": 1}
+    refused = acme.post("/v1/endpoints", NEW)
+    assert (refused.status, refused.json["code"]) == (409, "conflict")
+    assert "your quota is 0" in refused.json["detail"]
+    assert acme.post("/v1/subscriptions", {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}).status == 409
+    assert operator.put("/v1/customers/acme", {"name": "Acme"}).json["quotas"] == named["quotas"]  # omitted: unchanged
+    assert operator.put("/v1/customers/acme", {"quotas": {"endpoints": -1}}).fields == ["quotas.endpoints"]
+    assert operator.put("/v1/customers/acme", {"name": "Acme", "quotas": {}}).json["quotas"] == dict.fromkeys(named["quotas"])
+    assert acme.post("/v1/endpoints", NEW).status == 201
+    entries = [entry for entry in served.audit("acme") if entry["action"] == "set_quotas"]
+    assert [entry["after"] for entry in entries] == [named["quotas"], dict.fromkeys(named["quotas"])]
+
+
+def test_concurrent_requests_do_not_exceed_a_quota(operator, acme):
+    held = len(acme.get("/v1/endpoints").json["items"])
+    operator.put("/v1/customers/acme", {"quotas": {"endpoints": held + 2}})
+    waiting = [world.in_background(lambda: acme.post("/v1/endpoints", NEW).status) for _ in range(8)]
+    assert sorted(result() for result in waiting) == [201] * 2 + [409] * 6
+    operator.put("/v1/customers/acme", {"name": "Acme", "quotas": {}})
+
+
 def test_a_subscription_names_a_bounded_number_of_tenants(postgres):
     with world.served(postgres) as served:
         operator = served.client(served.keys["operator"])

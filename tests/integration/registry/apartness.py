@@ -58,6 +58,7 @@ GRANTED = {
     CUSTOMERS: {
         "customers": "select",
         "customer_tenants": "select",
+        "customer_quotas": "select",
         "endpoints": "delete, insert, select, update",
         "secrets": "delete, insert, select, update",
         "subscriptions": "delete, insert, select, update",
@@ -79,6 +80,7 @@ GRANTED = {
         "sub_tenants": "delete, insert, select, update",
         "customers": "delete, insert, select, update",
         "customer_tenants": "delete, insert, select, update",
+        "customer_quotas": "delete, insert, select, update",
         "endpoints": "delete, insert, select, update",
         "secrets": "delete, insert, select, update",
         "subscriptions": "delete, insert, select, update",

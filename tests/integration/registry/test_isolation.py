@@ -79,7 +79,10 @@ def test_every_table_of_customers_has_forced_row_level_security(connection):
 
 
 def test_only_known_tables_show_a_limited_key_rows_of_every_endpoint(migrated):
-    follows_subscriptions, of_the_customer = {"scopes", "filters"}, {"customers", "customer_tenants", "event_types"}
+    follows_subscriptions, of_the_customer = (
+        {"scopes", "filters"},
+        {"customers", "customer_tenants", "customer_quotas", "event_types"},
+    )
     assert apartness.of_every_endpoint(migrated) == follows_subscriptions | of_the_customer
 
 
@@ -313,6 +316,7 @@ def test_without_a_customer_no_row_can_be_written(two, customer_id):
         "insert into audit_log (key_id, customer_id, action, entity, entity_id) values ('fk_x', 'c2', 'create', 'e', 'i')",
         "insert into idempotency_keys (customer_id, idempotency_key, request_digest) values ('c2', 'other', sha256(''))",
         "insert into customer_tenants values ('c1', null)",
+        "insert into customer_quotas values ('c1', 1, 1)",
         "select * from api_keys",
         "select * from tenants",
         "select entity_id from revisions",
