@@ -116,7 +116,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Headers of the event's record."""
     payload_base64: str
     """The event's payload as it stands in a JSON body, byte for byte. An opaque payload is a JSON string: its text, or the
-    base64 of its bytes. An event without a payload has `null`. So a version that knows no opaque payloads redrives valid JSON."""
+    base64 of its bytes. An event without a payload has `null`. So a version that knows no opaque payloads redrives JSON."""
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]

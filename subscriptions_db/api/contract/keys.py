@@ -29,6 +29,8 @@ EXPIRES_SOON = dt.timedelta(days=14)
 """Time before the end of a key in which answers to its requests warn of it."""
 NOTE_USE_EVERY_S = 300.0
 """Seconds for which one process notes the use of a key once."""
+LIMITED = "limited "
+"""Beginning of what is digested for a key that is limited to endpoints or tenants. No key has a space."""
 MAX_ENDPOINTS = 100
 """Maximum endpoints of one limited key. Each transaction of the key names them."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
@@ -84,7 +86,7 @@ def create(
     with connect.translated_errors(), connection.transaction():
         _require_own(connection, customer_id, limits.get("endpoints", []))
         columns = {"tenants": None, "endpoints": None} | limits
-        connection.execute(query("put_api_key"), row | {"digest": digest_of(text)} | columns)
+        connection.execute(query("put_api_key"), row | {"digest": digest_of(text, is_limited=bool(limits))} | columns)
         after: dict[str, Any] = {"scope": scope.value, "name": name, "expires_at": expires_at} | limits
         audit.note(connection, audit.COMMAND, "create", "api_key", key_id, customer_id=customer_id, after=after)
     return NewKey(key_id, Secret(text.encode()))
@@ -149,9 +151,12 @@ def key_id_of(text: str) -> str | None:
     return matched[1] if matched else None
 
 
-def digest_of(text: str) -> bytes:
-    """Return the digest of a key, which Postgres stores."""
-    return hashlib.sha256(text.encode()).digest()
+def digest_of(text: str, *, is_limited: bool = False) -> bytes:
+    """Return the digest of a key, which Postgres stores.
+
+    That of a limited key is another one. So a version that knows no limits refuses the key, and never takes it for one without.
+    """
+    return hashlib.sha256((LIMITED + text if is_limited else text).encode()).digest()
 
 
 def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> Principal | None:
@@ -159,7 +164,9 @@ def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> 
 
     The comparison takes the same time without a row, so timing does not reveal which ids exist.
     """
-    is_right = hmac.compare_digest(digest_of(text), bytes(row["digest"]) if row else bytes(SECRET_BYTES))
+    is_limited = row is not None and (row["tenants"] is not None or row["endpoints"] is not None)
+    digest = digest_of(text, is_limited=is_limited)
+    is_right = hmac.compare_digest(digest, bytes(row["digest"]) if row else bytes(SECRET_BYTES))
     if row is None or not is_right or row["revoked_at"] is not None:
         return None
     if row["expires_at"] is not None and row["expires_at"] <= now:

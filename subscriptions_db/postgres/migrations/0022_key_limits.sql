@@ -1,5 +1,5 @@
 -- Keys that are limited to endpoints of their customer, keys that only register, and the last use of keys. The version before works on,
--- and makes no such key; but it does not know the limit of one, so none should be made while an API of that version serves.
+-- and makes no such key. It refuses a limited key, whose digest is another (subscriptions_db/api/contract/keys.py).
 
 alter table api_keys
     -- The endpoints to which the key is limited; null: it is not limited. No reference to endpoints: a key that outlives its endpoint

@@ -22,6 +22,7 @@ ROW = {
     "key_id": "fk_abcdefghijkl", "customer_id": "acme", "scope": "read_only", "digest": keys.digest_of(TEXT),
     "expires_at": None, "revoked_at": None, "tenants": None, "endpoints": None,
 }  # fmt: skip
+LIMITED = {"digest": keys.digest_of(TEXT, is_limited=True)}
 READ = next(route for route in ROUTES if route.name == "listEndpoints")
 WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
 
@@ -47,8 +48,16 @@ def test_a_valid_key_is_authenticated(row, text, is_known):
 
 
 def test_a_limited_key_names_its_endpoints():
-    principal = keys.authenticate(ROW | {"endpoints": ["ep_2", "ep_1"]}, TEXT, NOW)
+    principal = keys.authenticate(ROW | LIMITED | {"endpoints": ["ep_2", "ep_1"]}, TEXT, NOW)
     assert (principal.endpoints, principal.endpoint_ids) == ({"ep_1", "ep_2"}, "ep_1,ep_2")
+
+
+@pytest.mark.parametrize("limit", [{"endpoints": ["ep_1"]}, {"tenants": ["t1"], "scope": "publisher", "customer_id": None}])
+def test_a_version_without_limits_refuses_a_limited_key(limit):
+    """Regression: it took the key for one of the whole customer."""
+    assert keys.authenticate(ROW | LIMITED | limit, TEXT, NOW) is not None
+    assert keys.authenticate(ROW | LIMITED, TEXT, NOW) is None  # what such a version reads
+    assert keys.authenticate(ROW | limit, TEXT, NOW) is None
 
 
 def test_a_registrar_reaches_the_registry_and_no_delivery():
@@ -150,7 +159,7 @@ PUBLISH = next(route for route in ROUTES if route.name == "publishEvents")
 
 
 def test_events_above_the_rate_of_a_publishers_key_get_429():
-    clock, publisher = Clock(), Registry(ROW | {"customer_id": None, "scope": "publisher", "tenants": ["t1"]})
+    clock, publisher = Clock(), Registry(ROW | LIMITED | {"customer_id": None, "scope": "publisher", "tenants": ["t1"]})
     admitted = admission.Admission(publisher.read, max_per_s=1, max_events_per_s=100, clock=clock)
     principal = admit(admitted, PUBLISH)
     assert principal.tenants == {"t1"}
