@@ -19,6 +19,9 @@ class Archive(Area):
     If false, the API finds no deliveries either."""
     attempts_retention_days: Annotated[int, Field(gt=0, le=3650)] = 7
     """Fewest days for which an attempt is kept after it started."""
+    statistics_retention_days: Annotated[int, Field(ge=0, le=3650)] = 90
+    """Fewest days for which the statistics of an hour are kept: a row for each endpoint and hour with deliveries. 0: there are
+    no statistics. Without `attempts`, only dead letters count."""
     replay_max_pending: Annotated[int, Field(gt=0)] = 10_000
     """A replay pauses while this many of its deliveries wait in the retry lane. Keep this number below `retry.max_pending`,
     which the live events of the endpoint share."""
@@ -81,8 +84,4 @@ class Api(Area):
     Requests that publish events do not count here."""
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
-    evenly. A request that begins within the rate is accepted whole, and the next one waits for its events. A request counts
-    at least one event for each KiB of its body, and for its CPU time: half a second of CPU counts as a second of the rate."""
-    max_publishing_requests_per_s: PerSecond = 500
-    """Most requests a second by which one API key publishes events, in each process. A fifth of this number may come at once,
-    the rest evenly."""
+    evenly. A request that begins within the rate is accepted whole, and the next one waits for its events."""

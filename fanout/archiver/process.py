@@ -28,7 +28,7 @@ from fanout.archiver.replay_step import Replayer
 from fanout.archiver.source import Source, place_of
 from fanout.kafka import publishing
 from fanout.kafka.places import Place
-from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, writer
+from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
@@ -85,7 +85,9 @@ class Archiver:
         self.watch = health.Watch(pause_reason=self._current_pause_reason, stop=stop)
         self._config = config
         self._stop = stop
-        self._kept = writer.Retention(config.archive.retention_days, config.archive.attempts_retention_days)
+        self._kept = writer.Retention(
+            config.archive.retention_days, config.archive.attempts_retention_days, config.archive.statistics_retention_days
+        )
         self._policy = policy_of(config)
         self._pause_reason: str | None = None
         self._failures = 0
@@ -213,6 +215,7 @@ class Archiver:
                     letter=row,
                     replay_counts=archived_rows.replay_counts_of_dead_letter(letter),
                     signals=signals.dead_letter_signals(row, at),
+                    statistics=statistics.of_dead_letter(row),
                 )
             record = log_records.decode(value)
             if isinstance(record, LogRecord):
@@ -224,6 +227,7 @@ class Archiver:
                     redriven=archived_rows.redriven_rows(record),
                     replay_counts=archived_rows.replay_counts(record),
                     signals=signals.log_signals(record, at),
+                    statistics=statistics.of_log(record, at) if self._kept.statistics else {},
                 )
         except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
             log.warning(
@@ -250,6 +254,7 @@ class Archiver:
         if self._policy is not None:
             outbox.delete_orphans(connection)
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
+        statistics.delete_old(connection, partitions.oldest(today, self._kept.statistics))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
 
     def _current_pause_reason(self) -> str | None:

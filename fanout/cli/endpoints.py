@@ -12,10 +12,13 @@ import typer
 from delivery.model import SignatureScheme
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson, console
+from subscriptions_db.archive.search.statistics import Granularity
 
 EndpointId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "endpoint"))]
 
-app = typer.Typer(help="Rotate secrets of endpoints; enable, disable and validate endpoints.", no_args_is_help=True)
+app = typer.Typer(
+    help="Rotate secrets of endpoints; enable, disable and validate endpoints; show statistics.", no_args_is_help=True
+)
 
 
 @app.command("rotate-secret")
@@ -76,3 +79,27 @@ def validate(context: typer.Context, endpoint_id: EndpointId, as_json: AsJson = 
         commands.print_json({"state": reply.state, "permitted_per_minute": reply.per_minute, "reason": reply.reason})
     else:
         registry_commands.show_reply(console, endpoint_id, reply)
+
+
+@app.command("statistics")
+def statistics(
+    context: typer.Context,
+    endpoint_id: EndpointId,
+    since: Annotated[str, typer.Option(help="A time ago (24h, 7d), or a moment (2026-05-01T10:00:00Z).")] = "24h",
+    by: Annotated[Granularity, typer.Option(help="By hour, for at most 31 days, or by day in UTC, for at most 92.")] = (
+        Granularity.HOUR
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Show deliveries and attempts of an endpoint by hour or day, with estimated percentiles. `fanout archive` counts them."""
+    from fanout.admin import statistics as of_admin  # noqa: PLC0415
+    from subscriptions_db.api.deliveries import statistics as answers  # noqa: PLC0415
+
+    found = of_admin.of_endpoint(commands.settings_of(context), endpoint_id, since=since, by=by)
+    document = answers.shown(found, by).model_dump(mode="json")
+    if as_json:
+        commands.print_json(document)
+    else:
+        commands.print_table(of_admin.table(document))
+        for word, count in document["total"]["error_classes"].items():
+            console.print(f"failed with {word}: {count}", markup=False)

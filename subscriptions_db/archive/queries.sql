@@ -64,6 +64,53 @@ select * from unnest(
     %(outcome)s::text[], %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
 );
 
+-- name: add_statistics
+-- Arrays are added element by element. The longer one has the length of the sum.
+insert into delivery_statistics as kept (
+    customer_id, endpoint_id, hour, delivered, dead_lettered, skipped, attempts, error_classes, durations, latencies
+)
+select customer_id, endpoint_id, hour, delivered, dead_lettered, skipped, attempts, error_classes, durations::integer[], latencies::integer[]
+from unnest(
+    %(customer_ids)s::text[], %(endpoint_ids)s::text[], %(hours)s::timestamptz[], %(delivered)s::bigint[], %(dead_lettered)s::bigint[],
+    %(skipped)s::bigint[], %(attempts)s::bigint[], %(error_classes)s::jsonb[], %(durations)s::text[], %(latencies)s::text[]
+) as new (
+    customer_id, endpoint_id, hour, delivered, dead_lettered, skipped, attempts, error_classes, durations, latencies
+)
+on conflict (customer_id, endpoint_id, hour) do update set
+    delivered = kept.delivered + excluded.delivered,
+    dead_lettered = kept.dead_lettered + excluded.dead_lettered,
+    skipped = kept.skipped + excluded.skipped,
+    attempts = kept.attempts + excluded.attempts,
+    error_classes = case when excluded.error_classes = '{}' then kept.error_classes else (
+        select jsonb_object_agg(name, count) from (
+            select name, sum(count::bigint) as count
+            from (
+                select * from jsonb_each_text(kept.error_classes) union all select * from jsonb_each_text(excluded.error_classes)
+            ) as counted (name, count)
+            group by name
+        ) as summed
+    ) end,
+    durations = array(
+        select coalesce(old, 0) + coalesce(more, 0)
+        from unnest(kept.durations, excluded.durations) with ordinality as counted (old, more, number) order by number
+    ),
+    latencies = array(
+        select coalesce(old, 0) + coalesce(more, 0)
+        from unnest(kept.latencies, excluded.latencies) with ordinality as counted (old, more, number) order by number
+    );
+
+-- name: delete_old_statistics
+delete from delivery_statistics where ctid = any (array(
+    select ctid from delivery_statistics where hour < %(before)s order by hour limit %(most)s for update skip locked
+));
+
+-- name: statistics
+-- One JSON text, which is read faster than arrays.
+select hour, delivered, dead_lettered, skipped, attempts, json_build_array(error_classes, durations, latencies)::text as parts
+from delivery_statistics
+where customer_id = %(customer_id)s and endpoint_id = %(endpoint_id)s and hour >= %(since)s and hour < %(until)s
+order by hour;
+
 -- name: dead_letters_after
 -- The matching waiting dead letters after a position, and the position up to which the result is complete. At most `most` rows are
 -- examined, so a rare criterion costs no more than none. One statement gives one snapshot: between two statements a dead letter

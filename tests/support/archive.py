@@ -15,11 +15,11 @@ from delivery.webhooks.results import dead_letter_records, log_records, topic_ro
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.sending import batch_payload
 from subscriptions_db.archive.ingest import archived_rows as archive_rows
-from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.ingest import statistics, writer
 from tests.support import builders
 
 NOW = dt.datetime(2026, 5, 10, 12, tzinfo=dt.UTC)
-KEPT = writer.Retention(letters=30, attempts=7)
+KEPT = writer.Retention(letters=30, attempts=7, statistics=90)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead-letters", rejected="rejected", retries="retries")
 PAYLOAD = b'{ "z": 1.0,\n "a": "\xc3\xa9\\u0000" }'
 
@@ -96,7 +96,8 @@ def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.Att
 
 def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.ArchivedRecord:
     row = letter_row(letter(**fields))
-    return archive_rows.ArchivedRecord(topic="dead-letters", partition=partition, offset=offset, letter=row)
+    counted = statistics.of_dead_letter(row)
+    return archive_rows.ArchivedRecord(topic="dead-letters", partition=partition, offset=offset, letter=row, statistics=counted)
 
 
 def taken_attempts(

@@ -16,6 +16,7 @@ from subscriptions_db.api.deliveries import (
     leases,
     parked_letters,
     replays,
+    statistics,
 )
 from subscriptions_db.api.publishing import routes as publishing
 from subscriptions_db.api.registry import (
@@ -48,6 +49,7 @@ ROUTES: tuple[Route, ...] = (
     *parked_letters.ROUTES,
     *deliveries.ROUTES,
     *attempts.ROUTES,
+    *statistics.ROUTES,
     *replays.ROUTES,
     *audit_log.ROUTES,
     *snapshot.ROUTES,

@@ -23,11 +23,15 @@ from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import Attempted, BatchEntry, Entry, RedrivenEntry, Unattempted
 from delivery.webhooks.results.log_records import LogRecord
 from subscriptions_db import disclosure
+from subscriptions_db.archive.ingest.hourly_counts import HourCounts
 from subscriptions_db.archive.notifications.endpoint_health import Signal
 from subscriptions_db.replays.progress import ReplayCounts
 
 MAX_CHARS = 255
 """Maximum stored characters of a searchable text. The event type of a subscription has no more."""
+HourOfEndpoint = tuple[str, str, int]
+"""Customer, endpoint, and hours since 1970."""
+CountsByHour = dict[HourOfEndpoint, HourCounts]
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _OUTCOMES: dict[type, str] = {
     **dict.fromkeys(log_entries.SKIPPED, OutcomeKind.SKIPPED.value),
@@ -109,6 +113,7 @@ class ArchivedRecord:
     signals: list[Signal] = field(default_factory=list)
     """Signals about the health of endpoints."""
     redriven: list[RedrivenRow] = field(default_factory=list)
+    statistics: CountsByHour = field(default_factory=dict)
 
     def without_rows(self) -> ArchivedRecord:
         """Return the position of the record without its rows."""
@@ -122,9 +127,9 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
     shown = disclosure.letter(document)
     del shown["payload_base64"]
     return DeadLetterRow(
-        customer_id=_registry_id(letter.customer_id),
-        endpoint_id=_registry_id(letter.endpoint_id),
-        tenant_id=_registry_id(letter.tenant_id),
+        customer_id=registry_id(letter.customer_id),
+        endpoint_id=registry_id(letter.endpoint_id),
+        tenant_id=registry_id(letter.tenant_id),
         event_type=_text(letter.event_type),
         reason=_text(disclosure.word(letter.reason) or "unknown")[:64],
         webhook_id=_text(letter.webhook_id),
@@ -142,7 +147,7 @@ def topic_record(letter: bytes, payload: bytes) -> bytes:
 
 def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
     """Return the archive's rows of a record of the attempts topic. `at` is the time at which the record was written."""
-    endpoint_id, customer_id = _registry_id(record.endpoint_id), _registry_id(record.customer_id)
+    endpoint_id, customer_id = registry_id(record.endpoint_id), registry_id(record.customer_id)
     return [_attempt_row(entry, endpoint_id, customer_id, at) for entry in record.entries if _is_kept(entry)]
 
 
@@ -163,8 +168,8 @@ def _attempt_row(entry: Attempted | Unattempted, endpoint_id: str, customer_id: 
         webhook_id=_text(entry.webhook_id),
         event_id=None if event is None else _text(event.event_id),
         event_type=None if event is None else _text(event.event_type),
-        tenant_id=None if event is None else _registry_id(event.tenant_id),
-        subscription_id=None if event is None else _registry_id(event.subscription_id),
+        tenant_id=None if event is None else registry_id(event.tenant_id),
+        subscription_id=None if event is None else registry_id(event.subscription_id),
         events=entry.count,
         attempt=0 if attempt is None else attempt.attempt,
         duration_ms=0.0 if attempt is None else attempt.duration_ms,
@@ -184,8 +189,8 @@ def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
     """Return the redrive notes of a record of the attempts topic."""
     return [
         RedrivenRow(
-            customer_id=_registry_id(record.customer_id),
-            endpoint_id=_registry_id(record.endpoint_id),
+            customer_id=registry_id(record.customer_id),
+            endpoint_id=registry_id(record.endpoint_id),
             webhook_id=_text(entry.webhook_id),
             dead_lettered_at=_moment(entry.dead_lettered_at_ms),
         )
@@ -214,7 +219,8 @@ def _replay_counts(record: LogRecord) -> Iterator[ReplayCounts]:
             yield ReplayCounts(_text(entry.replay), skipped=entry.count)
 
 
-def _registry_id(value: str) -> str:
+def registry_id(value: str) -> str:
+    """Return an id of the registry; raise RecordUnreadable for another text."""
     if not _REGISTRY_ID.fullmatch(value):
         raise errors.RecordUnreadable("names no id of the registry")
     return value

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from delivery import errors
-from subscriptions_db.archive.ingest import partitions, redrive_notes
+from subscriptions_db.archive.ingest import partitions, redrive_notes, statistics
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, AttemptRow, DeadLetterRow, RedrivenRow
 from subscriptions_db.archive.notifications import outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
@@ -47,6 +47,8 @@ class Retention(NamedTuple):
 
     letters: int
     attempts: int
+    statistics: int = 0
+    """0: there are no statistics."""
 
 
 def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
@@ -116,6 +118,9 @@ def _write(
         if policy is not None:
             outbox.record(connection, [signal for record in new for signal in record.signals], policy)
         progress.add_counts(connection, _summed(counts for record in new for counts in record.replay_counts))
+        if kept.statistics:
+            counted = (record.statistics for record in new)
+            statistics.add(connection, counted, today=today, retention_days=kept.statistics)
         _reach(connection, {(record.topic, record.partition): record.offset + 1 for record in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 

@@ -16,10 +16,14 @@ from typer.testing import CliRunner
 from fanout.cli import main
 from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
+from subscriptions_db.archive.ingest.hourly_counts import HourCounts
 from subscriptions_db.archive.search import counts
 from subscriptions_db.replays import requests
 from tests.integration.api import world
 from tests.integration.api.world import Client
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 
@@ -164,3 +168,27 @@ def test_serve_ends_in_order_and_logs_no_secret(served, environment):
     assert {"method": "POST", "route": "/v1/endpoints", "status": 201}.items() <= answered[-1].items()
     for secret in (made["signing_secret"], served.keys["acme"], "hunter4"):
         assert secret.encode() not in log
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_statistics_of_an_endpoint_are_shown(served):
+    now = dt.datetime.now(dt.UTC)
+    counts = HourCounts(delivered=3, attempts=4, error_classes={"timeout": 1}, durations={20: 4})
+    by_hour = {("acme", "acme-orders", int(now.timestamp()) // 3600): counts}
+    record = ArchivedRecord(topic="counted", partition=0, offset=0, statistics=by_hour)
+    with served.registry() as opened:
+        writer.write(opened, [record], archive.KEPT, now=now)
+    shown = fanout("endpoints", "statistics", "endpoint/acme-orders", "--by", "day")
+    assert (shown["by"], shown["total"]["delivered"], shown["total"]["error_classes"]) == ("day", 3, {"timeout": 1})
+    done = CliRunner().invoke(main.app, ["endpoints", "statistics", "acme-orders"])
+    assert done.exit_code == 0
+    assert all(word in done.output for word in ("total", "29.3", "failed with timeout: 1"))
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("words", "problem"), [(["nobodys"], "no such endpoint"), (["acme-orders", "--since", "32d"], "in the last 31 days")]
+)
+def test_statistics_that_there_are_not_are_refused(words, problem):
+    done = CliRunner().invoke(main.app, ["endpoints", "statistics", *words])
+    assert (done.exit_code, problem in str(done.exception)) == (1, True)

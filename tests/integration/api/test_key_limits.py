@@ -105,6 +105,13 @@ def test_a_limited_key_creates_no_endpoint_and_names_only_its_own(limited):
     assert limited.post("/v1/dead-letter-consumers", {"name": "mine"}).fields == ["endpoint"]
 
 
+def test_a_limited_key_reads_the_statistics_of_its_endpoints_only(acme, limited, second):
+    asked = "since=2026-05-10T00:00:00Z&until=2026-05-11T00:00:00Z"
+    own = limited.get(f"/v1/endpoints/{second}/statistics?{asked}").json["total"]["dead_lettered"]
+    assert 1 <= own < acme.get(f"/v1/statistics?{asked}").json["total"]["dead_lettered"]
+    assert limited.get(f"/v1/statistics?{asked}").status == 403
+
+
 def test_a_limited_poller_shares_a_consumer_of_its_endpoint(served, acme, second):
     poller = limited_to(served, second, scope=Scope.POLLER)
     for name, endpoint in (("seconds", second), ("orders", ORDERS), ("whole", None)):

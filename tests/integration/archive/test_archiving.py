@@ -29,7 +29,7 @@ from fanout.local import stack
 from fanout.redrive import dead_letters, enqueue, redrive_plan
 from fanout.redrive import selection as topic_letters
 from subscriptions_db.archive.ingest import partitions, writer
-from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries
+from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, statistics
 from subscriptions_db.archive.search import redrive_requests as archive_turns
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect, migrate
@@ -180,6 +180,18 @@ def test_attempts_are_not_archived_if_the_setting_is_off(platform):
     platform.archive_once()
     with platform.connected() as connection:
         assert len(attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts) == 1
+
+
+def test_the_archiver_counts_statistics(platform):
+    now = process._now()
+    platform.publish_attempts(archive.outcome(at=now), archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused"))
+    platform.publish_letters("e1", dead_lettered_at=now)
+    for _ in range(2):
+        platform.archive_once()
+    day = dt.timedelta(days=1)
+    with platform.connected() as connection:
+        found = statistics.read(connection, "c1", "ep1", since=now - day, until=now + day, by=statistics.Granularity.DAY).total
+    assert (found.attempts, found.error_classes, found.skipped, found.dead_lettered) == (1, {"server_error": 1}, 1, 1)
 
 
 def test_a_delivery_without_attempt_has_the_time_of_its_record(platform):

@@ -1,0 +1,52 @@
+"""Show operators the statistics of an endpoint.
+
+Runs in the command.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Any
+
+from delivery import errors
+from delivery.config import settings
+from fanout.terminal import times
+from subscriptions_db.archive.search import statistics
+from subscriptions_db.archive.search.statistics import FoundStatistics, Granularity
+from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.registration import registered_rows
+
+TIMES = ("duration_ms", "latency_ms")
+
+
+def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: Granularity) -> FoundStatistics:
+    """Return the statistics of an endpoint since a time, as a person types it."""
+    now_ms = round(time.time() * 1000)
+    first = dt.datetime.fromtimestamp(times.moment_ms("--since", since, now_ms=now_ms) / 1000, dt.UTC)
+    until = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
+    if not dt.timedelta() < until - first <= by.longest:
+        raise errors.SettingsError(f"--since must be in the last {by.longest.days} days with --by {by}; {since!r} is not")
+    with connect.connect(config.database) as connection, connect.translated_errors():
+        migrate.require_current(connection)
+        row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
+        if row is None:
+            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+        return statistics.read(connection, row["customer"], endpoint_id, since=first, until=until, by=by)
+
+
+def table(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return rows for a person: each hour or day with deliveries, then the total."""
+    rows = [*document["items"], document["total"] | {"start": "total"}]
+    return [
+        {
+            "start": row["start"],
+            **{name: row[name] for name in ("delivered", "dead_lettered", "skipped", "attempts", "failed_attempts")},
+            **{
+                f"{name} {share}": (row[name] or {}).get(share)
+                for name in ("duration_ms", "latency_ms")
+                for share in ("p50", "p99")
+            },
+        }
+        for row in rows
+    ]

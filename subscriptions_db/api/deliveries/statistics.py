@@ -1,0 +1,170 @@
+"""Statistics of deliveries: of one endpoint, and of all endpoints of a customer.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import AwareDatetime
+
+from subscriptions_db.api.contract import crud, problems, routes
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
+from subscriptions_db.api.deliveries import dead_letters
+from subscriptions_db.archive.ingest import hourly_counts
+from subscriptions_db.archive.ingest.hourly_counts import Histogram, HourCounts
+from subscriptions_db.archive.search import statistics
+from subscriptions_db.archive.search.statistics import Granularity
+
+DEFAULT_RANGE = dt.timedelta(days=1)
+"""The time range of a request that does not name its beginning."""
+FIRST, LAST = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
+"""Bounds of a time range. Beyond them, arithmetic with times would leave the calendar."""
+
+
+def _in_calendar(moment: dt.datetime) -> dt.datetime:
+    if not FIRST <= moment <= LAST:
+        raise ValueError(f"must be between the years {FIRST.year} and {LAST.year}")
+    return moment
+
+
+Moment = Annotated[AwareDatetime, pydantic.AfterValidator(_in_calendar)]
+
+
+class StatisticsQuery(NoParameters):
+    """The time range of statistics, and the length of their buckets."""
+
+    since: Moment | None = None
+    """Begin with the hour or day of this time. Default: 24 hours before `until`."""
+    until: Moment | None = None
+    """End with the last hour or day that begins before this time. Default: now."""
+    by: Literal[Granularity.HOUR, Granularity.DAY] = Granularity.HOUR
+    """`hour`, for at most 31 days, or `day` in UTC, for at most 92 days."""
+
+
+class CustomerStatisticsQuery(CustomerQuery, StatisticsQuery):
+    """The customer, the time range of its statistics, and the length of their buckets."""
+
+
+class Percentiles(pydantic.BaseModel):
+    """Times in milliseconds that a half, 90 % and 99 % do not exceed. Estimates, at most 10 % off between 1 ms and 12 days."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class DeliveryCounts(pydantic.BaseModel):
+    """Counts of deliveries and attempts in a time. An attempt counts when it started."""
+
+    delivered: int
+    """Deliveries that an endpoint accepted. A delivery that came twice counts twice. Of a batch, each event counts."""
+    dead_lettered: int
+    """Deliveries that were given up. One that was redriven and given up again counts twice."""
+    skipped: int
+    """Deliveries that are never attempted."""
+    attempts: int
+    """Requests to endpoints. A batch is one."""
+    failed_attempts: int
+    error_classes: dict[str, int]
+    """The failed attempts by error class."""
+    duration_ms: Percentiles | None
+    """Duration of the attempts. Null: there were none."""
+    latency_ms: Percentiles | None
+    """Time from Kafka's append of an event to the response, of accepted attempts, without replays. Of a batch, that of its
+    oldest event. Null: there were none."""
+
+
+class StatisticsBucket(DeliveryCounts):
+    """The counts of one hour or day."""
+
+    start: dt.datetime
+
+
+class Statistics(pydantic.BaseModel):
+    """The counts of a time range, in total and by hour or day."""
+
+    since: dt.datetime
+    """Beginning of the first hour or day of the range."""
+    until: dt.datetime
+    """End of the last hour or day of the range."""
+    by: Granularity
+    total: DeliveryCounts
+    items: list[StatisticsBucket]
+    """The oldest first. Hours and days without deliveries are left out."""
+
+
+def of_endpoint(call: Call) -> Statistics:
+    """Return the statistics of an endpoint."""
+    endpoint_id = call.path["endpoint_id"]
+    owner = crud.existing_row(call, "endpoint", endpoint_id)["customer"]
+    return _read(call, owner, endpoint_id)
+
+
+def of_customer(call: Call) -> Statistics:
+    """Return the statistics of all endpoints of a customer, deleted ones included; raise Refused with 403 for a limited key.
+
+    The sum of its endpoints is not stored, and row-level security hides the sum of all.
+    """
+    if call.principal.endpoints is not None:
+        raise problems.Refused(403, "a key that is limited to endpoints reads the statistics of each of them")
+    return _read(call, dead_letters.customer_of(call), None)
+
+
+def _read(call: Call, customer_id: str, endpoint_id: str | None) -> Statistics:
+    wanted = call.query_as(StatisticsQuery)
+    until = wanted.until or dt.datetime.now(dt.UTC)
+    since = wanted.since or until - DEFAULT_RANGE
+    if not since < until:
+        raise problems.invalid(("since", "must be before until"))
+    if until - since > wanted.by.longest:
+        raise problems.invalid(("since", f"must be at most {wanted.by.longest.days} days before until, by {wanted.by}"))
+    return shown(statistics.read(call.connection, customer_id, endpoint_id, since=since, until=until, by=wanted.by), wanted.by)
+
+
+def shown(found: statistics.FoundStatistics, by: Granularity) -> Statistics:
+    """Convert statistics to the API's type."""
+    return Statistics(
+        since=found.since,
+        until=found.until,
+        by=by,
+        total=DeliveryCounts(**_counts(found.total)),
+        items=[StatisticsBucket(start=start, **_counts(counts)) for start, counts in found.buckets],
+    )
+
+
+def _counts(counts: HourCounts) -> dict[str, Any]:
+    return {
+        "delivered": counts.delivered,
+        "dead_lettered": counts.dead_lettered,
+        "skipped": counts.skipped,
+        "attempts": counts.attempts,
+        "failed_attempts": sum(counts.error_classes.values()),
+        "error_classes": dict(sorted(counts.error_classes.items())),
+        "duration_ms": _percentiles(counts.durations),
+        "latency_ms": _percentiles(counts.latencies),
+    }
+
+
+def _percentiles(histogram: Histogram) -> Percentiles | None:
+    p50, p90, p99 = (hourly_counts.percentile_ms(histogram, share) for share in (0.5, 0.9, 0.99))
+    if p50 is None or p90 is None or p99 is None:
+        return None
+    return Percentiles(p50=round(p50, 1), p90=round(p90, 1), p99=round(p99, 1))
+
+
+ROUTES = (
+    Route(
+        method="GET", path="/v1/endpoints/{endpoint_id}/statistics", name="getEndpointStatistics",
+        summary="Count the deliveries and attempts of an endpoint by hour or day, with percentiles.",
+        scopes=routes.READERS, handler=of_endpoint, query=StatisticsQuery, answer=Statistics,
+    ),
+    Route(
+        method="GET", path="/v1/statistics", name="getStatistics",
+        summary="Count the deliveries and attempts of all endpoints of a customer by hour or day, with percentiles.",
+        scopes=routes.READERS, handler=of_customer, query=CustomerStatisticsQuery, answer=Statistics,
+    ),
+)  # fmt: skip

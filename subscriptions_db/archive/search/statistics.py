@@ -1,0 +1,113 @@
+"""Read the statistics of an endpoint or of a customer: counts and estimated percentiles by hour or by day.
+
+Runs in the API and in the command. The statistics are as new as the archive.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import itertools
+from typing import Any, NamedTuple
+
+import orjson
+
+from subscriptions_db.archive.ingest import statistics
+from subscriptions_db.archive.ingest.hourly_counts import Histogram, HourCounts
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class Granularity(enum.StrEnum):
+    """The length of a bucket. Days are those of UTC."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+    @property
+    def length(self) -> dt.timedelta:
+        """Return the length of a bucket."""
+        return dt.timedelta(hours=1) if self is Granularity.HOUR else dt.timedelta(days=1)
+
+    @property
+    def longest(self) -> dt.timedelta:
+        """Return the longest time range of one call."""
+        return dt.timedelta(days=31 if self is Granularity.HOUR else 92)
+
+    def floor(self, moment: dt.datetime) -> dt.datetime:
+        """Return the beginning of the bucket of a moment."""
+        return _EPOCH + (moment - _EPOCH) // self.length * self.length
+
+    def ceiling(self, moment: dt.datetime) -> dt.datetime:
+        """Return the end of the last bucket that begins before a moment."""
+        return _EPOCH - (_EPOCH - moment) // self.length * self.length
+
+
+class Bucket(NamedTuple):
+    """The counts of one hour or day."""
+
+    start: dt.datetime
+    counts: HourCounts
+
+
+class FoundStatistics(NamedTuple):
+    """The counts of a time range."""
+
+    since: dt.datetime
+    """The beginning of the first bucket of the range."""
+    until: dt.datetime
+    """The end of the last bucket of the range."""
+    total: HourCounts
+    buckets: list[Bucket]
+    """The oldest first. A bucket without counts is left out."""
+
+
+def read(
+    connection: connect.Connection,
+    customer_id: str,
+    endpoint_id: str | None,
+    *,
+    since: dt.datetime,
+    until: dt.datetime,
+    by: Granularity,
+) -> FoundStatistics:
+    """Return the statistics of an endpoint, or of all endpoints of a customer, in whole hours or days.
+
+    The range begins with the bucket of `since`, and ends with the last bucket that begins before `until`.
+    """
+    first, end = by.floor(since), by.ceiling(until)
+    named = statistics.ALL_ENDPOINTS if endpoint_id is None else endpoint_id
+    wanted = {"customer_id": customer_id, "endpoint_id": named, "since": first, "until": end}
+    with connect.translated_errors():
+        rows = connection.execute(query("statistics"), wanted).fetchall()
+    buckets = [_bucket(start, list(of_it)) for start, of_it in itertools.groupby(rows, lambda row: by.floor(row["hour"]))]
+    total = HourCounts()
+    for bucket in buckets:
+        total.add(bucket.counts)
+    return FoundStatistics(first, end, total, buckets)
+
+
+def _bucket(start: dt.datetime, rows: list[dict[str, Any]]) -> Bucket:
+    counts = _counts(rows[0])
+    for row in rows[1:]:
+        counts.add(_counts(row))
+    return Bucket(start, counts)
+
+
+def _counts(row: dict[str, Any]) -> HourCounts:
+    error_classes, durations, latencies = orjson.loads(row["parts"])
+    return HourCounts(
+        delivered=row["delivered"],
+        dead_lettered=row["dead_lettered"],
+        skipped=row["skipped"],
+        attempts=row["attempts"],
+        error_classes=error_classes,
+        durations=_histogram(durations),
+        latencies=_histogram(latencies),
+    )
+
+
+def _histogram(counts: list[int]) -> Histogram:
+    return {number: count for number, count in enumerate(counts) if count}
