@@ -85,6 +85,7 @@ def page(
     3. Look for a row on the side that the request came from, because rows may have been deleted.
 
     A previous page without rows is the first page.
+    A next page without rows has the cursor of the previous page, unless all earlier rows are gone too.
     """
     wanted = call.query_as(ListQuery)
     place = cursors.place(wanted.cursor)
@@ -102,9 +103,8 @@ def page(
             shown = fitting
             break
     has_more, ids = len(ids) > len(shown), ids[: len(shown)]
-    has_others = bool(
-        ids and place != cursors.START and _ids(call, kind, cursors.Place(ids[0], is_end=not place.is_end), 1, only)
-    )
+    others = cursors.Place(ids[0], is_end=not place.is_end) if ids else cursors.end_after(place.row_id)
+    has_others = place != cursors.START and bool(_ids(call, kind, others, 1, only))
     if place.is_end:
         shown.reverse()
         ids.reverse()
@@ -112,7 +112,7 @@ def page(
     return Page(
         items=shown,
         next_cursor=cursors.encode(ids[-1]) if has_more else None,
-        previous_cursor=cursors.encode_previous(ids[0]) if has_others else None,
+        previous_cursor=cursors.encode_previous(ids[0] if ids else others.row_id) if has_others else None,
         total=_matching(call, kind, "number_of_rows", only).fetchall()[0]["rows"] if wanted.total else None,
     )
 

@@ -13,6 +13,9 @@ from typing import NamedTuple
 BEFORE = "<"
 """The first character in a cursor of the previous page."""
 
+_DIRECTLY_AFTER = "\x01"
+"""The character behind the id of a row in the place directly after the row. No id has it, and it sorts before those of ids."""
+
 
 class Place(NamedTuple):
     """The place in a list at which a page begins, or ends."""
@@ -44,6 +47,11 @@ def decode(cursor: str | None) -> str:
 def encode_previous(first: str) -> str:
     """Return the cursor of the page that ends before the row with the id `first`."""
     return encode(BEFORE + first)
+
+
+def end_after(row_id: str) -> Place:
+    """Return the place of a page that ends with a row, which may be deleted by now."""
+    return Place(row_id + _DIRECTLY_AFTER, is_end=True)
 
 
 def place(cursor: str | None) -> Place:

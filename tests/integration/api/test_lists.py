@@ -111,3 +111,20 @@ def test_a_previous_page_whose_rows_are_gone_is_the_first_page(operator, served)
     page = operator.get(f"/v1/endpoints?q=lists&limit=1&cursor={second['previous_cursor']}").json
     assert [row["id"] for row in page["items"]] == ["l2"]
     assert (page["previous_cursor"], page["next_cursor"]) == (None, second["next_cursor"])
+
+
+def test_a_next_page_whose_rows_are_gone_has_a_previous_page(operator, served):
+    """It said to be the first page."""
+    path = "/v1/endpoints?q=lists&limit=1"
+    pages = [operator.get(path).json]
+    while pages[-1]["next_cursor"] is not None:
+        pages.append(operator.get(f"{path}&cursor={pages[-1]['next_cursor']}").json)
+    [kept, last] = [page["items"][0]["id"] for page in pages[-2:]]
+    with served.registry() as opened:
+        opened.execute("delete from endpoints where endpoint_id = %s", [last])
+        gone = operator.get(f"{path}&cursor={pages[-2]['next_cursor']}").json
+        assert (gone["items"], gone["next_cursor"]) == ([], None)
+        back = operator.get(f"{path}&cursor={gone['previous_cursor']}").json
+        assert ([row["id"] for row in back["items"]], back["next_cursor"]) == ([kept], None)
+        opened.execute("delete from endpoints where endpoint_id like 'l_'")
+    assert operator.get(f"{path}&cursor={pages[-2]['next_cursor']}").json["previous_cursor"] is None

@@ -12,6 +12,13 @@ def test_a_cursor_leads_to_the_place_that_it_was_made_of():
     assert cursors.place(None) == cursors.place("") == cursors.START
 
 
+def test_a_page_may_end_with_a_row():
+    """The page has the row, and none of the rows whose ids begin with the id of the row."""
+    end = cursors.end_after("ep_1")
+    assert "ep_1" < end.row_id < "ep_1-"
+    assert cursors.place(cursors.checked(cursors.encode_previous(end.row_id))) == end
+
+
 def test_a_cursor_of_the_version_before_is_read():
     assert cursors.place("ZXBfMQ") == Place("ep_1")
 
