@@ -240,10 +240,10 @@ where customer_id = %(customer_id)s and (%(name)s::text is null or name = %(name
 order by name;
 
 -- name: consumer_counts
--- At most `most` dead letters that a consumer has not read, and at most `most` parked ones, are examined. `limit 1` makes Postgres
--- look up each parked one by the index: before it has statistics, it would read all dead letters for a join.
-select c.name, unread.matching as unread, unread.looked_at, held.leased, held.given_back, parked.waiting as parked,
-       parked.looked_at as parked_looked_at
+-- At most `most` dead letters that a consumer has not read, `most` with a lease that ended, and `most` parked ones are examined.
+-- `limit 1` makes Postgres look up each one by the index: before it has statistics, it would read all dead letters for a join.
+select c.name, unread.matching as unread, unread.looked_at, held.leased, given_back.waiting as given_back,
+       given_back.looked_at as given_back_looked_at, parked.waiting as parked, parked.looked_at as parked_looked_at
 from dead_letter_consumers c
 cross join lateral (
     select count(*) as looked_at,
@@ -264,11 +264,22 @@ cross join lateral (
     ) as looked_at
 ) as unread
 cross join lateral (
-    select count(*) filter (where token is not null and until > %(now)s) as leased,
-           count(*) filter (where token is null or until <= %(now)s) as given_back
-    from dead_letter_leases
-    where customer_id = %(customer_id)s and consumer = c.name and until < 'infinity'
+    select count(*) as leased from dead_letter_leases
+    where customer_id = %(customer_id)s and consumer = c.name and token is not null and until > %(now)s and until < 'infinity'
 ) as held
+cross join lateral (
+    select count(*) as looked_at, count(letter.position) as waiting
+    from (
+        select position from dead_letter_leases
+        where customer_id = %(customer_id)s and consumer = c.name and until < 'infinity' and (token is null or until <= %(now)s)
+        order by position limit %(most)s
+    ) as looked_at
+    left join lateral (
+        select position from dead_letters
+        where customer_id = %(customer_id)s and state = 'waiting' and position = looked_at.position
+        limit 1
+    ) as letter on true
+) as given_back
 cross join lateral (
     select count(*) as looked_at, count(letter.position) as waiting
     from (

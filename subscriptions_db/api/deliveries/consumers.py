@@ -60,10 +60,11 @@ class Consumer(pydantic.BaseModel):
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
     waiting: int
-    """Dead letters that polls will give: not leased yet, or returned, or with an expired lease."""
+    """Dead letters that polls will give: not leased yet, or returned, or with an expired lease. Discarded and redriven
+    ones do not count."""
     waiting_is_exact: bool
-    """False: `waiting` is the least number, because only the oldest dead letters that were not leased yet are examined: 10,000,
-    and 1,000 for each consumer of a list."""
+    """False: `waiting` is the least number, because only the oldest dead letters are examined: 10,000 that were not leased yet,
+    and 10,000 that were returned or have an expired lease. For each consumer of a list, 1,000 take the place of 10,000."""
     leased: int
     """Dead letters that a poller has."""
     parked: int

@@ -181,8 +181,11 @@ def test_a_consumer_counts_what_waits_is_leased_and_is_parked(connection, write,
     archived_dead_letters.redrive(connection, "c1", positions(parked)[:1], now=NOW)
     archived_dead_letters.discard(connection, "c1", positions(held)[2:], now=NOW)
     assert counted(connection, "k", at=3) == [((4, True), 1, (1, True))]  # the next poll drops a discarded one
+    assert counted(connection, "k", at=100) == [((4, True), 0, (1, True))]  # also while nobody polls
     monkeypatch.setattr(counts, "MAX_COUNTED_OF_CONSUMER", 2)
     assert counted(connection, "k", at=3) == [((3, False), 1, (1, False))]
+    pollers.poll(100, limit=4)
+    assert counted(connection, "k", at=1000) == [((2, False), 0, (1, False))]  # four leases ended
 
 
 def test_a_consumer_counts_by_its_selection(connection, write, monkeypatch):
