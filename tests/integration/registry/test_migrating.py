@@ -1,5 +1,6 @@
 """A registry in use is migrated to the next version of the schema, and the previous version still works."""
 
+import datetime as dt
 import uuid
 
 import pytest
@@ -8,10 +9,12 @@ from delivery.config import settings
 from delivery.model import Batching, ContentMode, Retrying
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
+from subscriptions_db.archive.ingest import partitions
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
+from tests.integration.registry import apartness
 from tests.support import builders
 
 pytestmark = pytest.mark.integration
@@ -112,3 +115,22 @@ def test_the_previous_version_keeps_columns_that_it_does_not_know(before, ring):
     before.execute(PUT_ENDPOINT, {"id": "ep1", "url": "https://example.com/moved"})
     read = registry_reader.read_full(before, ring, GUARD).endpoints["ep1"]
     assert (read.url, read.headers, read.max_in_flight) == ("https://example.com/moved", (("X-Team", "a"),), 3)
+
+
+KEY = "insert into api_keys (key_id, customer_id, scope, digest) values ('fk_aaaaaaaaaaaa', 'c1', 'poller', sha256('a'))"
+AS_BEFORE_0022 = "select set_config('role', 'fanout_api', true), set_config('fanout.customer_id', 'c1', true)"
+"""How an API without limited keys begins a transaction."""
+
+
+def test_existing_days_of_the_archive_and_keys_get_the_limits_of_keys(before):
+    migrate.migrate(before, migrate.migrations()[:21])
+    for kind in ("dead_letters", "attempts"):
+        partitions.create(before, kind, dt.date(2026, 5, 10))
+    before.execute(KEY)
+    migrate.migrate(before)
+    assert apartness.faults(before) == []
+    [key] = before.execute("select endpoints, last_used_at, expires_at from api_keys").fetchall()
+    assert set(key.values()) == {None}
+    with before.transaction():
+        before.execute(AS_BEFORE_0022)
+        assert before.execute("select count(*) as rows from endpoints").fetchone() == {"rows": 2}
