@@ -136,8 +136,8 @@ WAITED_FOR_HOSTS = Counter(
 )
 REUSED_IDS = Counter(
     "fanout_reused_ids",
-    "Events with the source and id of an earlier event and another payload. Receivers ignore them as repeats. A lower bound: "
-    "each worker compares with the last 16,384 events that it delivered, at least.",
+    "Events with the source and id of an earlier event and another payload. Receivers ignore them as repeats. An estimate: "
+    "each worker compares with the last 16,384 events that it delivered, at least, and counts repeats of such an event again.",
     ["lane"],
 )
 CLOCK_AHEAD_SECONDS = Gauge(

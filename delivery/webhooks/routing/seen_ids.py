@@ -1,7 +1,10 @@
 """Notice events that have the source and id of an earlier event, and another payload. Runs in the executors.
 
 Both events have the same `webhook-id`, so a receiver ignores the second as a repeat. Nothing is held back for that: the memory
-of a worker is too short to decide. The memory is bounded, and each lane of a worker has its own. So the count is a lower bound.
+of a worker is too short to decide. The count is an estimate:
+
+1. It misses events, because the memory is bounded, and each lane of a worker has its own.
+2. It counts an event again when a micro-batch runs again in the same worker, or when the producer repeats the event.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class SeenIds:
     def add(self, event: Event) -> None:
         """Remember an event; count it if an earlier event has its source and id, and another payload.
 
-        The first payload stays, so that a micro-batch that runs again counts each event once.
+        The first payload stays. So a micro-batch that runs again counts the second event again, and not the first one too.
         """
         key, digest = hash((event.source, event.event_id)), _digest(event.data)
         first = self._newer.get(key)

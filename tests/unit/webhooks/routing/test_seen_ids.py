@@ -1,4 +1,4 @@
-"""Events with one id and different payloads are counted, each once, and the memory for them is bounded."""
+"""Events with the id of an earlier event and another payload are counted, and the memory for them is bounded."""
 
 import logging
 
