@@ -84,4 +84,8 @@ class Api(Area):
     Requests that publish events do not count here."""
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
-    evenly. A request that begins within the rate is accepted whole, and the next one waits for its events."""
+    evenly. A request that begins within the rate is accepted whole, and the next one waits for its events. A request counts
+    at least one event for each KiB of its body, and for its CPU time: half a second of CPU counts as a second of the rate."""
+    max_publishing_requests_per_s: PerSecond = 500
+    """Most requests a second by which one API key publishes events, in each process. A fifth of this number may come at once,
+    the rest evenly."""

@@ -95,7 +95,9 @@ def main(rate: float, count: int, seconds: float) -> None:
             connection = settings.Kafka(bootstrap_servers=broker.bootstrap_servers)
             topics.ensure(connection, ["events.order.created"], 4)
             with (
-                world.served(server, kafka=connection, max_events_per_s=1_000_000) as served,
+                world.served(
+                    server, kafka=connection, max_events_per_s=1_000_000, max_publishing_requests_per_s=1_000_000
+                ) as served,
                 concurrent.futures.ProcessPoolExecutor(1, spawning) as client,
             ):
                 for kind in CONTENT_TYPES:

@@ -28,6 +28,8 @@ _ARRAY: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgs
 
 Headers = tuple[tuple[str, bytes], ...]
 """Headers of a record."""
+RawHeaders = Iterable[tuple[bytes, bytes]]
+"""Names and values of the headers of a request, as received."""
 
 
 class UncheckedEvent(NamedTuple):
@@ -45,7 +47,7 @@ class EventsOfBody(NamedTuple):
     """True: the body is an array, so that mistakes are named by an event's index."""
 
 
-def read(content_type: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> EventsOfBody:
+def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
     """Return the events of a body; raise Refused if the body cannot be split. `content_type` is without parameters.
 
     1. `application/cloudevents-batch+json` is an array of CloudEvents.
@@ -83,7 +85,7 @@ def _items(body: bytes) -> list[bytes]:
     return [bytes(item) for item in items]
 
 
-def _binary(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+def _binary(headers: RawHeaders) -> Headers:
     """Return the headers of the record of a CloudEvent in binary mode; empty if the request has no `ce-` header."""
     found: dict[str, bytes] = {}
     content_type: bytes | None = None

@@ -27,6 +27,9 @@ MAX_CACHED_KEYS = 10_000
 """Maximum entries of each cache of API keys in one process."""
 BURST_SHARE = 0.2
 """Share of the requests per second that a key may send at once; the further requests are spread over the second."""
+MAX_CPU_SHARE = 0.5
+"""Share of a core that the checks of one key's events may take. A check took 10 to 25 us for a KiB of usual events, and 180 us
+for a KiB of nested arrays. By their KiB alone, such arrays of one key could take 1.8 s of each second."""
 MAX_UNKNOWN_KEYS_PER_S = 500.0
 """Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
 Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
@@ -73,6 +76,32 @@ def _expiry_header(expires_at: dt.datetime | None) -> dict[str, str]:
     return {"fanout-key-expires-at": keys.shown_expiry(expires_at)}
 
 
+class EventCharge:
+    """The number of events that a publishing request counts towards the rate of its key: the largest of its parts.
+
+    Until the time of the events has passed, the key publishes nothing more.
+    """
+
+    def __init__(self, pace: limits.Pace, clock: Callable[[], float]) -> None:
+        self._pace = pace
+        self._clock = clock
+        self._counted = 1
+
+    def events(self, count: int) -> None:
+        """Count at least `count` events."""
+        if count > self._counted:
+            self._pace.consume(self._clock(), count - self._counted)
+            self._counted = count
+
+    def body(self, size: int) -> None:
+        """Count at least one event for each KiB of a body of `size` bytes."""
+        self.events(math.ceil(size / 1024))
+
+    def cpu(self, seconds: float) -> None:
+        """Count at least the events that a key may publish in 1 / MAX_CPU_SHARE times the seconds."""
+        self.events(math.ceil(seconds / MAX_CPU_SHARE * self._pace.per_second))
+
+
 class Admission:
     """Admits requests. Caches the keys that this process has seen."""
 
@@ -82,6 +111,7 @@ class Admission:
         *,
         max_per_s: float,
         max_events_per_s: float = 10_000,
+        max_publishing_requests_per_s: float = 500,
         clock: Callable[[], float] = time.monotonic,
         on_use: Callable[[Principal], None] = lambda _: None,
     ) -> None:
@@ -90,10 +120,12 @@ class Admission:
         self._on_use = on_use
         self._max_per_s = max_per_s
         self._max_events_per_s = max_events_per_s
+        self._max_publishing_requests_per_s = max_publishing_requests_per_s
         self._clock = clock
         self._known: cachetools.TTLCache[bytes, Principal] = cachetools.TTLCache(MAX_CACHED_KEYS, CACHE_S, timer=clock)
         self._paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
         self._event_paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
+        self._publishing_paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
         self._unknown_keys = limits.Pace(MAX_UNKNOWN_KEYS_PER_S, BURST_SHARE)
         self._known_once: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_CACHED_KEYS)
         """Digests of keys that were valid once, also if they are revoked or expired by now."""
@@ -109,6 +141,9 @@ class Admission:
         if route.handler is None and principal.scope in route.scopes:
             pace = self._event_pace(principal.key_id)
             note(KeyRate(pace, self._clock, principal.expires_at))
+            per_s = self._max_publishing_requests_per_s
+            requests = self._publishing_paces.setdefault(principal.key_id, limits.Pace(per_s, BURST_SHARE))
+            self._spend(requests, f"more than {per_s:g} requests a second that publish events with one key: send batches")
             self._spend(pace, f"more than {self._max_events_per_s:g} events a second with one key")
         else:
             note(KeyRate(self._pace(principal.key_id), self._clock, principal.expires_at))
@@ -139,9 +174,9 @@ class Admission:
         """Raise Refused with 429 if a key, or the group of requests without a key, exceeds its rate."""
         self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key")
 
-    def count_events(self, key_id: str, count: int) -> None:
-        """Count further events of an admitted request. Until their time has passed, the key publishes nothing more."""
-        self._event_pace(key_id).consume(self._clock(), count)
+    def charge(self, key_id: str) -> EventCharge:
+        """Return the charge of an admitted request that publishes events. `admit` has counted its first event."""
+        return EventCharge(self._event_pace(key_id), self._clock)
 
     def _pace(self, key_id: str) -> limits.Pace:
         return self._paces.setdefault(key_id, limits.Pace(self._max_per_s, BURST_SHARE))

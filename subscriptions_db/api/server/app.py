@@ -79,6 +79,7 @@ class Api:
             self._read_key,
             max_per_s=config.api.max_requests_per_s,
             max_events_per_s=config.api.max_events_per_s,
+            max_publishing_requests_per_s=config.api.max_publishing_requests_per_s,
             on_use=self._key_use.note,
         )
         self._publishing = publishing.Publishing(config, self._admission)

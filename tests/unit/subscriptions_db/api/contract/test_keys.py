@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.server import admission
@@ -163,12 +164,40 @@ def test_events_above_the_rate_of_a_publishers_key_get_429():
     admitted = admission.Admission(publisher.read, max_per_s=1, max_events_per_s=100, clock=clock)
     principal = admit(admitted, PUBLISH)
     assert principal.tenants == {"t1"}
-    admitted.count_events(principal.key_id, 99)
+    admitted.charge(principal.key_id).events(100)
     assert admit(admitted, PUBLISH) == 429
     assert admit(admitted, READ) == 403  # the rate of requests is another
     assert admit(admitted, READ) == 429
     clock.now += (100 - 19) / 80  # of 100 events, 20 may come at once, and the rest at 80 a second
     assert admit(admitted, PUBLISH).key_id == principal.key_id
+
+
+def test_publishing_requests_above_their_own_rate_get_429():
+    clock, publisher = Clock(), Registry(ROW | {"customer_id": None, "scope": "publisher"})
+    admitted = admission.Admission(publisher.read, max_per_s=1, max_publishing_requests_per_s=10, clock=clock)
+    answers = [admit(admitted, PUBLISH) for _ in range(3)]
+    assert (answers[0].scope, answers[1].scope, answers[2]) == ("publisher", "publisher", 429)
+    clock.now += 1 / 8
+    assert admit(admitted, PUBLISH).scope == "publisher"
+
+
+def test_a_publishing_request_counts_the_largest_of_its_events_kib_and_cpu_time():
+    clock = Clock()
+    pace = limits.Pace(100, admission.BURST_SHARE)
+
+    def counted(charge):
+        before = pace.room(clock.now).full_in_s
+        charge()
+        return round((pace.room(clock.now).full_in_s - before) * 80)  # 80 a second come back
+
+    pace.consume(clock.now, 21)  # the first event of the request is the last of these
+    charge = admission.EventCharge(pace, clock)
+    assert counted(lambda: charge.events(1)) == 0
+    assert counted(lambda: charge.body(5 * 1024 + 1)) == 5
+    assert counted(lambda: charge.body(6 * 1024)) == 0
+    assert counted(lambda: charge.events(10)) == 4
+    assert counted(lambda: charge.cpu(0.25)) == 40
+    assert counted(lambda: charge.events(50)) == 0
 
 
 def test_a_429_says_in_retry_after_when_to_try_again():

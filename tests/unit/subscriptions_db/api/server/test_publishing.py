@@ -1,13 +1,19 @@
 """The bytes of publishing requests are bounded together, before a body is read."""
 
+import asyncio
 import contextlib
+import json
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from delivery.config import settings
+from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
-from subscriptions_db.api.server import publishing
+from subscriptions_db.api.publishing import bodies, checks
+from subscriptions_db.api.server import admission, publishing
+from tests.support.fakes import Clock
 
 
 @pytest.fixture
@@ -37,3 +43,42 @@ def test_publishing_requests_share_a_bounded_number_of_bytes(publisher, size, he
         assert refused.value.headers == {"retry-after": "2"}
     with publisher._room(request(5000)):
         pass
+
+
+class Posted:
+    """A request with a body, and the pace of its key."""
+
+    def __init__(self, body):
+        self.content_type, self.raw_headers, self.content_length = bodies.PLAIN, (), len(body)
+        self._body = body
+        self._clock = Clock()
+        self._pace = limits.Pace(1000, admission.BURST_SHARE)
+        self.charge = admission.EventCharge(self._pace, self._clock)
+
+    async def read(self):
+        assert self.counted >= min(self.content_length, 6000) // 1024  # before the body arrives
+        return self._body
+
+    @property
+    def counted(self):
+        """Return the events that are counted beside the first one."""
+        return round(self._pace.room(self._clock.now).full_in_s * 800)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("tenant", ["t1", None])
+def test_large_bodies_are_checked_beside_the_event_loop_and_refused_ones_count(publisher, monkeypatch, is_large, tenant):
+    threads, check = [], checks.checked
+
+    def checked(*found, **by):
+        threads.append(threading.current_thread())
+        return check(*found, **by)
+
+    monkeypatch.setattr(checks, "checked", checked)
+    padding = "x" * (publishing.MAX_BYTES_ON_LOOP if is_large else 1)
+    found = [{"id": "1", "type": "order", "tenant_id": tenant, "padding": padding}, *[{"id": "2", "tenant_id": "t1"}] * 300]
+    posted = Posted(json.dumps(found).encode())
+    with contextlib.nullcontext() if tenant else pytest.raises(problems.Refused, match="tenant_id"):
+        asyncio.run(publisher._checked(posted, "events.order", posted.charge))
+    assert [thread is threading.main_thread() for thread in threads] == [not is_large]
+    assert posted.counted >= 300
