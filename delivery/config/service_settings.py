@@ -82,6 +82,9 @@ class Api(Area):
     max_requests_per_s: PerSecond = 100
     """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly.
     Requests that publish events do not count here."""
+    publishing: bool = True
+    """Take events from producers (`POST /v1/events`). False: such requests are answered with 404, and the API needs no login
+    to Kafka."""
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
     evenly. A request that begins within the rate is accepted whole, and the next one waits for its events. A request counts

@@ -18,6 +18,7 @@ OF_THE_CHART = frozenset(
     (
         *("database.url", "api.database_url", "keys.ring", "kafka.sasl_password"),  # from Secrets
         *("metrics.host", "metrics.port", "api.host", "api.port"),  # the ports of the pods
+        "api.publishing",  # serve.publishing
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
     )
 )

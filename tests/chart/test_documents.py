@@ -92,7 +92,16 @@ def notes(values):
     ("values", "said", "unsaid"),
     [
         (rendering.MINIMAL, ["--set test.endpointUrl=https://", "serve.enabled=true"], ["api-keys", "FOR TRIALS"]),
-        (rendering.EVERYTHING, ["helm test here", "curl https://api.example.com/"], ["port-forward", "guard is closed"]),
+        (
+            rendering.EVERYTHING | {"serve": rendering.EVERYTHING["serve"] | {"publishing": True}},
+            ["with the jobs' login to Kafka"],
+            ["The HTTP API is off"],
+        ),
+        (
+            rendering.EVERYTHING,
+            ["helm test here", "curl https://api.example.com/"],
+            ["port-forward", "guard is closed", "login to Kafka"],
+        ),
         (
             rendering.DEVELOPMENT,
             ["helm test here", "port-forward service/here-fanout-serve", "FOR TRIALS"],

@@ -1,5 +1,7 @@
 """Pods keep to the policy `restricted`; secrets stay in Secrets that exist; nobody has a right that is not needed."""
 
+import tomllib
+
 import pytest
 
 from tests.chart import rendering
@@ -77,6 +79,28 @@ def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
 def test_the_api_gets_the_password_of_kafka_to_publish_only():
     values = rendering.EVERYTHING | {"serve": rendering.EVERYTHING["serve"] | {"publishing": True}}
     assert secrets_of(values)["serve"] - secrets_of(rendering.EVERYTHING)["serve"] == {KAFKA}
+
+
+def test_the_api_has_a_login_to_kafka_of_its_own():
+    own = {"serve": rendering.EVERYTHING["serve"] | {"publishing": True, "kafkaUsername": "producers"}}
+    values = rendering.EVERYTHING | own
+    values |= {"secrets": rendering.EVERYTHING["secrets"] | {"apiKafkaPassword": {"name": "producers"}}}
+    found = dict(rendering.pods(rendering.rendered(values)).values())
+    named = {one["name"]: one["value"] for one in found["serve"]["containers"][0]["env"]}
+    assert named["FANOUT_KAFKA_SASL_USERNAME"] == "producers"
+    [file] = [volume for volume in found["serve"]["volumes"] if volume["name"] == "secrets"]
+    mounted = {source["secret"]["name"]: source["secret"]["items"][0]["path"] for source in file["projected"]["sources"]}
+    assert named[KAFKA] == f"/run/secrets/fanout/{mounted['producers']}"
+    assert "kafka" not in mounted
+    assert KAFKA in {one["name"] for one in found["driver"]["containers"][0]["env"]}
+    assert "FANOUT_KAFKA_SASL_USERNAME" not in {one["name"] for one in found["driver"]["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("publishing", [False, True])
+def test_the_route_of_publishers_is_on_with_serve_publishing_only(publishing):
+    values = rendering.EVERYTHING | {"serve": rendering.EVERYTHING["serve"] | {"publishing": publishing}}
+    maps = rendering.of_kind("ConfigMap", rendering.rendered(values))
+    assert tomllib.loads(maps["here-fanout"]["data"]["fanout.toml"])["api"]["publishing"] is publishing
 
 
 def test_only_a_driver_with_executors_has_rights_on_pods():

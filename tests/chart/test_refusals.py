@@ -26,6 +26,8 @@ def with_executors(**fields):
         ({"drivers": {"all": {"lanes": ["fast"]}}}, "/drivers/all/lanes/0"),
         ({"secrets": {}}, 'secrets.database.name is required: the name of a Secret that exists, with the key "url"'),
         ({"serve": {"enabled": True}}, "secrets.apiDatabase.name is required"),
+        (with_serve(kafkaUsername="producers"), "serve.kafkaUsername and secrets.apiKafkaPassword.name need each other"),
+        ({"config": {"api": {"publishing": True}}}, "'publishing'"),
         (with_serve(httpRoute={"enabled": True}), "serve.httpRoute.parentRefs is required"),
         (with_serve(ingress={"enabled": True}), "serve.ingress.host is required"),
         ({"networkPolicy": {"enabled": True}}, "networkPolicy.kafka is required"),

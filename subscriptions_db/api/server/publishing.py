@@ -36,6 +36,7 @@ took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka wa
 MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
 the loop answers other requests."""
+OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
 UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the whole request again, with the same ids"
 
 
@@ -52,6 +53,7 @@ class Publishing:
 
     def __init__(self, config: settings.Settings, admitted: admission.Admission) -> None:
         self._admission = admitted
+        self._is_on = config.api.publishing
         self._rules = checks.Rules.of(config)
         self._max_body_bytes = config.api.max_body_bytes
         self._producer = producer.EventProducer(config.kafka, config.api.request_timeout_s)
@@ -67,6 +69,8 @@ class Publishing:
     async def answer(self, route: Route, request: web.Request, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise."""
         principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
+        if not self._is_on:
+            raise problems.Refused(404, OFF)
         try:
             topic = PublishQuery.model_validate(dict(query)).topic
         except pydantic.ValidationError as exc:

@@ -175,6 +175,13 @@ def test_the_examples_of_the_document_publish(publisher):
         assert (answer.status, answer.json) == (202, {"accepted": [f"order-{number}"]})
 
 
+def test_publishing_can_be_turned_off(postgres):
+    with world.served(postgres, publishing=False) as served:
+        answer = publish(served.client(served.keys["publisher"]), PLAIN)
+        assert (answer.status, answer.json["code"]) == (404, "not_found")
+        assert "api.publishing" in answer.json["detail"]
+
+
 class MockKafka:
     """A broker within this process that creates any topic that a client asks for, and that can end at once."""
 

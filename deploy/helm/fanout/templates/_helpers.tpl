@@ -76,7 +76,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* The settings as TOML, for one driver or for all roles. Numbers, texts and lists are alike in JSON and TOML; a table of an area comes after its fields. */}}
 {{- define "fanout.settings" -}}
-{{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
+{{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800 "publishing" .root.Values.serve.publishing) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
 {{- if .root.Values.development.enabled }}{{ $_ := set $own "kafka" (dict "bootstrap_servers" (printf "%s-kafka:9092" (include "fanout.name" .root))) }}{{ end -}}
 {{- $all := mustMergeOverwrite $own (.driver | default dict) (deepCopy .root.Values.config) -}}
 {{- range $area := keys $all | sortAlpha }}
@@ -110,7 +110,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* Environment variables and volumes for files of secrets. `of` lists the secrets by the names of their values. */}}
 {{- define "fanout.variable" -}}
-{{- get (dict "database" "FANOUT_DATABASE_URL_FILE" "apiDatabase" "FANOUT_API_DATABASE_URL_FILE" "keyRing" "FANOUT_KEYS_RING_FILE" "kafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE") . -}}
+{{- get (dict "database" "FANOUT_DATABASE_URL_FILE" "apiDatabase" "FANOUT_API_DATABASE_URL_FILE" "keyRing" "FANOUT_KEYS_RING_FILE" "kafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE" "apiKafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE") . -}}
 {{- end }}
 
 {{- define "fanout.environment" -}}
