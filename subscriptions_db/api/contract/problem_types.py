@@ -15,7 +15,7 @@ PATH = "/v1/problems"
 
 
 class ProblemType(NamedTuple):
-    """What one code of problem documents says, and what to do about it."""
+    """The meaning of a code of problem documents, and what a client does about the problem."""
 
     meaning: str
     remedy: str

@@ -112,13 +112,15 @@ def test_a_limited_key_reads_the_statistics_of_its_endpoints_only(acme, limited,
     assert limited.get(f"/v1/statistics?{asked}").status == 403
 
 
-def test_a_limited_poller_shares_a_consumer_of_its_endpoint(served, acme, second):
+def test_a_limited_poller_shares_a_consumer_of_its_endpoint(served, acme, limited, second):
     poller = limited_to(served, second, scope=Scope.POLLER)
     for name, endpoint in (("seconds", second), ("orders", ORDERS), ("whole", None)):
         assert acme.post("/v1/dead-letter-consumers", {"name": name, "endpoint": endpoint}).status == 201
     assert [item["name"] for item in poller.get("/v1/dead-letter-consumers").json["items"]] == ["seconds"]
     for name in ("orders", "whole", world.CONSUMER):
         assert poller.post(f"/v1/dead-letter-consumers/{name}/lease", {}).status == 404
+        taken = limited.post("/v1/dead-letter-consumers", {"name": name, "endpoint": second})
+        assert (taken.status, taken.fields) == (409, ["name"])  # the one answer that tells of a consumer out of sight
     [leased] = poller.post("/v1/dead-letter-consumers/seconds/lease", {}).json["items"]
     assert leased["record"]["endpoint_id"] == second
     settled = poller.post("/v1/dead-letter-consumers/seconds/ack", {"receipts": [leased["receipt"]]})
