@@ -100,9 +100,9 @@ class Source(Area):
     time_field: str = "time"
     """Plain JSON: dotted path of the event's time, RFC 3339. Without one, the time is when Kafka appended the record."""
     invalid_time: Annotated[str, Field(pattern="^(|passed|rejected)$")] = ""
-    """Treatment of events whose time is not an RFC 3339 time. Empty: reject CloudEvents, and pass plain JSON. `rejected`: reject
-    both. `passed`: pass both. A rejected event has the reason `bad_attribute`. A passed event gets the time at which Kafka
-    appended the record."""
+    """Treatment of events whose time is not an RFC 3339 time. Empty: reject CloudEvents, and pass plain JSON. `rejected`:
+    reject both. `passed`: pass both. A rejected event has the reason `bad_attribute`. A passed event gets the time at which
+    Kafka appended the record."""
 
 
 class Snapshot(Area):
