@@ -117,6 +117,11 @@ def page(
     )
 
 
+def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int, only: Mapping[str, Any]) -> list[str]:
+    """Return the ids of matching rows after an id, in order. The empty text is before every id."""
+    return _ids(call, kind, cursors.Place(row_id), limit, only)
+
+
 def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit: int, only: Mapping[str, Any]) -> list[str]:
     """Return the ids of the rows nearest to a place, the nearest first."""
     asked = dict(only) | {"place": place.row_id, "limit": limit}

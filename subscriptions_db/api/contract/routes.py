@@ -40,6 +40,8 @@ MAX_PAGE = 200
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
+Cursor = Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)]
+"""A cursor of the registry's lists."""
 WaitS = Annotated[float, Field(ge=0, le=60)]
 """Seconds a request may wait for a result. `api.max_poll_s` is a further limit."""
 
@@ -62,14 +64,14 @@ class PageQuery(NoParameters):
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 50
     """Maximum number of rows. A page also ends when it has 1 MiB."""
-    cursor: Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)] | None = None
+    cursor: Cursor | None = None
     """`next_cursor` of the previous page."""
 
 
 class ListQuery(PageQuery):
     """The part of a list to return, which may be the previous one."""
 
-    cursor: Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)] | None = None
+    cursor: Cursor | None = None
     """`next_cursor` or `previous_cursor` of another page."""
     total: bool = False
     """Count the rows of all pages too."""
@@ -206,7 +208,8 @@ class Route:
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location`."""
     shown_once: str | None = None
-    """The secret field of the answer. A repeated request gets null for it, because secrets are not stored."""
+    """The secret field of the answer, or of its items, such as `items.rotated`. A repeated request gets null for it, because
+    secrets are not stored."""
 
     @property
     def may_answer_304(self) -> bool:

@@ -45,23 +45,31 @@ EndpointChanges = changes_of(
 )
 
 
+SearchText = Annotated[str, Field(min_length=1, max_length=200)]
+MetadataEntry = Annotated[str, Field(max_length=565, pattern=mistakes.METADATA_ENTRY_PATTERN)]
+
+
+def criteria(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return search criteria as parameters of the statements."""
+    if asked["metadata"] is None:
+        return asked
+    name, _, text = asked["metadata"].partition(":")
+    return asked | {"metadata": Jsonb({name: text})}
+
+
 class SearchQuery(routes.ListQuery):
     """Search criteria for endpoints and for subscriptions."""
 
     customer: str | None = None
     """Only rows of this customer."""
-    q: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    q: SearchText | None = None
     """Only rows with this text, in upper or lower case."""
-    metadata: Annotated[str, Field(max_length=565, pattern=mistakes.METADATA_ENTRY_PATTERN)] | None = None
+    metadata: MetadataEntry | None = None
     """Only rows with this entry in their metadata, as `name:text`."""
 
     def criteria(self) -> dict[str, Any]:
         """Return the criteria as parameters of the statements."""
-        asked = self.model_dump(exclude=set(routes.ListQuery.model_fields))
-        if self.metadata is not None:
-            name, _, text = self.metadata.partition(":")
-            asked["metadata"] = Jsonb({name: text})
-        return asked
+        return criteria(self.model_dump(exclude=set(routes.ListQuery.model_fields)))
 
 
 class Auth(pydantic.BaseModel):

@@ -100,28 +100,48 @@ def disable(call: Call) -> schemas.Endpoint:
 def _set_status(
     call: Call, status: EndpointStatus, *, unless: EndpointStatus | None = None, reason: str | None = None
 ) -> schemas.Endpoint:
-    before = crud.locked_row(call, "endpoint", _id(call))
+    change_status(call, _id(call), crud.locked_row(call, "endpoint", _id(call)), status, unless=unless, reason=reason)
+    return get(call)
+
+
+def change_status(
+    call: Call,
+    endpoint_id: str,
+    before: dict[str, Any],
+    status: EndpointStatus,
+    *,
+    unless: EndpointStatus | None = None,
+    reason: str | None = None,
+) -> bool:
+    """Set the status of an endpoint that the caller has locked; return whether it has changed.
+
+    Raise Refused with 409 if its status is `unless`, or if its receiver has not permitted deliveries.
+    """
     if before["status"] == unless:
         raise problems.Refused(409, "the endpoint is disabled: enable it first")
     if status is EndpointStatus.ACTIVE:
         crud.require_permitted(before)
-    endpoint_status.set_status(call.connection, _id(call), status, reason)
+    endpoint_status.set_status(call.connection, endpoint_id, status, reason)
     after: dict[str, Any] = {"status": status.value, "disabled_reason": reason}
     was = {name: before[name] for name in after}
     if was != after:
-        audit.write(call, "update", "endpoint", _id(call), customer_id=before["customer"], before=was, after=after)
-    return get(call)
+        audit.write(call, "update", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=after)
+    return was != after
 
 
 def rotate(call: Call) -> schemas.RotatedSecret:
     """Create a new signing secret; the earlier secrets sign too until the overlap ends."""
-    wanted, before = call.body_as(schemas.RotateSecret), crud.locked_row(call, "endpoint", _id(call))
+    before = crud.locked_row(call, "endpoint", _id(call))
+    return rotate_locked(call, _id(call), before, call.body_as(schemas.RotateSecret))
+
+
+def rotate_locked(call: Call, endpoint_id: str, before: dict[str, Any], wanted: schemas.RotateSecret) -> schemas.RotatedSecret:
+    """Create a new signing secret for an endpoint that the caller has locked."""
     overlap = dt.timedelta(seconds=wanted.overlap_s)
-    rotated = rotation.rotate_in_transaction(call.connection, call.ring, _id(call), scheme=wanted.scheme, overlap=overlap)
-    audit.write(
-        call, "rotate_secret", "endpoint", _id(call), customer_id=before["customer"], after=rotated.audit_fields(overlap)
-    )
-    return schemas.RotatedSecret(**rotation.secret_document(_id(call), rotated))
+    rotated = rotation.rotate_in_transaction(call.connection, call.ring, endpoint_id, scheme=wanted.scheme, overlap=overlap)
+    fields = rotated.audit_fields(overlap)
+    audit.write(call, "rotate_secret", "endpoint", endpoint_id, customer_id=before["customer"], after=fields)
+    return schemas.RotatedSecret(**rotation.secret_document(endpoint_id, rotated))
 
 
 def _id(call: Call) -> str:

@@ -191,9 +191,15 @@ def _claim(connection: connect.Connection, route: Route, request: ApiRequest) ->
 def _keep(connection: connect.Connection, route: Route, request: ApiRequest, answer: ApiAnswer) -> None:
     document = answer.document
     if document is not None and route.shown_once:
-        document = document | {route.shown_once: None}
+        document = _without(document, route.shown_once)
     kept = None if document is None else Jsonb(document)
     connection.execute(query("put_answer"), _row(request) | {"status": answer.status, "answer": kept})
+
+
+def _without(document: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return an answer with null in a secret field: its own, or that of each of its items."""
+    field, _, of_item = place.partition(".")
+    return document | {field: [_without(item, of_item) for item in document[field]] if of_item else None}
 
 
 def _row(request: ApiRequest) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from subscriptions_db.api.publishing import routes as publishing
 from subscriptions_db.api.registry import (
     audit_log,
     customers,
+    endpoint_bulk,
     endpoints,
     event_types,
     explain,
@@ -36,6 +37,7 @@ ROUTES: tuple[Route, ...] = (
     *customers.ROUTES,
     *tenants.ROUTES,
     *endpoints.ROUTES,
+    *endpoint_bulk.ROUTES,
     *subscriptions.ROUTES,
     *event_types.ROUTES,
     *explain.ROUTES,

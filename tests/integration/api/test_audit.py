@@ -19,6 +19,7 @@ IN_ORDER = [
     ("createEndpoint", {}, BODIES["createEndpoint"]), ("updateEndpoint", {}, BODIES["updateEndpoint"]),
     ("pauseEndpoint", {}, None), ("resumeEndpoint", {}, None),
     ("disableEndpoint", {}, BODIES["disableEndpoint"]), ("enableEndpoint", {}, None), ("rotateSecret", {}, None),
+    ("changeEndpoints", {}, BODIES["changeEndpoints"]), ("resumeEndpoint", {}, None),
     ("createSubscription", {}, {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}),
     ("updateSubscription", {}, {"everything": False, "except_tenants": [], "tenants": ["t1"]}),
     ("pauseSubscription", {}, None), ("resumeSubscription", {}, None),

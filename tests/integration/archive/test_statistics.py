@@ -2,15 +2,18 @@
 
 import dataclasses
 import datetime as dt
+import uuid
 
 import pytest
 
 from delivery import errors
+from delivery.config import settings
 from subscriptions_db.archive.ingest import hourly_counts, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.ingest.hourly_counts import HourCounts
 from subscriptions_db.archive.search import statistics as kept_statistics
 from subscriptions_db.archive.search.statistics import Granularity
+from subscriptions_db.postgres import connect, migrate
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
@@ -97,3 +100,17 @@ def test_a_record_that_postgres_refuses_counts_nothing(connection):
     records = [taken(0, HourCounts(attempts=1, error_classes={"\0": 1})), taken(1, HourCounts(attempts=1, durations={0: 1}))]
     assert writer.write(connection, records, archive.KEPT, now=archive.NOW).refused == 1
     assert total(connection) == HourCounts(attempts=1, durations={hourly_counts.bucket(0): 1})
+
+
+def test_roles_that_archive_may_count_after_the_migration(database):
+    """A role of the version before has no right on the new table. Without it, archiving would stand still."""
+    wanted, role = migrate.migrations(), f"archive_{uuid.uuid4().hex[:8]}"
+    [place] = [number for number, migration in enumerate(wanted) if migration.name.endswith("_statistics")]
+    with connect.connect(settings.Database(url=database)) as opened:
+        migrate.migrate(opened, wanted[:place])
+        opened.execute(f"create role {role}")
+        opened.execute(f"grant insert on attempts to {role}")
+        migrate.migrate(opened, wanted)
+        opened.execute(f"set role {role}")
+        statistics.add(opened, [{("c1", "ep1", HOUR): HourCounts(attempts=1)}] * 2, today=archive.NOW.date(), retention_days=9)
+        statistics.delete_old(opened, archive.NOW.date() + DAY)

@@ -65,7 +65,8 @@ def test_a_registrar_reaches_the_registry_and_no_delivery():
     reached = {route.name for route in ROUTES if Scope.REGISTRAR in route.scopes}
     assert reached == {
         "listEndpoints", "createEndpoint", "getEndpoint", "updateEndpoint", "deleteEndpoint", "pauseEndpoint", "resumeEndpoint",
-        "disableEndpoint", "enableEndpoint", "rotateSecret", "testEndpoint", "validateEndpoint", "explainForEndpoint",
+        "disableEndpoint", "enableEndpoint", "rotateSecret", "changeEndpoints", "testEndpoint", "validateEndpoint",
+        "explainForEndpoint",
         "listSubscriptions", "createSubscription", "getSubscription", "updateSubscription", "deleteSubscription",
         "pauseSubscription", "resumeSubscription", "explainForSubscription", "listEventTypes", "getEventType", "getCustomer",
     }  # fmt: skip

@@ -1,0 +1,218 @@
+"""Pause, resume or delete many endpoints, or rotate their secrets, in one transaction, or show what would change.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import psycopg
+import pydantic
+from pydantic import Field
+
+from delivery import errors
+from delivery.model import EndpointStatus
+from subscriptions_db.api.contract import audit, crud, cursors, problems, routes, schemas
+from subscriptions_db.api.contract.routes import Call, Route
+from subscriptions_db.api.registry import endpoints
+from subscriptions_db.manifest import manifest
+from subscriptions_db.postgres.sql import query
+from subscriptions_db.registration import registered_rows
+
+MAX_ENDPOINTS = 100
+"""Maximum endpoints of one request, which keeps them locked until it ends."""
+
+
+class BulkAction(enum.StrEnum):
+    """What a request does with its endpoints."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    ROTATE_SECRET = "rotate_secret"  # noqa: S105  # no secret
+    DELETE = "delete"
+
+
+class BulkResult(enum.StrEnum):
+    """What happened to one endpoint, or would happen."""
+
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    """The endpoint has the status already."""
+    REFUSED = "refused"
+    """The state of the endpoint does not allow the action."""
+    NOT_FOUND = "not_found"
+
+
+class EndpointCriteria(pydantic.BaseModel):
+    """Criteria for endpoints, as those of the list."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    q: schemas.SearchText | None = None
+    """Only endpoints with this text in id, URL or description, in upper or lower case."""
+    status: Literal["active", "paused", "disabled"] | None = None
+    metadata: schemas.MetadataEntry | None = None
+    """Only endpoints with this entry in their metadata, as `name:text`."""
+
+
+class EndpointsToChange(EndpointCriteria):
+    """An action on many endpoints, named by `endpoints`, by criteria, or by `everything: true`: by one of these ways only."""
+
+    action: BulkAction
+    endpoints: Annotated[list[manifest.Id], Field(min_length=1, max_length=MAX_ENDPOINTS)] | None = None
+    everything: bool = False
+    """All endpoints of the customer."""
+    customer: manifest.Id | None = None
+    """Required with an operator's key: the owner of the endpoints."""
+    dry_run: bool = False
+    """Change nothing, and answer what would change."""
+    rotation: schemas.RotateSecret | None = None
+    """How secrets are rotated, with the defaults of a single rotation. Only for `rotate_secret`."""
+    cursor: routes.Cursor | None = None
+    """`next_cursor` of the previous request."""
+    limit: Annotated[int, Field(ge=1, le=MAX_ENDPOINTS)] = MAX_ENDPOINTS
+
+
+class ChangedEndpoint(pydantic.BaseModel):
+    """The result for one endpoint."""
+
+    endpoint: str
+    result: BulkResult
+    detail: str = ""
+    """For people: why the endpoint is refused."""
+    rotated: schemas.RotatedSecret | None = None
+    """The new signing secret, shown once. Null in a dry run, for other actions, and in the repeated answer for an
+    `Idempotency-Key`."""
+
+
+class ChangedEndpoints(pydantic.BaseModel):
+    """The results of one request, sorted by endpoint."""
+
+    action: BulkAction
+    dry_run: bool
+    changed: int
+    """Number of endpoints that were changed, or would be."""
+    items: list[ChangedEndpoint]
+    next_cursor: str | None
+    """Null: no more endpoints match. Otherwise repeat the request with this cursor."""
+
+
+def change(call: Call) -> ChangedEndpoints:
+    """Change the endpoints that a request names.
+
+    1. Lock all of them in the order of their ids, so that two requests never wait for each other.
+    2. Change each one that its state allows, and write an audit entry for it.
+    3. In a dry run, roll the changes back.
+    """
+    wanted = call.body_as(EndpointsToChange)
+    _require_one_way(wanted)
+    customer_id = crud.owner_for(call, wanted.customer)
+    ids, has_more = _ids(call, wanted, customer_id)
+    rows = _locked(call, ids, customer_id)
+    with call.connection.transaction() as changes:
+        items = _changed(call, wanted, ids, rows)
+        if wanted.dry_run:
+            raise psycopg.Rollback(changes)
+    if wanted.dry_run:
+        items = [item.model_copy(update={"rotated": None}) for item in items]
+    return ChangedEndpoints(
+        action=wanted.action,
+        dry_run=wanted.dry_run,
+        changed=sum(item.result is BulkResult.CHANGED for item in items),
+        items=items,
+        next_cursor=cursors.encode(ids[-1]) if has_more else None,
+    )
+
+
+def _require_one_way(wanted: EndpointsToChange) -> None:
+    has_criteria = any(getattr(wanted, name) is not None for name in EndpointCriteria.model_fields)
+    if [wanted.endpoints is not None, has_criteria, wanted.everything].count(True) != 1:
+        problem = "name endpoints by this field, by criteria, or by everything: true, and by one of these ways only"
+        raise problems.invalid(("endpoints", problem))
+    if wanted.rotation is not None and wanted.action is not BulkAction.ROTATE_SECRET:
+        raise problems.invalid(("rotation", "is only for the action rotate_secret"))
+
+
+def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
+    """Return the ids of the request's endpoints in order, and whether there are more."""
+    after = cursors.decode(wanted.cursor)
+    if wanted.endpoints is None:
+        only = schemas.criteria(wanted.model_dump(include=set(EndpointCriteria.model_fields))) | {"customer": customer_id}
+        found = crud.ids_after(call, "endpoint", after, wanted.limit + 1, only)
+    else:
+        found = sorted(endpoint_id for endpoint_id in set(map(str, wanted.endpoints)) if endpoint_id > after)
+    return found[: wanted.limit], len(found) > wanted.limit
+
+
+def _locked(call: Call, ids: list[str], customer_id: str) -> dict[str, dict[str, Any]]:
+    """Lock endpoints, and return the rows of those that the customer has."""
+    found = [endpoint_id for endpoint_id in ids if crud.lock(call, "endpoint", endpoint_id)]
+    rows: dict[str, dict[str, Any]] = {}
+    for first in range(0, len(found), crud.ROWS_PER_READ):
+        part = found[first : first + crud.ROWS_PER_READ]
+        rows |= registered_rows.rows_of(call.connection, {"endpoint": part})["endpoint"]
+    return {endpoint_id: row for endpoint_id, row in rows.items() if row["customer"] == customer_id}
+
+
+def _changed(
+    call: Call, wanted: EndpointsToChange, ids: list[str], rows: Mapping[str, dict[str, Any]]
+) -> list[ChangedEndpoint]:
+    act = _ACTIONS[wanted.action]
+    items = []
+    for endpoint_id in ids:
+        if endpoint_id not in rows:
+            items.append(ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.NOT_FOUND, detail="there is no such endpoint"))
+            continue
+        try:
+            with call.connection.transaction():
+                items.append(act(call, endpoint_id, rows[endpoint_id]))
+        except problems.Refused as exc:
+            items.append(ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.REFUSED, detail=exc.problem.detail))
+        except errors.RegistrationError as exc:
+            items.append(ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.REFUSED, detail=exc.problem))
+    return items
+
+
+def _pause(call: Call, endpoint_id: str, before: dict[str, Any]) -> ChangedEndpoint:
+    return _with_status(call, endpoint_id, before, EndpointStatus.PAUSED)
+
+
+def _resume(call: Call, endpoint_id: str, before: dict[str, Any]) -> ChangedEndpoint:
+    return _with_status(call, endpoint_id, before, EndpointStatus.ACTIVE)
+
+
+def _with_status(call: Call, endpoint_id: str, before: dict[str, Any], status: EndpointStatus) -> ChangedEndpoint:
+    is_changed = endpoints.change_status(call, endpoint_id, before, status, unless=EndpointStatus.DISABLED)
+    return ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.CHANGED if is_changed else BulkResult.UNCHANGED)
+
+
+def _rotate(call: Call, endpoint_id: str, before: dict[str, Any]) -> ChangedEndpoint:
+    wanted = call.body_as(EndpointsToChange).rotation or schemas.RotateSecret.model_validate({})
+    rotated = endpoints.rotate_locked(call, endpoint_id, before, wanted)
+    return ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.CHANGED, rotated=rotated)
+
+
+def _delete(call: Call, endpoint_id: str, before: dict[str, Any]) -> ChangedEndpoint:
+    call.connection.execute(query("delete_endpoints"), {"ids": [endpoint_id]})
+    audit.write(call, "delete", "endpoint", endpoint_id, customer_id=before["customer"], before=before)
+    return ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.CHANGED)
+
+
+_ACTIONS: Mapping[BulkAction, Callable[[Call, str, dict[str, Any]], ChangedEndpoint]] = {
+    BulkAction.PAUSE: _pause,
+    BulkAction.RESUME: _resume,
+    BulkAction.ROTATE_SECRET: _rotate,
+    BulkAction.DELETE: _delete,
+}
+
+ROUTES = (
+    Route(
+        method="POST", path="/v1/endpoints/bulk", name="changeEndpoints",
+        summary="Pause, resume or delete up to 100 endpoints, or rotate their secrets; or show what would change.",
+        scopes=routes.REGISTRARS, handler=change, body=EndpointsToChange, answer=ChangedEndpoints, is_change=True,
+        shown_once="items.rotated",
+    ),
+)  # fmt: skip
