@@ -175,10 +175,14 @@ where customer_id is not distinct from %(customer_id)s and idempotency_key = %(i
 select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = session_user;
 
 -- name: count_endpoints
--- `quota` is null for a customer without a quota of its own.
+-- Locks out the customer's other creating requests until the end of the transaction, then counts what they have committed. `quota`
+-- is null for a customer without a quota of its own.
+select pg_advisory_xact_lock(hashtextextended('quota of endpoints ' || %(customer)s, 0));
 select count(*) as rows, (select max_endpoints from customer_quotas where customer_id = %(customer)s) as quota
 from endpoints where customer_id = %(customer)s;
 
 -- name: count_subscriptions
+-- As count_endpoints.
+select pg_advisory_xact_lock(hashtextextended('quota of subscriptions ' || %(customer)s, 0));
 select count(*) as rows, (select max_subscriptions from customer_quotas where customer_id = %(customer)s) as quota
 from subscriptions where customer_id = %(customer)s;

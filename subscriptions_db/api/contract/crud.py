@@ -182,9 +182,11 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> No
     own = call.principal.customer_id
     if own is None:
         return
-    call.connection.execute(query("lock_row"), {"kind": f"quota of {kind}s", "id": own})
     with of_whole_customer(call):
-        [found] = call.connection.execute(query(f"count_{kind}s"), {"customer": own}).fetchall()
+        # One round trip for both statements, as in transactions.py. The count sees what was committed before it got the lock.
+        cursor = psycopg.ClientCursor(call.connection).execute(query(f"count_{kind}s"), {"customer": own})
+        cursor.nextset()
+        [found] = cursor.fetchall()
     quota = default if found["quota"] is None else found["quota"]
     if found["rows"] >= quota:
         had = f"you have {found['rows']} {kind}s, and your quota is {quota}"

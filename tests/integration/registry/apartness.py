@@ -26,8 +26,8 @@ LIMIT = "string_to_array(current_setting('fanout.endpoint_ids'::text, true), ','
 IS_NOT_LIMITED = "(COALESCE(current_setting('fanout.endpoint_ids'::text, true), ''::text) = ''::text)"
 OF_ITS_ENDPOINT = f"((endpoint_id)::text = ANY ({LIMIT}))"
 OF_ITS_ENTITY = (
-    f"((entity = 'endpoint'::text) AND (entity_id = ANY ({LIMIT}))) OR ((entity = 'subscription'::text) AND "  # noqa: S608
-    "(entity_id IN ( SELECT subscriptions.subscription_id FROM subscriptions)))"
+    f"(((entity = 'endpoint'::text) AND (entity_id = ANY ({LIMIT}))) OR ((entity = 'subscription'::text) AND "  # noqa: S608
+    "(entity_id IN ( SELECT subscriptions.subscription_id FROM subscriptions))))"
 )
 OF_ITS_CONSUMER = "(consumer IN ( SELECT dead_letter_consumers.name FROM dead_letter_consumers))"
 OF_ITS_LIMIT = (
@@ -216,7 +216,7 @@ def _of_tables(connection: connect.Connection) -> Iterator[str]:
             ["own_customer", "restrictive", "*", CUSTOMERS, own, own],
         ]
         if whole in OWN_ENDPOINTS or (row["of_endpoints"] and whole not in WITHOUT_RIGHT):
-            limited = f"({IS_NOT_LIMITED} OR {OWN_ENDPOINTS.get(whole, OF_ITS_ENDPOINT)})"
+            limited = f"CASE WHEN {IS_NOT_LIMITED} THEN true ELSE {OWN_ENDPOINTS.get(whole, OF_ITS_ENDPOINT)} END"
             command, check = ("r", "") if whole in READ_ONLY else ("*", limited)
             wanted.append(["own_endpoints", "restrictive", command, CUSTOMERS, limited, check])
         if policies != wanted:
