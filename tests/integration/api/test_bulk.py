@@ -147,3 +147,12 @@ def test_a_limited_key_changes_only_its_endpoints(served, made):
     limited = served.client(key.text.reveal().decode())
     assert results(limited.post(PATH, {"action": "pause"} | criterion)) == {ids[0]: "changed"}
     assert results(limited.post(PATH, {"action": "pause", "endpoints": ids[1:2]})) == {ids[1]: "not_found"}
+
+
+def test_an_endpoint_may_have_the_name_of_the_path(operator):
+    body = {"id": "bulk", "customer": "acme", "url": "https://hooks.example.com/"}
+    assert operator.post("/v1/endpoints", body).status == 201
+    assert operator.get(PATH).json["id"] == "bulk"
+    assert operator.patch(PATH, {"description": "x"}).json["description"] == "x"
+    assert operator.delete(PATH).status == 204
+    assert operator.get(PATH).status == 404
