@@ -12,6 +12,8 @@ pytestmark = pytest.mark.integration
 ORDERS = "acme-orders"
 OF_THE_CUSTOMER = {"getEventType", "getCustomer"}
 """What a limited key may read beside its endpoints."""
+OF_ALL_ENDPOINTS = {"getStatistics"}
+"""Sums over all endpoints of a customer, which no limited key reads."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,16 @@ def test_a_row_of_another_endpoint_looks_like_a_missing_row(served, limited, met
     assert everything(served) == before
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "operation"), [case for case in OPERATIONS if case.values[0] == "GET" and "{" not in case.values[1]]
+)
+def test_no_list_shows_another_endpoint(limited, method, path, operation):
+    answer = ask(limited, method, path, operation, {})
+    is_allowed = "customer_admin" in scopes_of(operation) and operation["operationId"] not in OF_ALL_ENDPOINTS
+    assert answer.status == (200 if is_allowed else 403)
+    assert ORDERS.encode() not in answer.text
+
+
 LISTS = {
     "/v1/endpoints": ["acme-second"], "/v1/subscriptions": ["acme-second-all"], "/v1/dead-letters": None,
     "/v1/dead-letter-consumers": [], "/v1/deliveries": [], "/v1/attempts": [], "/v1/replays": [],
@@ -85,6 +97,15 @@ def test_the_endpoints_of_the_key_are_changed_as_with_any_key(served, limited, s
     assert limited.post(f"/v1/replays/{replay}/cancel").json["state"] == "cancelled"
     with served.registry() as opened:
         opened.execute("delete from replays where replay_id = %s", [replay])
+
+
+def test_one_request_changes_only_endpoints_of_the_key(served, acme, limited, second):
+    named = {"action": "pause", "endpoints": [ORDERS, "nobodys", second]}
+    results = {item["endpoint"]: item["result"] for item in limited.post("/v1/endpoints/bulk", named).json["items"]}
+    assert results == {ORDERS: "not_found", "nobodys": "not_found", second: "changed"}
+    assert limited.post("/v1/endpoints/bulk", {"action": "resume", "everything": True}).json["changed"] == 1
+    assert acme.get(f"/v1/endpoints/{ORDERS}").json["status"] == "active"
+    assert [entry["action"] for entry in served.audit(ORDERS)] == []
 
 
 def test_dead_letters_of_other_endpoints_are_not_marked(served, acme, limited):
