@@ -11,12 +11,15 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import confluent_kafka
+from confluent_kafka import KafkaError
 
 from delivery import errors
 from delivery.config import kafka_clients, settings
+from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing.checks import Publication
 
 log = logging.getLogger(__name__)
@@ -45,30 +48,73 @@ _OPTIONS: dict[str, str | int | float | bool] = {
 }
 
 
+class _Refusal(NamedTuple):
+    """The answer to an event that Kafka will never take."""
+
+    status: int
+    problem: str
+
+
+_TOO_LARGE = _Refusal(413, "it takes no event of this size (max.message.bytes): send a smaller event")
+_REFUSALS = {
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: _Refusal(
+        422, "it does not take the event. A compacted topic takes no event without a key: give a CloudEvent a partitionkey"
+    ),
+    KafkaError.INVALID_TIMESTAMP: _Refusal(422, "it does not take the time of the record: ask the operator"),
+    KafkaError.POLICY_VIOLATION: _Refusal(422, "a policy of Kafka forbids the event: ask the operator"),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: _Refusal(
+        422, "the platform may not write to it: ask the operator to give the API's login to Kafka the right write"
+    ),
+}
+"""Codes of errors that a repeat of the same event gets again. Errors that are not here may pass."""
+_LOST = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._FATAL})  # noqa: SLF001  # librdkafka's own codes
+"""Codes of errors after which a client may not recover."""
+
+
+class _Failure(NamedTuple):
+    """The reason why an event is not confirmed."""
+
+    topic: str
+    error: KafkaError | None
+    """None: the broker's answer has no offset."""
+
+    @property
+    def text(self) -> str:
+        """Return the reason for the log."""
+        return f"topic {self.topic}: {'the broker answer has no offset' if self.error is None else self.error.str()}"
+
+    @property
+    def refusal(self) -> _Refusal | None:
+        """Return the answer if Kafka will never take the event."""
+        return None if self.error is None else _REFUSALS.get(self.error.code())
+
+    @property
+    def is_of_client(self) -> bool:
+        """Return whether the client that wrote the event may not recover."""
+        return self.error is None or self.error.fatal() or self.error.code() in _LOST
+
+
 class _Submission:
-    """The events of one request that wait for their confirmations."""
+    """Some events of one request that wait for their confirmations, by their places in the request."""
 
-    def __init__(self, events: Sequence[Publication], done: asyncio.Future[None]) -> None:
-        self.ids = [event.event_id for event in events]
+    def __init__(self, count: int, done: asyncio.Future[None]) -> None:
         self.done = done
-        self.failure: str | None = None
-        self._left = len(events)
+        self.places: dict[int, str] = {}
+        """The place in Kafka of each event that is confirmed."""
+        self.failures: dict[int, _Failure] = {}
+        self._left = count
 
-    def confirm(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+    def confirm(self, index: int, error: KafkaError | None, message: confluent_kafka.Message) -> None:
         """Count a confirmation, or a failure. The client calls it from `poll`, once for each event."""
         self._left -= 1
-        if error is not None:
-            self.failure = f"topic {message.topic()}: {error.str()}"
-        elif message.offset() is None:  # not a confirmation: see delivery.stages.kafka.sink
-            self.failure = f"topic {message.topic()}: the broker's answer has no offset"
+        if error is not None or message.offset() is None:  # no offset is no confirmation: see delivery.stages.kafka.sink
+            self.failures[index] = _Failure(str(message.topic()), error)
+        else:
+            self.places[index] = f"{message.topic()}:{message.partition()}:{message.offset()}"
         if self._left == 0 and not self.done.done():
             self.done.set_result(None)
-
-    def place(self, index: int, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
-        """Do as `confirm` does, for an event whose id is its place."""
-        if error is None:
-            self.ids[index] = f"{message.topic()}:{message.partition()}:{message.offset()}"
-        self.confirm(error, message)
 
 
 class EventProducer:
@@ -78,7 +124,8 @@ class EventProducer:
         self._kafka = kafka
         self._confirm_s = min(CONFIRM_TIMEOUT_S, request_timeout_s * REQUEST_SHARE)
         self._topics_s = min(TOPICS_TIMEOUT_S, request_timeout_s * REQUEST_SHARE / 2)
-        self._current: confluent_kafka.Producer | None = None
+        self._current: dict[bool, confluent_kafka.Producer] = {}
+        """The client for batches (False), and the client that writes each event alone (True)."""
         self._polled: set[confluent_kafka.Producer] = set()
         """Clients with unconfirmed events. After a failure there may be two: the failed one, and its successor."""
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="topics")
@@ -86,7 +133,7 @@ class EventProducer:
     def close(self) -> None:
         """Close the connections to Kafka."""
         self._thread.shutdown()
-        for client in self._polled | ({self._current} if self._current else set()):
+        for client in self._polled.union(self._current.values()):
             client.flush(CLOSE_TIMEOUT_S)
 
     async def topics(self) -> frozenset[str]:
@@ -102,49 +149,71 @@ class EventProducer:
             raise errors.KafkaUnavailable(f"Kafka does not list its topics: {exc.args[0].str()}") from exc
 
     async def publish(self, events: Sequence[Publication]) -> list[str]:
-        """Write events, and return their ids when Kafka has confirmed all of them; raise KafkaUnavailable otherwise.
+        """Write events, and return their ids when Kafka has confirmed all of them.
 
-        After a failure, Kafka may have some of the events.
+        Raise Refused for an event that Kafka will never take, and KafkaUnavailable if a repeat may succeed. After a failure,
+        Kafka may have some of the events.
         """
+        numbered = dict(enumerate(events))
+        submitted = await self._submit(numbered)
+        failures = submitted.failures
+        large = {index: numbered[index] for index, failure in failures.items() if failure.refusal is _TOO_LARGE}
+        if large:
+            # The broker has refused a batch, which may have events of other requests: only an event alone is too large.
+            alone = await self._submit(large, is_alone=True)
+            failures = {index: failure for index, failure in failures.items() if index not in large} | alone.failures
+            submitted.places |= alone.places
+        if failures:
+            raise _failed(failures)
+        return [str(event.event_id or submitted.places[index]) for index, event in numbered.items()]
+
+    async def _submit(self, events: Mapping[int, Publication], *, is_alone: bool = False) -> _Submission:
+        """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a batch of its own."""
+        submitted = _Submission(len(events), asyncio.get_running_loop().create_future())
         if not events:
-            return []
-        client = self._client()
-        submitted = _Submission(events, asyncio.get_running_loop().create_future())
+            return submitted
+        client = self._client(is_alone=is_alone)
         try:
-            for index, event in enumerate(events):
+            for index, event in events.items():
                 client.produce(
                     event.topic,
                     event.value,
                     key=event.key,
                     headers=list(event.headers),
-                    on_delivery=submitted.confirm if event.event_id else functools.partial(submitted.place, index),
+                    on_delivery=functools.partial(submitted.confirm, index),
                 )
-        except (BufferError, confluent_kafka.KafkaException) as exc:
+        except confluent_kafka.KafkaException as exc:
+            self._poll_later(client)
+            failure = _Failure(event.topic, exc.args[0])
+            if failure.refusal is None:
+                self._replace(client)
+            raise _failed({index: failure}) from exc
+        except BufferError as exc:
             self._poll_later(client)
             self._replace(client)
             raise errors.KafkaUnavailable(f"the client does not take an event: {exc}") from exc
         self._poll_later(client)
         await submitted.done
-        if submitted.failure is not None:
+        if any(failure.is_of_client for failure in submitted.failures.values()):
             self._replace(client)
-            raise errors.KafkaUnavailable(submitted.failure)
-        return [str(event_id) for event_id in submitted.ids]
+        return submitted
 
-    def _client(self) -> confluent_kafka.Producer:
-        if self._current is None:
+    def _client(self, *, is_alone: bool = False) -> confluent_kafka.Producer:
+        if is_alone not in self._current:
             # Idempotent: acks=all; a retry by the client neither repeats an event nor reorders two.
             # Last, because `kafka.librdkafka_options` are meant for the job too, which waits much longer for Kafka.
             ours = {"enable.idempotence": True, "delivery.timeout.ms": round(self._confirm_s * 1000)}
+            ours |= {"batch.num.messages": 1} if is_alone else {}
             try:
-                self._current = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(self._kafka) | ours)
+                made = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(self._kafka) | ours)
             except confluent_kafka.KafkaException as exc:
                 raise errors.KafkaUnavailable(f"the settings of the area kafka make no client: {exc.args[0].str()}") from exc
-        return self._current
+            self._current[is_alone] = made
+        return self._current[is_alone]
 
     def _replace(self, client: confluent_kafka.Producer) -> None:
         """Let the next event make a new client: one that has failed may not recover (delivery.stages.kafka.sink)."""
-        if self._current is client:
-            self._current = None
+        self._current = {is_alone: current for is_alone, current in self._current.items() if current is not client}
 
     def _poll_later(self, client: confluent_kafka.Producer) -> None:
         if client not in self._polled:
@@ -158,3 +227,14 @@ class EventProducer:
             asyncio.get_running_loop().call_later(POLL_S, self._poll, client)
         else:
             self._polled.discard(client)
+
+
+def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.KafkaUnavailable:
+    """Return the error for a request with failed events. One that Kafka will never take is named first."""
+    for index, failure in sorted(failures.items()):
+        if (refusal := failure.refusal) is not None:
+            log.warning("a request to publish events is answered with %d: %s", refusal.status, failure.text)
+            place = f"event {index}, topic {failure.topic}"
+            detail = f"{place}: {refusal.problem}. Kafka may have other events of the request"
+            return problems.Refused(refusal.status, detail, (f"[{index}]", refusal.problem))
+    return errors.KafkaUnavailable(next(iter(failures.values())).text)

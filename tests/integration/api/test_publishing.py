@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import secrets
 import shlex
 import time
 import uuid
@@ -11,6 +12,7 @@ import uuid
 import confluent_kafka
 import prometheus_client
 import pytest
+from confluent_kafka import admin
 
 from delivery.config import settings, worker_plans
 from delivery.model import Record
@@ -36,10 +38,15 @@ EXAMPLES = [shlex.split(line) for block in blocks("docs/api.md", "sh") if "/v1/e
 
 @pytest.fixture(scope="module")
 def served(postgres, kafka):
-    """Serve the API over a Kafka with one topic of events, by a prefix of this file's own."""
+    """Serve the API over a Kafka with some topics of events, by a prefix of this file's own."""
     prefix = f"published-{uuid.uuid4().hex[:8]}."
     connection = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(connection, [f"{prefix}order", f"{prefix}order.created"], 2)
+    limits = {"small": {"max.message.bytes": "1000"}, "compacted": {"cleanup.policy": "compact"}}
+    wanted = [admin.NewTopic(f"{prefix}{name}", 1, config=config) for name, config in limits.items()]
+    client = admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for created in client.create_topics(wanted).values():
+        created.result(30)
     source = settings.Source(topic_prefix=prefix, topic_pattern=rf"{re.escape(prefix)}.+")
     with world.served(postgres, kafka=connection, source=source) as made:
         yield made
@@ -173,6 +180,18 @@ def test_the_examples_of_the_document_publish(publisher):
         sent = {name.lower().replace("-", "_"): value for name, value in headers.items() if name != "Authorization"}
         answer = publisher.ask("POST", "/v1/events", raw=words[words.index("-d") + 1].encode(), **sent)
         assert (answer.status, answer.json) == (202, {"accepted": [f"order-{number}"]})
+
+
+def test_an_event_that_kafka_never_takes_is_refused_and_names_its_topic(served, publisher):
+    prefix = served.config.source.topic_prefix
+    small = [EVENT | {"id": f"s{number}", "type": "small", "data": secrets.token_hex(250)} for number in range(3)]
+    assert publish(publisher, small, BATCH).status == 202  # together they are too large, and each of them is not
+    answer = publish(publisher, [*small, small[0] | {"data": secrets.token_hex(2000)}], BATCH)
+    assert (answer.status, answer.fields, f"{prefix}small" in answer.json["detail"]) == (413, ["[3]"], True)
+    unkeyed = EVENT | {"type": "compacted"}
+    answer = publish(publisher, unkeyed, STRUCTURED)
+    assert (answer.status, f"{prefix}compacted" in answer.json["detail"]) == (422, True)
+    assert publish(publisher, unkeyed | {"partitionkey": "k"}, STRUCTURED).status == 202
 
 
 def test_publishing_can_be_turned_off(postgres):

@@ -8,6 +8,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
+from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing import producer
 from subscriptions_db.api.publishing.checks import Publication
 
@@ -108,6 +109,65 @@ def test_one_unconfirmed_event_fails_its_request_and_the_next_has_a_new_client(e
         publish(events_to, "a", "b")
     assert publish(events_to, "c") == ["c"]
     assert [len(client.waiting) for client in clients] == [0, 0]
+
+
+def refused(name):
+    return confluent_kafka.KafkaError(getattr(confluent_kafka.KafkaError, name)), Confirmation()
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("INVALID_RECORD", 422), ("POLICY_VIOLATION", 422), ("INVALID_TIMESTAMP", 422), ("TOPIC_AUTHORIZATION_FAILED", 422)],
+)
+def test_an_event_that_kafka_never_takes_is_refused_by_its_topic_and_keeps_the_client(events_to, clients, name, status):
+    publish(events_to, "a")
+    clients[0].script = [refused("_INVALID_DIFFERENT_RECORD"), refused(name)]
+    with pytest.raises(problems.Refused) as found:
+        publish(events_to, "b", "c")
+    assert (found.value.problem.status, [wrong.field for wrong in found.value.problem.errors]) == (status, ["[1]"])
+    assert found.value.problem.detail.startswith("event 1, topic events.order: ")
+    assert publish(events_to, "d") == ["d"]
+    assert len(clients) == 1
+
+
+def test_an_error_that_may_pass_keeps_the_client(events_to, clients):
+    publish(events_to, "a")
+    clients[0].script = [refused("NOT_ENOUGH_REPLICAS")]
+    with pytest.raises(errors.KafkaUnavailable, match=r"topic events\.order"):
+        publish(events_to, "b")
+    assert publish(events_to, "c") == ["c"]
+    assert len(clients) == 1
+
+
+@pytest.mark.parametrize("is_too_large", [False, True])
+def test_an_event_is_too_large_if_kafka_refuses_it_alone(events_to, clients, monkeypatch, is_too_large):
+    """A broker refuses a whole batch, with small events of other requests."""
+    publish(events_to, "a")
+    clients[0].script = [(None, Confirmation()), refused("MSG_SIZE_TOO_LARGE"), refused("MSG_SIZE_TOO_LARGE")]
+    second = [(None, Confirmation(8)), refused("MSG_SIZE_TOO_LARGE") if is_too_large else (None, Confirmation(9))]
+    monkeypatch.setattr(
+        producer.confluent_kafka, "Producer", lambda options: clients.append(Client(options, list(second))) or clients[-1]
+    )
+    if is_too_large:
+        with pytest.raises(problems.Refused) as found:
+            publish(events_to, "b", None, None)
+        assert (found.value.problem.status, [wrong.field for wrong in found.value.problem.errors]) == (413, ["[2]"])
+    else:
+        assert publish(events_to, "b", None, None) == ["b", "events.order:3:8", "events.order:3:9"]
+    assert [client.options.get("batch.num.messages") for client in clients] == [None, 1]
+
+
+def test_an_event_that_the_client_itself_refuses_is_too_large(events_to, clients, monkeypatch):
+    publish(events_to, "a")
+
+    def refuse(*_, **__):
+        raise confluent_kafka.KafkaException(refused("MSG_SIZE_TOO_LARGE")[0])
+
+    monkeypatch.setattr(Client, "produce", refuse)
+    with pytest.raises(problems.Refused, match=r"events\.order"):
+        publish(events_to, "b")
+    monkeypatch.undo()
+    assert len(clients) == 1
 
 
 def test_a_full_client_fails_the_request_and_is_emptied_later(events_to, clients):
