@@ -217,6 +217,8 @@ class Api:
                 response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
         except problems.Refused as exc:
             response = self._problem(exc, request_id)
+            if response.status == HTTPStatus.REQUEST_TIMEOUT:
+                response.force_close()  # the rest of the body may still be on its way
         except web.HTTPException as exc:
             response = self._problem(_of_http(exc, request), request_id)
         except TimeoutError:

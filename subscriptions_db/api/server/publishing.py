@@ -7,6 +7,7 @@ the moment before a body is read until its events are confirmed.
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 32 * 1024 * 1024
 """Most bytes of bodies that are read, or wait for Kafka. Further requests are refused before their bodies are read. A process
 took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka was away."""
+MAX_SHARE_OF_KEY = 0.25
+"""Share of MAX_BYTES that the requests of one key may have. One body of a key is always read, if MAX_BYTES allows it."""
+BODY_TIMEOUT_S = 5.0
+"""Seconds in which a body must arrive, because its bytes are occupied meanwhile. Half of `api.request_timeout_s` if that is
+shorter."""
 MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
 the loop answers other requests."""
@@ -59,7 +65,9 @@ class Publishing:
         self._producer = producer.EventProducer(config.kafka, config.api.request_timeout_s)
         self._topics = known_topics.KnownTopics(self._producer.topics)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checks")
-        self._bytes = 0
+        self._body_s = min(BODY_TIMEOUT_S, config.api.request_timeout_s / 2)
+        self._bytes: collections.Counter[str] = collections.Counter()
+        """The occupied bytes of each key."""
 
     def close(self) -> None:
         """Close the connections to Kafka."""
@@ -75,7 +83,7 @@ class Publishing:
             topic = PublishQuery.model_validate(dict(query)).topic
         except pydantic.ValidationError as exc:
             raise problems.from_validation(exc, PublishQuery) from None
-        with self._room(request):
+        with self._room(request, principal.key_id):
             found, events = await self._checked(request, topic, self._admission.charge(principal.key_id))
             checks.require_tenants(found, events, principal.tenants)
             try:
@@ -94,7 +102,7 @@ class Publishing:
         """Return the events of a request; raise Refused if one is wrong. Their cost is charged in both cases."""
         # Before the body arrives: requests that come at once must not all pass before the first one is charged.
         charge.body(min(request.content_length or 0, self._max_body_bytes))
-        body = await request.read()
+        body = await self._body(request)
         charge.body(len(body))
         cost = _Cost()
         read = functools.partial(bodies.read, request.content_type, request.raw_headers, body)
@@ -108,20 +116,34 @@ class Publishing:
             charge.cpu(cost.cpu_s)
 
     @contextlib.contextmanager
-    def _room(self, request: web.Request) -> Iterator[None]:
-        """Occupy the bytes of a request's body; raise Refused with 503 if too many are occupied.
+    def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
+        """Occupy the bytes of a request's body; raise Refused with 429 or 503 if the key has, or all keys have, too many.
 
         A body without a length, or a compressed one, may have `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes
-        if self._bytes and self._bytes + size > MAX_BYTES:
+        of_key, of_all = self._bytes[key_id], self._bytes.total()
+        if of_key and of_key + size > MAX_BYTES * MAX_SHARE_OF_KEY:
+            headers = {"retry-after": str(problems.RETRY_AFTER_S)}
+            raise problems.Refused(429, "too many of your events arrive or wait for Kafka at once", headers=headers)
+        if of_all and of_all + size > MAX_BYTES:
             raise problems.unavailable("too many events wait for Kafka: try again")
-        self._bytes += size
+        self._bytes[key_id] += size
         try:
             yield
         finally:
-            self._bytes -= size
+            self._bytes[key_id] -= size
+            if not self._bytes[key_id]:
+                del self._bytes[key_id]
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await request.read()
+        except TimeoutError:
+            detail = f"the body did not arrive in {self._body_s:g} s: send it faster, or in smaller parts"
+            raise problems.Refused(408, detail) from None
 
 
 def _parsed(

@@ -35,14 +35,34 @@ def request(size, **headers):
 )
 def test_publishing_requests_share_a_bounded_number_of_bytes(publisher, size, headers, taken):
     with contextlib.ExitStack() as stack:
-        stack.enter_context(publisher._room(request(size, **headers)))
-        stack.enter_context(publisher._room(request(10_000 - taken)))
-        with pytest.raises(problems.Refused) as refused, publisher._room(request(1)):
+        stack.enter_context(publisher._room(request(size, **headers), "one"))
+        stack.enter_context(publisher._room(request(10_000 - taken), "two"))
+        with pytest.raises(problems.Refused) as refused, publisher._room(request(1), "three"):
             pytest.fail("it has no room")
         assert refused.value.problem.status == 503
         assert refused.value.headers == {"retry-after": "2"}
-    with publisher._room(request(5000)):
+    with publisher._room(request(5000), "three"):
         pass
+
+
+def test_one_key_cannot_occupy_the_bytes_of_all(publisher):
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(publisher._room(request(1250), "one"))
+        with pytest.raises(problems.Refused) as refused, publisher._room(request(1), "one"):
+            pytest.fail("it has no room")
+        assert refused.value.problem.status == 429
+        assert refused.value.headers == {"retry-after": "2"}
+        with publisher._room(request(5000), "two"):  # one body of a key is always read
+            pass
+    assert not publisher._bytes
+
+
+def test_a_body_that_trickles_in_is_refused_with_408(publisher, monkeypatch):
+    monkeypatch.setattr(publisher, "_body_s", 0.01)
+    with pytest.raises(problems.Refused) as refused:
+        asyncio.run(publisher._body(SimpleNamespace(read=asyncio.Event().wait)))
+    assert refused.value.problem.status == 408
 
 
 class Posted:
