@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from delivery.webhooks.events import opaque
 from subscriptions_db.api.contract import problems
 
 STRUCTURED = "application/cloudevents+json"
@@ -28,14 +29,15 @@ _ARRAY: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgs
 
 Headers = tuple[tuple[str, bytes], ...]
 """Headers of a record."""
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeaders = Sequence[tuple[bytes, bytes]]
 """Names and values of the headers of a request, as received."""
 
 
 class UncheckedEvent(NamedTuple):
     """One event of a request: the value and the headers of its record."""
 
-    value: bytes
+    value: bytes | None
+    """None: a CloudEvent without a payload."""
     headers: Headers = ()
 
 
@@ -52,15 +54,18 @@ def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
 
     1. `application/cloudevents-batch+json` is an array of CloudEvents.
     2. `application/cloudevents+json` is one CloudEvent.
-    3. With a `ce-` header, the body is the payload of one CloudEvent, of any content type.
+    3. With a `ce-` header, the body is the payload of one CloudEvent, of any content type. An empty body without a content
+       type, or with JSON's, is no payload.
     4. `application/json` is one plain JSON event, or an array of them.
     """
+    if sum(name.lower() == b"content-type" for name, _ in headers) > 1:
+        raise problems.invalid(("content-type", "is given more than once: give it once"))
     if content_type == BATCH:
         return EventsOfBody([UncheckedEvent(value, _IS_CLOUD_EVENT) for value in _items(body)], is_batch=True)
     if content_type == STRUCTURED:
         return EventsOfBody([UncheckedEvent(body, _IS_CLOUD_EVENT)], is_batch=False)
     if binary := _binary(headers):
-        return EventsOfBody([UncheckedEvent(body, binary)], is_batch=False)
+        return EventsOfBody([UncheckedEvent(_payload(body, dict(binary)), binary)], is_batch=False)
     if content_type != PLAIN:
         raise problems.Refused(
             415, f"send content-type: {PLAIN}, {STRUCTURED} or {BATCH}; or the attributes of a CloudEvent as ce- headers"
@@ -104,6 +109,11 @@ def _binary(headers: RawHeaders) -> Headers:
         raise problems.invalid(("ce-specversion", "is missing: every CloudEvent has it, with the value 1.0"))
     beside = () if content_type is None else (("content-type", content_type),)
     return (*((f"ce_{name[3:]}", value) for name, value in found.items()), *beside)
+
+
+def _payload(body: bytes, headers: dict[str, bytes]) -> bytes | None:
+    media_type = headers.get("content-type", PLAIN.encode()).decode("latin-1").strip().lower()
+    return None if not body and opaque.is_json(media_type) else body
 
 
 def _unquoted(value: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Check the events of a publishing request, and find their topics. Pure.
 
 Runs in the API. The job's own parser checks each event, so the job rejects no event that was accepted here. The only exception
-is an event of a tenant that is not registered: Postgres is not asked.
+is an event of a tenant that is not registered: Postgres is not asked. An event without an id is refused here, though the job
+takes it: its publisher could not repeat it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import orjson
 
 from delivery import errors
 from delivery.config import settings, topic_pattern, worker_plans
-from delivery.model import Event, Record, TenantId
+from delivery.model import Event, EventId, Record, TenantId
 from delivery.webhooks.events import attributes, parsing
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing.bodies import EventsOfBody, Headers, UncheckedEvent
@@ -56,12 +57,12 @@ class Publication(NamedTuple):
     """A checked event, as its record in Kafka."""
 
     topic: str
-    value: bytes
+    value: bytes | None
+    """None: a CloudEvent without a payload."""
     key: bytes | None
     headers: Headers
     tenant_id: TenantId
-    event_id: str | None
-    """None: a plain JSON event without an id. The place of its record becomes its id."""
+    event_id: EventId
 
 
 def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int) -> list[Publication]:
@@ -127,14 +128,19 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
         )
     if problem := _topic_problem(wanted, rules):
         raise errors.EventRejected("bad_topic", problem)
-    has_id = event.event_id != f"{wanted}:{_NOWHERE}:{_NOWHERE}"
+    if event.event_id == f"{wanted}:{_NOWHERE}:{_NOWHERE}":
+        name = ".".join(layout.id_path)
+        raise errors.EventRejected(
+            "missing_attribute",
+            f"the event has no {name}: give each event one, so that a repeat after a lost answer is harmless",
+        )
     return Publication(
         topic=wanted,
         value=unchecked.value,
         key=_key_of(event),
         headers=unchecked.headers,
         tenant_id=event.tenant_id,
-        event_id=event.event_id if has_id else None,
+        event_id=event.event_id,
     )
 
 
@@ -143,6 +149,8 @@ def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
     headers = dict(unchecked.headers)
     if "ce_type" in headers:
         return headers["ce_type"].decode(errors="replace")
+    if unchecked.value is None:
+        return ""
     try:
         found: Any = orjson.loads(unchecked.value)
     except orjson.JSONDecodeError:

@@ -101,8 +101,6 @@ class _Submission:
 
     def __init__(self, count: int, done: asyncio.Future[None]) -> None:
         self.done = done
-        self.places: dict[int, str] = {}
-        """The place in Kafka of each event that is confirmed."""
         self.failures: dict[int, _Failure] = {}
         self._left = count
 
@@ -111,8 +109,6 @@ class _Submission:
         self._left -= 1
         if error is not None or message.offset() is None:  # no offset is no confirmation: see delivery.stages.kafka.sink
             self.failures[index] = _Failure(str(message.topic()), error)
-        else:
-            self.places[index] = f"{message.topic()}:{message.partition()}:{message.offset()}"
         if self._left == 0 and not self.done.done():
             self.done.set_result(None)
 
@@ -162,10 +158,9 @@ class EventProducer:
             # The broker has refused a batch, which may have events of other requests: only an event alone is too large.
             alone = await self._submit(large, is_alone=True)
             failures = {index: failure for index, failure in failures.items() if index not in large} | alone.failures
-            submitted.places |= alone.places
         if failures:
             raise _failed(failures)
-        return [str(event.event_id or submitted.places[index]) for index, event in numbered.items()]
+        return [event.event_id for event in events]
 
     async def _submit(self, events: Mapping[int, Publication], *, is_alone: bool = False) -> _Submission:
         """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a batch of its own."""

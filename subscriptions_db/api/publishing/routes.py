@@ -60,7 +60,7 @@ class PublishedEvents(pydantic.BaseModel):
     """The events that Kafka has confirmed: all events of the request."""
 
     accepted: list[str]
-    """Ids of the events, in the order of the request. An event without an id gets topic, partition and offset as its id."""
+    """Ids of the events, in the order of the request."""
 
 
 ROUTES = (

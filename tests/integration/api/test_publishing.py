@@ -17,7 +17,7 @@ from confluent_kafka import admin
 from delivery.config import settings, worker_plans
 from delivery.model import Record
 from delivery.stages.kafka import topics
-from delivery.webhooks.events import parsing
+from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.sending import payload
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.api.publishing import producer
@@ -79,7 +79,7 @@ class Reader:
         found = []
         new = [dataclasses.replace(extent, first=self._first[extent.place]) for extent in self._extents()]
         self._scanner.read(new, "events", lambda message: found.append(record_of(message)))
-        return sorted(found, key=lambda record: record[0].value)
+        return sorted(found, key=lambda record: record[0].value or b"")
 
     def events(self):
         """Return the new events, as the job's own parser reads them."""
@@ -107,20 +107,21 @@ def test_each_form_arrives_as_if_a_kafka_client_had_written_it(publisher, reader
         publish(publisher, raw=b"[%b , %b]" % (RAW % b"s2", RAW % b"s3"), content_type=BATCH),
         publish(publisher, raw=b' {"a" : 1.0} ', **BINARY),
         publish(publisher, raw=b'{"id":"p1", "type": "order","tenant_id":"t1" }'),
-        publish(publisher, [PLAIN | {"id": 2}, {"type": "order", "tenant_id": "t2", "sub_tenant_id": 100}]),
+        publish(publisher, [PLAIN | {"id": 2}, PLAIN | {"id": 3, "tenant_id": "t2", "sub_tenant_id": 100}]),
+        publish(publisher, raw=b"", content_type="application/json", **BINARY | {"ce_id": "b2"}),
         publish(publisher, [], BATCH),
     ]
-    assert [answer.status for answer in answers] == [202] * 6
-    placed = answers[4].json["accepted"][1]
-    assert [answer.json["accepted"] for answer in answers] == [["s1"], ["s2", "s3"], ["b1"], ["p1"], ["2", placed], []]
+    assert [answer.status for answer in answers] == [202] * 7
+    assert [answer.json["accepted"] for answer in answers] == [["s1"], ["s2", "s3"], ["b1"], ["p1"], ["2", "3"], ["b2"], []]
     events = reader.events()
-    assert set(events) == {"s1", "s2", "s3", "b1", "p1", "2", placed}
+    assert set(events) == {"s1", "s2", "s3", "b1", "b2", "p1", "2", "3"}
     assert {events[name].data for name in ("s1", "s2", "s3")} == {b'{"b":1, "a" : 2.50}'}
     assert (events["b1"].data, events["b1"].tenant_id) == (b' {"a" : 1.0} ', "t2")
     assert events["b1"].attributes == (("subject", "Euro €"), ("partitionkey", "k"))
     assert events["p1"].data == b'{"id":"p1", "type": "order","tenant_id":"t1" }'
-    assert (events[placed].tenant_id, events[placed].sub_tenant_id) == ("t2", "100")
-    assert prometheus_client.REGISTRY.get_sample_value("fanout_api_published_events_total") == before + 7
+    assert (events["3"].tenant_id, events["3"].sub_tenant_id) == ("t2", "100")
+    assert (events["b2"].opaque, events["b2"].record.value) == (opaque.NO_PAYLOAD, None)
+    assert prometheus_client.REGISTRY.get_sample_value("fanout_api_published_events_total") == before + 8
 
 
 def test_the_record_equals_that_of_a_kafka_client(served, publisher, reader):

@@ -37,6 +37,31 @@ def test_ce_headers_are_the_attributes_and_the_body_is_the_payload():
 
 
 @pytest.mark.parametrize(
+    ("media_type", "value"),
+    [
+        (None, None),
+        (b"application/json", None),
+        (b"Application/JSON; charset=utf-8", None),
+        (b"application/vnd.x+json", None),
+        (b"text/plain", b""),
+        (b"application/octet-stream", b""),
+    ],
+)
+def test_an_empty_body_is_no_payload_unless_its_media_type_has_empty_ones(media_type, value):
+    given = [(b"ce-specversion", b"1.0"), *([(b"content-type", media_type)] if media_type else [])]
+    content_type = (media_type or b"application/octet-stream").decode().partition(";")[0].lower()
+    assert read(content_type, b"", *given)[0][0][0] == value
+
+
+@pytest.mark.parametrize("content_type", [bodies.STRUCTURED, bodies.BATCH, bodies.PLAIN, "text/plain"])
+def test_a_repeated_content_type_is_refused(content_type):
+    given = [(b"ce-specversion", b"1.0"), (b"Content-Type", content_type.encode()), (b"content-type", b"application/json")]
+    with pytest.raises(problems.Refused) as refused:
+        read(content_type, b"{}", *given)
+    assert [error.field for error in refused.value.problem.errors] == ["content-type"]
+
+
+@pytest.mark.parametrize(
     ("header", "value"),
     [
         (b"Euro%20%E2%82%AC%20%F0%9F%98%80", "Euro € 😀".encode()),  # the example of the specification

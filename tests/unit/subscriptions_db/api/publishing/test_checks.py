@@ -45,8 +45,16 @@ def test_the_type_names_the_topic(type_):
 
 def test_the_settings_name_the_fields_and_the_prefix():
     source = {"topic_prefix": "in.", "topic_pattern": r"in\..+", "type_field": "meta.kind", "tenant_field": "owner"}
-    [event] = checked({"meta": {"kind": "paid"}, "owner": 7}, source=source)
-    assert (event.topic, event.event_id, event.tenant_id) == ("in.paid", None, "7")
+    [event] = checked({"id": 8, "meta": {"kind": "paid"}, "owner": 7}, source=source)
+    assert (event.topic, event.event_id, event.tenant_id) == ("in.paid", "8", "7")
+
+
+@pytest.mark.parametrize("id_", [{}, {"id": None}, {"id": ""}])
+@pytest.mark.parametrize("topic", [None, "events.order.created"])
+def test_an_event_without_an_id_is_refused_because_it_cannot_be_repeated(id_, topic):
+    refused = problem(PLAIN, {"type": "order.created", "tenant_id": "t1"} | id_, topic=topic)
+    assert [wrong.field for wrong in refused.errors] == ["[1]"]
+    assert refused.detail.startswith("[1]: missing_attribute: the event has no id: give each event one")
 
 
 def test_a_topic_may_be_named_for_events_whose_type_names_none():
@@ -128,3 +136,19 @@ def test_a_missing_topic_is_named_with_the_way_to_create_it():
     [error] = refused.value.problem.errors
     assert (refused.value.problem.status, error.field) == (422, "[1]")
     assert "kafka-topics --create --topic events.order.made" in error.problem
+
+
+def empty_event(*left_out):
+    headers = [(b"ce-" + name.encode(), value.encode()) for name, value in CLOUD_EVENT.items() if name not in left_out]
+    return bodies.read("application/octet-stream", headers, b"")
+
+
+def test_a_cloud_event_without_a_payload_is_published():
+    [event] = checks.checked(empty_event(), rules(), topic=None, now_ms=NOW_MS)
+    assert (event.topic, event.value) == ("events.order.created", None)
+
+
+@pytest.mark.parametrize("topic", [None, "events.order.created"])
+def test_a_cloud_event_without_a_payload_needs_its_type(topic):
+    with pytest.raises(problems.Refused, match="the event has no type"):
+        checks.checked(empty_event("type"), rules(), topic=topic, now_ms=NOW_MS)
