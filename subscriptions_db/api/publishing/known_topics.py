@@ -7,11 +7,19 @@ The topic would have the broker's default number of partitions, and a mistyped e
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from delivery import errors
+
+log = logging.getLogger(__name__)
+
 MAX_AGE_S = 30.0
-"""Seconds after which the topics are read again, because one may have been deleted."""
+"""Seconds after which the topics are read again, because one may have been deleted. Requests to known topics do not wait for
+the reading."""
+MAX_STALE_S = 300.0
+"""Seconds after which requests to known topics wait for a reading too. If it fails, they use the names from before."""
 MIN_AGE_S = 1.0
 """Seconds for which a missing topic stays missing. So requests with invented types cost Kafka one request a second."""
 
@@ -26,17 +34,35 @@ class KnownTopics:
         self._clock = clock
         self._names: frozenset[str] = frozenset()
         self._read_at = float("-inf")
-        self._reading: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[errors.KafkaUnavailable | None] | None = None
 
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
-        """Return those of `wanted` that do not exist; raise what `read` raises. Concurrent calls share one reading."""
+        """Return those of `wanted` that do not exist. Concurrent calls share one reading.
+
+        Raise KafkaUnavailable if `read` does so, and not all of `wanted` are known from before.
+        """
+        are_known = wanted <= self._names
         age_s = self._clock() - self._read_at
-        if age_s > (MAX_AGE_S if wanted <= self._names else MIN_AGE_S):
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._refresh())
-            await asyncio.shield(self._reading)  # a disconnected publisher must not cancel the reading of the others
+        if age_s > (MAX_AGE_S if are_known else MIN_AGE_S):
+            reading = self._start()
+            if not are_known or age_s > MAX_STALE_S:
+                # A disconnected publisher must not cancel the reading of the others.
+                failure = await asyncio.shield(reading)
+                if failure is not None and not are_known:
+                    raise failure
         return wanted - self._names
 
-    async def _refresh(self) -> None:
-        self._names = await self._read()
+    def _start(self) -> asyncio.Task[errors.KafkaUnavailable | None]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._refresh())
+        return self._reading
+
+    async def _refresh(self) -> errors.KafkaUnavailable | None:
+        """Read the names; return the failure, which nobody may wait for."""
+        try:
+            self._names = await self._read()
+        except errors.KafkaUnavailable as exc:
+            log.warning("the topics are not read again, and requests use the names from before: %s", exc)
+            return exc
         self._read_at = self._clock()
+        return None

@@ -43,6 +43,7 @@ MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
 the loop answers other requests."""
 OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
+UNLISTED = "Kafka does not list its topics, and a topic of the request is new here. Nothing was published: send it again"
 UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the whole request again, with the same ids"
 
 
@@ -87,7 +88,12 @@ class Publishing:
             found, events = await self._checked(request, topic, self._admission.charge(principal.key_id))
             checks.require_tenants(found, events, principal.tenants)
             try:
-                checks.require_topics(found, events, await self._topics.missing(frozenset(event.topic for event in events)))
+                missing = await self._topics.missing(frozenset(event.topic for event in events))
+            except errors.KafkaUnavailable as exc:
+                log.warning("a request to publish %d events is answered with 503: %s", len(events), exc)
+                raise problems.unavailable(UNLISTED) from exc
+            checks.require_topics(found, events, missing)
+            try:
                 accepted = await self._producer.publish(events)
             except errors.KafkaUnavailable as exc:
                 # The text of Kafka goes to the log only: it may name hosts.
