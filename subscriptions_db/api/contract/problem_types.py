@@ -31,8 +31,8 @@ TYPES = {
         "Send the header Authorization: Bearer fk_… with a valid key.",
     ),
     "forbidden": ProblemType(
-        "The scope of the API key does not allow the request.",
-        "Use a key of another scope. GET /v1/openapi.json lists the scopes of each operation.",
+        "The scope of the API key does not allow the request, or an event is of a tenant for which the key may not publish.",
+        "Use another key. GET /v1/openapi.json lists the scopes of each operation, and errors names the events.",
     ),
     "not_found": ProblemType(
         "The path or the resource does not exist, or the resource belongs to another customer.",
@@ -42,7 +42,8 @@ TYPES = {
         "The path exists, and does not have this method.", "Use one of the methods in the header Allow."
     ),
     "too_slow": ProblemType(
-        "The request did not arrive completely in time.", "Send it again, over a faster connection or in smaller parts."
+        "The request, or the body of events to publish, did not arrive completely in time.",
+        "Send it again, over a faster connection or in smaller parts.",
     ),
     "conflict": ProblemType(
         "The request is valid, but the present state does not allow it. For example, the endpoint is disabled, the id is "
@@ -53,22 +54,29 @@ TYPES = {
         "The resource is not the one in If-Match, or it is the one in If-None-Match. Nothing was changed.",
         "Get the resource again, decide on the change anew, and send it with the new ETag.",
     ),
-    "too_large": ProblemType("The body is larger than api.max_body_bytes.", "Send less in one request."),
+    "too_large": ProblemType(
+        "The body is larger than api.max_body_bytes, it has more than 1,000 events to publish, or one event is larger than its "
+        "topic takes.",
+        "Send less in one request, or a smaller event.",
+    ),
     "unsupported": ProblemType(
         "The body has a content type that the operation does not take.",
         "Send Content-Type: application/json, or another type of the operation.",
     ),
     "rate_limited": ProblemType(
-        "One API key sent too many requests, or one customer has too many waiting requests. Nothing was changed.",
-        "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once.",
+        "One API key sent too many requests or events, or one customer has too many waiting requests. Nothing was changed.",
+        "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests, or events to "
+        "publish, may be sent at once.",
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",
         "Repeat the request later, a change with the same Idempotency-Key. If it fails again, send the operator the id.",
     ),
     "unavailable": ProblemType(
-        "The platform cannot answer now: Postgres is away, or too many requests are in flight.",
-        "Repeat the request after the seconds in Retry-After, a change with the same Idempotency-Key.",
+        "The platform cannot answer now: Postgres is away, too many requests are in flight, or Kafka has not confirmed all "
+        "events to publish.",
+        "Repeat the request after the seconds in Retry-After: a change with the same Idempotency-Key, and events with the same "
+        "ids, because Kafka may have some of them.",
     ),
 }
 """The code of a problem document → its description."""

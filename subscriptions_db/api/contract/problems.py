@@ -58,7 +58,7 @@ TITLES = {
     409: ("conflict", "The current state does not allow this"),
     412: ("precondition_failed", "The resource is not the expected one"),
     413: ("too_large", "The request is too large"),
-    415: ("unsupported", "The body is not JSON"),
+    415: ("unsupported", "The body has another content type than the operation takes"),
     422: ("invalid", "The request is invalid"),
     429: ("rate_limited", "Too many requests"),
     500: ("internal", "Internal error"),

@@ -25,7 +25,10 @@ Publish events, register endpoints and subscriptions, and read the results of th
 a day changes nothing and returns the first answer. A secret that was shown once is null in a repeated answer."""
 
 _KEY_HEADERS = {
-    "RateLimit-Limit": {"description": "Requests that the key may send at once.", "schema": {"type": "integer"}},
+    "RateLimit-Limit": {
+        "description": "Requests that the key may send at once; for publishEvents, events.",
+        "schema": {"type": "integer"},
+    },
     "RateLimit-Remaining": {"description": "The part of them that is left now.", "schema": {"type": "integer"}},
     "RateLimit-Reset": {"description": "Seconds until the whole limit is left.", "schema": {"type": "integer"}},
     "Fanout-Key-Expires-At": {

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from subscriptions_db.api.contract import schemas
+from subscriptions_db.api.contract import problem_types, problems, schemas
 from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.table import ROUTES
 from subscriptions_db.manifest import manifest
@@ -54,3 +54,17 @@ def test_the_document_has_no_names_of_python_modules():
     text = orjson.dumps(DOCUMENT).decode()
     assert not re.search(r"subscriptions_db|delivery\.webhooks|__", text)
     assert all(name.isalnum() for name in DOCUMENT["components"]["schemas"])
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [(403, "publish"), (408, "events"), (413, "1,000 events"), (429, "events"), (503, "Kafka")]
+)
+def test_the_types_of_problems_describe_refusals_of_events(status, word):
+    assert str(status) in DOCUMENT["paths"]["/v1/events"]["post"]["responses"]
+    described = problem_types.TYPES[problems.TITLES[status][0]]
+    assert word in described.meaning
+
+
+def test_headers_of_the_rate_count_events_where_events_are_published():
+    headers = DOCUMENT["paths"]["/v1/events"]["post"]["responses"]["202"]["headers"]
+    assert "publishEvents, events" in headers["RateLimit-Limit"]["description"]
