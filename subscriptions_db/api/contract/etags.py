@@ -47,11 +47,14 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
 
 
 def require(conditions: Conditions, etag: str | None) -> None:
-    """Raise Refused with 412 if the conditions do not hold for the present ETag of a resource; None: it does not exist."""
-    if conditions.if_match is not None:
-        if not _TAGS.fullmatch(conditions.if_match):
-            raise problems.invalid(("If-Match", "must be the ETag of an answer, with its quotes, or *"))
-        if not names(conditions.if_match, etag, is_strong=True):
-            raise problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide on the change anew")
+    """Raise Refused with 412 if the conditions do not hold for the present ETag of a resource; None: it does not exist.
+
+    A malformed condition is refused with 422, because a change that ignores a condition may overwrite something.
+    """
+    for header, condition in (("If-Match", conditions.if_match), ("If-None-Match", conditions.if_none_match)):
+        if condition is not None and not _TAGS.fullmatch(condition):
+            raise problems.invalid((header, "must be the ETag of an answer, with its quotes, or *"))
+    if conditions.if_match is not None and not names(conditions.if_match, etag, is_strong=True):
+        raise problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide on the change anew")
     if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
         raise problems.Refused(412, "the resource is the one in If-None-Match: nothing was changed")

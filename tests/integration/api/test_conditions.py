@@ -60,6 +60,7 @@ def test_a_change_of_what_has_changed_since_is_refused(acme):
             assert (refused.status, refused.json["code"]) == (412, "precondition_failed")
         assert acme.get(one).headers["etag"] == changed.headers["etag"]
         assert acme.patch(one, change, if_match="unquoted").fields == ["If-Match"]
+        assert acme.delete(one, if_none_match="unquoted").fields == ["If-None-Match"]
         assert acme.delete(one, if_match=changed.headers["etag"]).status == 204
         assert acme.patch(one, change, if_match=changed.headers["etag"]).status == 404
 

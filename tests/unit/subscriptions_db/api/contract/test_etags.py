@@ -60,6 +60,10 @@ def test_a_header_names_an_etag(header, etag, is_strong, is_named):
         (None, '"other"', TAG, None),
         (TAG, '"other"', TAG, None),
         (TAG, TAG, TAG, 412),
+        (None, TAG.strip('"'), TAG, 422),
+        (None, "", None, 422),
+        (None, f"{TAG}{TAG}", TAG, 422),
+        ('"other"', "unquoted", TAG, 422),
     ],
 )
 def test_a_change_is_refused_unless_its_conditions_hold(if_match, if_none_match, etag, status):
