@@ -36,6 +36,7 @@ WRITE = next(route for route in ROUTES if route.name == "createEndpoint")
         (ROW | {"expires_at": NOW + dt.timedelta(seconds=1)}, TEXT, True),
         (ROW | {"expires_at": NOW}, TEXT, False),
         (ROW | {"revoked_at": NOW - dt.timedelta(days=1)}, TEXT, False),
+        (ROW | {"scope": "of a newer version"}, TEXT, False),
         (None, TEXT, False),
     ],
 )
