@@ -41,7 +41,8 @@ BODY_TIMEOUT_S = 5.0
 shorter."""
 MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
-the loop answers other requests."""
+the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. Four bodies of 1 MB stopped
+the loop of a machine with a load of 10 for 0.2 to 0.5 s at most, and for 2.5 to 5.3 s without the thread."""
 OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
 UNLISTED = "Kafka does not list its topics, and a topic of the request is new here. Nothing was published: send it again"
 UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the whole request again, with the same ids"
