@@ -11,6 +11,9 @@ select pg_advisory_lock(hashtext('fanout.migrations'));
 -- name: migration_unlock
 select pg_advisory_unlock(hashtext('fanout.migrations'));
 
+-- name: set_migration_lock_timeout
+set local lock_timeout = '2s';
+
 -- name: create_migrations
 create table if not exists migrations (
     name       text primary key,

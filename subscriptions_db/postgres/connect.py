@@ -126,7 +126,7 @@ def translated_errors() -> Iterator[None]:
         raise errors.RegistrationError("", f"cannot be stored: {_said(exc.diag.message_primary or str(exc))}") from exc
     except psycopg.errors.UndefinedTable as exc:
         raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
-    except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected) as exc:
+    except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:
         raise errors.RegistryUnavailable("another transaction changed the same rows meanwhile: try again") from exc
     except psycopg.errors.ReadOnlySqlTransaction as exc:
         raise errors.RegistryUnavailable("Postgres is read-only: let database.url name the primary") from exc

@@ -9,10 +9,17 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
+import tenacity
+
 from delivery import errors
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
+ATTEMPTS = 60
+"""Attempts at one migration, some seconds apart, while a long transaction holds a table that it changes."""
+WAIT = tenacity.wait_random(0.5, 1.5)
+"""Seconds between two attempts."""
 FOLDER = Path(__file__).parent / "migrations"
 
 
@@ -51,10 +58,23 @@ def _apply_missing(connection: connect.Connection, wanted: list[Migration]) -> l
     connection.execute(query("create_migrations"))
     missing = _missing(connection, wanted)
     for migration in missing:
-        with connection.transaction():
-            connection.execute(migration.statements)
-            connection.execute(query("record_migration"), {"name": migration.name, "sha256": migration.sha256})
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)),
+            wait=WAIT,
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            reraise=True,
+        ):
+            with attempt:
+                _apply_one(connection, migration)
     return missing
+
+
+def _apply_one(connection: connect.Connection, migration: Migration) -> None:
+    """Apply a migration, or raise LockNotAvailable soon: whoever comes after a waiting lock request waits too."""
+    with connection.transaction():
+        connection.execute(query("set_migration_lock_timeout"))
+        connection.execute(migration.statements)
+        connection.execute(query("record_migration"), {"name": migration.name, "sha256": migration.sha256})
 
 
 def require_current(connection: connect.Connection) -> None:

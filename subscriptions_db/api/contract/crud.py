@@ -189,7 +189,9 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> No
         [found] = cursor.fetchall()
     quota = default if found["quota"] is None else found["quota"]
     if found["rows"] >= quota:
-        had = f"you have {found['rows']} {kind}s, and your quota is {quota}"
+        # A limited key does not learn how many rows there are beyond its endpoints.
+        owned = f"you have {found['rows']} {kind}s, and your quota is {quota}"
+        had = owned if call.principal.endpoints is None else f"the quota of the customer is {quota} {kind}s, and it is used up"
         raise problems.Refused(409, f"{had}: delete some, or ask the operator")
 
 

@@ -207,6 +207,8 @@ class Route:
     change the resource take `If-Match`."""
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location`."""
+    cost: int = 1
+    """Requests that a request of the route counts towards the rate of its key."""
     shown_once: str | None = None
     """The secret field of the answer, or of its items, such as `items.rotated`. A repeated request gets null for it, because
     secrets are not stored."""

@@ -16,6 +16,7 @@ from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParamete
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
 from subscriptions_db.archive.search import consumers, counts, cursor
 from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
 
 ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 MaxReceives = Annotated[int, Field(ge=1, le=1000)]
@@ -107,6 +108,7 @@ def create(call: Call) -> Consumer:
     if own is not None and wanted.endpoint not in own:
         raise problems.invalid(("endpoint", "must be one of the endpoints to which the key is limited"))
     bound = call.bounds.max_consumers_per_customer
+    call.connection.execute(query("lock_row"), {"kind": "quota of consumers", "id": customer_id})
     with crud.of_whole_customer(call):
         existing = len(consumers.list_consumers(call.connection, customer_id))
     if existing >= bound:

@@ -20,6 +20,8 @@ from subscriptions_db.archive.search import statistics
 from subscriptions_db.archive.search.statistics import Granularity
 
 DEFAULT_RANGE = dt.timedelta(days=1)
+STATISTICS_COST = 5
+"""Requests that one for statistics counts as: the longest range takes five times the CPU of a list."""
 """The time range of a request that does not name its beginning."""
 FIRST, LAST = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 """Bounds of a time range. Beyond them, arithmetic with times would leave the calendar."""
@@ -42,7 +44,7 @@ class StatisticsQuery(NoParameters):
     until: Moment | None = None
     """End with the last hour or day that begins before this time. Default: now."""
     by: Literal[Granularity.HOUR, Granularity.DAY] = Granularity.HOUR
-    """`hour`, for at most 31 days, or `day` in UTC, for at most 92 days."""
+    """`hour`, for at most 7 days, or `day` in UTC, for at most 31 days."""
 
 
 class CustomerStatisticsQuery(CustomerQuery, StatisticsQuery):
@@ -160,11 +162,11 @@ ROUTES = (
     Route(
         method="GET", path="/v1/endpoints/{endpoint_id}/statistics", name="getEndpointStatistics",
         summary="Count the deliveries and attempts of an endpoint by hour or day, with percentiles.",
-        scopes=routes.READERS, handler=of_endpoint, query=StatisticsQuery, answer=Statistics,
+        scopes=routes.READERS, handler=of_endpoint, query=StatisticsQuery, answer=Statistics, cost=STATISTICS_COST,
     ),
     Route(
         method="GET", path="/v1/statistics", name="getStatistics",
         summary="Count the deliveries and attempts of all endpoints of a customer by hour or day, with percentiles.",
-        scopes=routes.READERS, handler=of_customer, query=CustomerStatisticsQuery, answer=Statistics,
+        scopes=routes.READERS, handler=of_customer, query=CustomerStatisticsQuery, answer=Statistics, cost=STATISTICS_COST,
     ),
 )  # fmt: skip

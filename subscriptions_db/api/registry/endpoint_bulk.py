@@ -22,8 +22,8 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import registered_rows
 
-MAX_ENDPOINTS = 100
-"""Maximum endpoints of one request, which keeps them locked until it ends."""
+MAX_ENDPOINTS = 25
+"""Maximum endpoints of one request. It keeps them locked until it ends, and makes up to twelve round trips for each."""
 
 
 class BulkAction(enum.StrEnum):
@@ -103,7 +103,7 @@ class ChangedEndpoints(pydantic.BaseModel):
 def change(call: Call) -> ChangedEndpoints:
     """Change the endpoints that a request names.
 
-    1. Lock all of them in the order of their ids, so that two requests never wait for each other.
+    1. Lock all of them in the order of their ids. A wait for a lock ends after a second, with 503.
     2. Change each one that its state allows, and write an audit entry for it.
     3. In a dry run, roll the changes back.
     """
@@ -149,6 +149,7 @@ def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[
 
 def _locked(call: Call, ids: list[str], customer_id: str) -> dict[str, dict[str, Any]]:
     """Lock endpoints, and return the rows of those that the customer has."""
+    call.connection.execute(query("set_short_lock_timeout"))
     found = [endpoint_id for endpoint_id in ids if crud.lock(call, "endpoint", endpoint_id)]
     rows: dict[str, dict[str, Any]] = {}
     for first in range(0, len(found), crud.ROWS_PER_READ):
@@ -211,8 +212,8 @@ _ACTIONS: Mapping[BulkAction, Callable[[Call, str, dict[str, Any]], ChangedEndpo
 ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/bulk", name="changeEndpoints",
-        summary="Pause, resume or delete up to 100 endpoints, or rotate their secrets; or show what would change.",
+        summary="Pause, resume or delete up to 25 endpoints, or rotate their secrets; or show what would change.",
         scopes=routes.REGISTRARS, handler=change, body=EndpointsToChange, answer=ChangedEndpoints, is_change=True,
-        shown_once="items.rotated",
+        cost=MAX_ENDPOINTS, shown_once="items.rotated",
     ),
 )  # fmt: skip

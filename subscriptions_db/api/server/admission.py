@@ -147,7 +147,7 @@ class Admission:
             self._spend(pace, f"more than {self._max_events_per_s:g} events a second with one key")
         else:
             note(KeyRate(self._pace(principal.key_id), self._clock, principal.expires_at))
-            self.pace(principal.key_id)
+            self.pace(principal.key_id, route.cost)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this")
         return principal
@@ -170,9 +170,9 @@ class Admission:
             self._on_use(known)
         return known
 
-    def pace(self, key_id: str) -> None:
+    def pace(self, key_id: str, cost: int = 1) -> None:
         """Raise Refused with 429 if a key, or the group of requests without a key, exceeds its rate."""
-        self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key")
+        self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key", cost)
 
     def charge(self, key_id: str) -> EventCharge:
         """Return the charge of an admitted request that publishes events. `admit` has counted its first event."""
@@ -184,11 +184,11 @@ class Admission:
     def _event_pace(self, key_id: str) -> limits.Pace:
         return self._event_paces.setdefault(key_id, limits.Pace(self._max_events_per_s, BURST_SHARE))
 
-    def _spend(self, pace: limits.Pace, detail: str) -> None:
+    def _spend(self, pace: limits.Pace, detail: str, cost: int = 1) -> None:
         wait_s = pace.wait_s(self._clock())
         if wait_s > 0:
             raise problems.Refused(429, detail, headers={"retry-after": str(math.ceil(wait_s))})
-        pace.consume(self._clock())
+        pace.consume(self._clock(), cost)
 
 
 def _unauthenticated(detail: str) -> problems.Refused:

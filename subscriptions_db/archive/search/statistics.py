@@ -34,7 +34,7 @@ class Granularity(enum.StrEnum):
     @property
     def longest(self) -> dt.timedelta:
         """Return the longest time range of one call."""
-        return dt.timedelta(days=31 if self is Granularity.HOUR else 92)
+        return dt.timedelta(days=7 if self is Granularity.HOUR else 31)
 
     def floor(self, moment: dt.datetime) -> dt.datetime:
         """Return the beginning of the bucket of a moment."""

@@ -117,6 +117,12 @@ def test_dead_letters_of_other_endpoints_are_not_marked(served, acme, limited):
     world.write(served, endpoint="acme-second")
 
 
+def test_a_limited_key_does_not_subscribe_to_operational_events_which_tell_of_every_endpoint(limited, second):
+    wanted = {"endpoint": second, "event_type": "fanout.*", "sub_tenants": {"fanout": ["acme"]}}
+    assert limited.post("/v1/subscriptions", wanted).fields == ["sub_tenants"]
+    assert limited.patch("/v1/subscriptions/acme-second-all", {"sub_tenants": {"fanout": ["acme"]}}).fields == ["sub_tenants"]
+
+
 def test_a_limited_key_creates_no_endpoint_and_names_only_its_own(limited):
     assert limited.post("/v1/endpoints", {"url": "https://hooks.example.com/"}).status == 403
     for endpoint in (ORDERS, "nobodys"):

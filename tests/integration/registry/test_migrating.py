@@ -134,3 +134,25 @@ def test_existing_days_of_the_archive_and_keys_get_the_limits_of_keys(before):
     with before.transaction():
         before.execute(AS_BEFORE_0022)
         assert before.execute("select count(*) as rows from endpoints").fetchone() == {"rows": 2}
+
+
+def test_a_migration_waits_for_a_table_without_making_others_wait(database, monkeypatch):
+    """Regression: whoever came after a migration that waited for a long transaction waited too, as long as that lasted."""
+    wanted = [
+        migrate.Migration(name="0001_one", statements="create table one (a int); create table two (a int)"),
+        migrate.Migration(name="0002_both", statements="alter table one add b int; alter table two add b int"),
+    ]
+    with connect.connect(settings.Database(url=database)) as opened, connect.connect(settings.Database(url=database)) as other:
+        migrate.migrate(opened, wanted[:1])
+        attempts = []
+
+        def wait(_):
+            attempts.append(other.execute("select * from one").fetchall())  # free between two attempts
+            if len(attempts) == 2:
+                other.execute("commit")
+            return 0.0
+
+        monkeypatch.setattr(migrate, "WAIT", wait)
+        other.execute("begin; lock table two in access share mode")
+        assert migrate.migrate(opened, wanted) == ["0002_both"]
+    assert len(attempts) == 2

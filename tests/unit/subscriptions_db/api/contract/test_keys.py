@@ -137,6 +137,16 @@ def test_a_route_outside_the_scope_of_the_key_gets_403():
         assert refused == (Scope.POLLER not in route.scopes)
 
 
+def test_a_costly_request_counts_as_many():
+    bulk = next(route for route in ROUTES if route.name == "changeEndpoints")
+    clock, admin = Clock(), Registry(ROW | {"scope": "customer_admin"})
+    admitted = admission.Admission(admin.read, max_per_s=100, clock=clock)
+    answers = [admit(admitted, bulk) for _ in range(2)]
+    assert (answers[0].scope, answers[1]) == ("customer_admin", 429)
+    clock.now += 25 / 80
+    assert admit(admitted, bulk).scope == "customer_admin"
+
+
 def test_requests_above_the_rate_of_a_key_get_429():
     clock = Clock()
     admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
