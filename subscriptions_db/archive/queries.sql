@@ -65,7 +65,7 @@ select * from unnest(
 );
 
 -- name: add_statistics
--- Arrays are added element by element. The longer one has the length of the sum.
+-- Arrays are added element by element. The sum has the length of the longer array.
 insert into delivery_statistics as kept (
     customer_id, endpoint_id, hour, delivered, dead_lettered, skipped, attempts, error_classes, durations, latencies
 )
@@ -150,7 +150,7 @@ select position, octet_length(payload) / 3 * 4 + octet_length(letter) as size fr
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
 
 -- name: count_dead_letters
--- The matching ones of the oldest `most` waiting dead letters. The index has all columns.
+-- Counts the matching dead letters among the oldest `most` waiting ones. The index has all columns.
 select count(*) as looked_at,
        count(*) filter (
            where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
@@ -241,7 +241,7 @@ order by name;
 
 -- name: consumer_counts
 -- At most `most` dead letters that a consumer has not read, `most` with a lease that ended, and `most` parked ones are examined.
--- `limit 1` makes Postgres look up each one by the index: before it has statistics, it would read all dead letters for a join.
+-- `limit 1` makes Postgres look up each one by the index: without planner statistics, it would read all dead letters for a join.
 select c.name, unread.matching as unread, unread.looked_at, held.leased, given_back.waiting as given_back,
        given_back.looked_at as given_back_looked_at, parked.waiting as parked, parked.looked_at as parked_looked_at
 from dead_letter_consumers c
@@ -337,7 +337,7 @@ select count(*) as unacknowledged from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s and until < 'infinity';
 
 -- name: renew_expired_leases
--- Also returns the number of all leases of the consumer, these included, and parked dead letters left out.
+-- Also returns the number of all leases of the consumer: with these, and without those of parked dead letters.
 with again as (
     update dead_letter_leases
     set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1, parked_at = null

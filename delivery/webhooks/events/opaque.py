@@ -1,7 +1,7 @@
-"""Opaque payloads: tell them from JSON by their media type, and convert them between bytes and JSON text. Pure.
+"""Distinguish opaque payloads from JSON by their media type, and convert them between bytes and JSON text. Pure.
 
-Runs in the executors, and in the commands. An event keeps an opaque payload as a JSON string, which every JSON body contains as
-it is. Only a request in binary mode and a dead letter have its bytes.
+Runs in the executors, and in the commands. An event keeps an opaque payload as a JSON string, which every JSON body contains
+unchanged. Only a request in binary mode and a dead letter have the payload's bytes.
 
 Source: CloudEvents 1.0.2, "JSON Event Format" (sections 3.1.1 and 3.1.2); RFC 9110 and RFC 7303 for media types.
 """
@@ -19,14 +19,15 @@ MAX_MEDIA_TYPE_CHARS = 256
 """Most characters of a media type with its parameters. The text becomes a header of each request."""
 NO_PAYLOAD = Opaque(PayloadForm.NONE)
 NULL = b"null"
-"""Payload that an event without one has in the state and in dead letters, where older versions read it as JSON."""
+"""Stand-in for a missing payload in the state and in dead letters. Older versions read it as JSON."""
 
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[\x20-\x7e\t]*)?")
 _JSON_TYPE = re.compile(r"[^/]*/(?:[^;]*\+)?json[ \t]*(?:;|$)", re.IGNORECASE)
 _TEXT_TYPE = re.compile(r"(?:text/[^;]*|application/xml|[^/]*/[^;]*\+xml)[ \t]*(?:;|$)", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Characters that JSON writes as six: with them, text could have six times its bytes in a body. Hardly any text has them."""
+"""Control characters, each of which JSON escapes with six characters. Text with them could need six times its bytes in a body,
+so it counts as bytes. Hardly any text has them."""
 _CHARSET = re.compile(r";[ \t]*charset=[ \t]*\"?([^\"; \t]*)", re.IGNORECASE)
 _UNICODE = frozenset({"utf-8", "utf8", "us-ascii"})
 
@@ -49,7 +50,7 @@ def is_json(media_type: str) -> bool:
 
 
 def is_unicode(media_type: str) -> bool:
-    """Return True if text of this media type is UTF-8: it names UTF-8, ASCII or no charset."""
+    """Return True if text of this media type is UTF-8: the media type names UTF-8, ASCII or no charset."""
     charset = _CHARSET.search(media_type)
     return charset is None or charset[1].lower() in _UNICODE
 
@@ -57,7 +58,7 @@ def is_unicode(media_type: str) -> bool:
 def opaque_of(payload: bytes, media_type: str) -> Opaque:
     """Return an opaque payload's form and media type.
 
-    Its form is text if its media type is one of text, and its bytes are UTF-8 without control characters.
+    The form is text if the media type is one of text, and the payload is UTF-8 without control characters.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)
@@ -69,14 +70,14 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
 
 
 def as_json(payload: bytes, opaque: Opaque | None) -> bytes:
-    """Return a payload as the JSON that an event has (`Event.data`)."""
+    """Convert a payload to the JSON of `Event.data`."""
     if opaque is None or opaque.form is PayloadForm.NONE:
         return payload
     return orjson.dumps(payload.decode()) if opaque.form is PayloadForm.TEXT else b'"%s"' % base64.b64encode(payload)
 
 
 def as_bytes(data: bytes, opaque: Opaque | None) -> bytes:
-    """Return the bytes of a payload from the JSON that an event has (`Event.data`). An event without a payload has NULL."""
+    """Convert the JSON of `Event.data` to the bytes of the payload. For an event without a payload, the bytes are NULL."""
     if opaque is None or opaque.form is PayloadForm.NONE:
         return data
     return orjson.loads(data).encode() if opaque.form is PayloadForm.TEXT else base64.b64decode(data[1:-1], validate=True)

@@ -1,7 +1,7 @@
 """Notice events that have the source and id of an earlier event, and another payload. Runs in the executors.
 
-Both events have the same `webhook-id`, so a receiver ignores the second as a repeat. Nothing is held back for that: the memory
-of a worker is too short to decide. The count is an estimate:
+Both events have the same `webhook-id`, so a receiver ignores the second as a repeat. The platform delivers the second event all
+the same, because a worker remembers too few events to decide. The count is an estimate:
 
 1. It misses events, because the memory is bounded, and each lane of a worker has its own.
 2. It counts an event again when a micro-batch runs again in the same worker, or when the producer repeats the event.
@@ -21,13 +21,13 @@ MAX_IDS = 16_384
 
 WHOLE_BYTES, PART_BYTES = 1024, 512
 """Longest payload that is compared as a whole, and the length of the two ends by which a longer one is compared. To compare
-4 KB as a whole takes 1.3 µs an event; this takes 0.8 µs, and a payload of 300 bytes 0.3 µs."""
+4 KB as a whole takes 1.3 µs an event, and to compare the two ends 0.8 µs. A payload of 300 bytes takes 0.3 µs."""
 
 
 class SeenIds:
     """The ids of the last events of one lane in a worker, each with a digest of its first payload. Not thread-safe.
 
-    Python's own hashes are enough: they stay in this process, and a hash of 64 bits meets no other by chance.
+    Python's own hashes are enough: they stay in this process, and two hashes of 64 bits are hardly ever equal by chance.
     """
 
     __slots__ = ("_newer", "_older", "_reused")
@@ -40,7 +40,8 @@ class SeenIds:
     def add(self, event: Event) -> None:
         """Remember an event; count it if an earlier event has its source and id, and another payload.
 
-        The first payload stays. So a micro-batch that runs again counts the second event again, and not the first one too.
+        The digest of the first payload stays. So a micro-batch that runs again counts the second event again, but not the first
+        event.
         """
         key, digest = hash((event.source, event.event_id)), _digest(event.data)
         first = self._newer.get(key)
@@ -58,7 +59,7 @@ class SeenIds:
         return reused
 
     def _count(self, event: Event) -> None:
-        if not self._reused:  # at most one line for each task: a producer may do so with every event
+        if not self._reused:  # at most one line for each task: a producer may repeat an id in every event
             log.warning(
                 "an event has the source and id of an earlier event, and another payload: receivers ignore it as a repeat; "
                 "tell the producer to give each event its own id",

@@ -1,7 +1,7 @@
 """Encode and decode the cursors of lists as opaque text. Pure.
 
 Runs in the API. A cursor holds the id of the last row of a page, so a list can be paged while rows are added and deleted. A
-cursor of the previous page holds the id of the first row behind the mark `<`, with which no id begins.
+cursor of the previous page holds the mark `<`, with which no id begins, and then the id of the first row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BEFORE = "<"
 """The first character in a cursor of the previous page."""
 
 _DIRECTLY_AFTER = "\x01"
-"""The character behind the id of a row in the place directly after the row. No id has it, and it sorts before those of ids."""
+"""Character that follows a row's id in the place directly after the row. Ids have only characters that sort after it."""
 
 
 class Place(NamedTuple):

@@ -55,6 +55,6 @@ def require(conditions: Conditions, etag: str | None) -> None:
         if condition is not None and not _TAGS.fullmatch(condition):
             raise problems.invalid((header, "must be the ETag of an answer, with its quotes, or *"))
     if conditions.if_match is not None and not names(conditions.if_match, etag, is_strong=True):
-        raise problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide on the change anew")
+        raise problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide again on the change")
     if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
         raise problems.Refused(412, "the resource is the one in If-None-Match: nothing was changed")

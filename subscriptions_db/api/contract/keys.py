@@ -26,11 +26,11 @@ from subscriptions_db.postgres.sql import query
 SECRET_BYTES = 32
 """Random bytes in the secret part of a key. A SHA-256 digest has as many bytes."""
 EXPIRES_SOON = dt.timedelta(days=14)
-"""Time before the end of a key in which answers to its requests warn of it."""
+"""Time before a key expires in which answers to its requests have `Fanout-Key-Expires-At`."""
 NOTE_USE_EVERY_S = 300.0
-"""Seconds for which one process notes the use of a key once."""
+"""Seconds in which one process notes the use of a key at most once."""
 LIMITED = "limited "
-"""Beginning of what is digested for a key that is limited to endpoints or tenants. No key has a space."""
+"""Prefix of the digested text of a key that is limited to endpoints or tenants. No key has a space."""
 MAX_ENDPOINTS = 100
 """Maximum endpoints of one limited key. Each transaction of the key names them."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
@@ -140,7 +140,7 @@ def shown_expiry(expires_at: dt.datetime) -> str:
 
 
 def note_use(connection: connect.Connection, key_ids: Sequence[str], now: dt.datetime) -> None:
-    """Write that these keys are in use, except those for which it was written within half of `NOTE_USE_EVERY_S`."""
+    """Write `now` as the last use of these keys, except keys with a noted use in the last half of `NOTE_USE_EVERY_S`."""
     earlier = now - dt.timedelta(seconds=NOTE_USE_EVERY_S / 2)
     connection.execute(query("note_use_of_api_keys"), {"key_ids": list(key_ids), "now": now, "earlier": earlier})
 
@@ -154,7 +154,8 @@ def key_id_of(text: str) -> str | None:
 def digest_of(text: str, *, is_limited: bool = False) -> bytes:
     """Return the digest of a key, which Postgres stores.
 
-    That of a limited key is another one. So a version that knows no limits refuses the key, and never takes it for one without.
+    The digest of a limited key includes `LIMITED`. So a version that knows no limits refuses the key, and never takes it for an
+    unlimited one.
     """
     return hashlib.sha256((LIMITED + text if is_limited else text).encode()).digest()
 

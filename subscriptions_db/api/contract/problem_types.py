@@ -39,7 +39,7 @@ TYPES = {
         "Check the path and the id. Lists show the ids that the key may see.",
     ),
     "method_not_allowed": ProblemType(
-        "The path exists, and does not have this method.", "Use one of the methods in the header Allow."
+        "The path exists, but does not take this method.", "Use one of the methods in the header Allow."
     ),
     "too_slow": ProblemType(
         "The request, or the body of events to publish, did not arrive completely in time.",
@@ -52,7 +52,7 @@ TYPES = {
     ),
     "precondition_failed": ProblemType(
         "The resource is not the one in If-Match, or it is the one in If-None-Match. Nothing was changed.",
-        "Get the resource again, decide on the change anew, and send it with the new ETag.",
+        "Get the resource again, decide again on the change, and send the change with the new ETag.",
     ),
     "too_large": ProblemType(
         "The body is larger than api.max_body_bytes, it has more than 1,000 events to publish, or one event is larger than its "
@@ -70,13 +70,13 @@ TYPES = {
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",
-        "Repeat the request later, a change with the same Idempotency-Key. If it fails again, send the operator the id.",
+        "Repeat the request later. Repeat a change with the same Idempotency-Key. If it fails again, send the operator the id.",
     ),
     "unavailable": ProblemType(
-        "The platform cannot answer now: Postgres is away, too many requests are in flight, or Kafka has not confirmed all "
-        "events to publish.",
-        "Repeat the request after the seconds in Retry-After: a change with the same Idempotency-Key, and events with the same "
-        "ids, because Kafka may have some of them.",
+        "The platform cannot answer now: Postgres is unavailable, too many requests are in flight, or Kafka has not confirmed "
+        "all events to publish.",
+        "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
+        "with the same ids, because Kafka may have some of the events.",
     ),
 }
 """The code of a problem document → its description."""
@@ -92,7 +92,7 @@ _STYLE = "body{font-family:sans-serif;max-width:45em;margin:2em auto;padding:0 1
 
 
 def uri(code: str, public_url: str) -> str:
-    """Return the `type` of a problem document: a URL below `public_url`, or without one a path of the API."""
+    """Return the `type` of a problem document: a URL below `public_url`, or a path of the API if `public_url` is empty."""
     return f"{public_url}{PATH}#{code}"
 
 

@@ -69,7 +69,7 @@ class PageQuery(NoParameters):
 
 
 class ListQuery(PageQuery):
-    """The part of a list to return, which may be the previous one."""
+    """The page of a list to return: a next or a previous one."""
 
     cursor: Cursor | None = None
     """`next_cursor` or `previous_cursor` of another page."""
@@ -78,7 +78,7 @@ class ListQuery(PageQuery):
 
 
 class ListPage(pydantic.BaseModel):
-    """What the page of a list says beside its items."""
+    """The cursors and the total of a page of a list."""
 
     next_cursor: str | None
     """Null: this is the last page."""
@@ -185,7 +185,7 @@ class Route:
     """None: the route publishes the events in the body, without a transaction (server/publishing.py)."""
     body: type[pydantic.BaseModel] | None = None
     bodies: tuple[tuple[str, type[pydantic.BaseModel]], ...] = ()
-    """Content types of the body with their types, if there are others than JSON, in place of `body`."""
+    """Content types of the body, each with the type of its document. In place of `body` if the route takes others than JSON."""
     query: type[pydantic.BaseModel] = NoParameters
     answer: type[pydantic.BaseModel | RawBytes] | None = None
     """None: no body, status 204."""

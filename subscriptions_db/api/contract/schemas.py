@@ -121,7 +121,7 @@ class Endpoint(pydantic.BaseModel):
     metadata: dict[str, str]
     created_at: dt.datetime
     updated_at: dt.datetime | None
-    """The last change of a field, the status or a secret. Null: before the platform noted this time."""
+    """The last change of a field, the status or a secret. Null: the last change is older than this field."""
 
 
 class CreatedEndpoint(Endpoint):
@@ -194,7 +194,7 @@ class Subscription(pydantic.BaseModel):
     metadata: dict[str, str]
     created_at: dt.datetime | None
     updated_at: dt.datetime | None
-    """The last change of a field. Null, as `created_at`: before the platform noted this time."""
+    """The last change of a field. Null, here and in `created_at`: the change is older than these fields."""
 
 
 class LintWarning(pydantic.BaseModel):

@@ -1,6 +1,6 @@
 """Split the body of a publishing request into events, as they will be in Kafka. Pure.
 
-Runs in the API. The events keep their bytes. Nothing in an event is checked here (checks.py).
+Runs in the API. The events keep their bytes. checks.py checks the events.
 
 Source: CloudEvents 1.0.2, "HTTP Protocol Binding" (sections 3.1 to 3.3), and "Kafka Protocol Binding" (section 3).
 """
@@ -21,7 +21,7 @@ STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 PLAIN = "application/json"
 MAX_EVENTS = 1000
-"""Most events of one request. With `api.max_body_bytes` it bounds the time for which one request keeps the event loop."""
+"""Most events of one request. With `api.max_body_bytes` it bounds the time for which one request blocks the event loop."""
 
 _IS_CLOUD_EVENT = (("content-type", STRUCTURED.encode()),)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
@@ -46,7 +46,7 @@ class EventsOfBody(NamedTuple):
 
     events: list[UncheckedEvent]
     is_batch: bool
-    """True: the body is an array, so that mistakes are named by an event's index."""
+    """True: the body is an array, so a refusal names an event by its index."""
 
 
 def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:

@@ -1,8 +1,8 @@
 """Check the events of a publishing request, and find their topics. Pure.
 
 Runs in the API. The job's own parser checks each event, so the job rejects no event that was accepted here. The only exception
-is an event of a tenant that is not registered: Postgres is not asked. An event without an id is refused here, though the job
-takes it: its publisher could not repeat it.
+is an event of a tenant that is not registered or not active, because no check asks Postgres.
+The API refuses an event without an id, though the job takes it, because its publisher could not repeat it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def require_topics(found: EventsOfBody, publications: list[Publication], missing
 
 
 def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int) -> Publication:
-    """Return the event with its topic; raise EventRejected with the reason that the job would have, or of this module."""
+    """Return the event with its topic; raise EventRejected with the job's reason, or one of this module."""
     layout = rules.layout
     wanted = topic or layout.topic_prefix + _type_of(unchecked, layout)
     record = Record(
@@ -145,7 +145,7 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
 
 
 def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
-    """Return an event's type; empty if it has none, or none that is text or a number: then the parser refuses the event."""
+    """Return an event's type; empty if it is missing, or neither text nor a number. The parser refuses the latter."""
     headers = dict(unchecked.headers)
     if "ce_type" in headers:
         return headers["ce_type"].decode(errors="replace")
@@ -161,7 +161,7 @@ def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
 
 
 def _topic_problem(topic: str, rules: Rules) -> str:
-    """Return why nobody may publish to a topic; empty if publishers may."""
+    """Return the reason why nobody may publish to a topic; empty if publishers may."""
     if not _TOPIC.fullmatch(topic):
         return f"{topic[:80]!a} is no name of a topic: those have letters, digits, `.`, `_` and `-`, at most 249"
     if topic in rules.own_topics:

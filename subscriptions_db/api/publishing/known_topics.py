@@ -21,7 +21,7 @@ the reading."""
 MAX_STALE_S = 300.0
 """Seconds after which requests to known topics wait for a reading too. If it fails, they use the names from before."""
 MIN_AGE_S = 1.0
-"""Seconds for which a missing topic stays missing. So requests with invented types cost Kafka one request a second."""
+"""Seconds for which a missing topic stays missing. So requests with unknown types cost Kafka one request a second."""
 
 ReadNames = Callable[[], Awaitable[frozenset[str]]]
 

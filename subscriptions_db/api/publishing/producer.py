@@ -1,8 +1,8 @@
 """Write published events to Kafka, and wait until Kafka has confirmed them.
 
 Runs in the API, on its event loop. Guarantee: at least once. An event counts as published when all in-sync replicas have it
-(`acks=all`). An unconfirmed event may be in Kafka all the same; its publisher repeats it, with the same id. The first event
-connects: an API without publishers needs no Kafka.
+(`acks=all`). An unconfirmed event may be in Kafka all the same; its publisher repeats it, with the same id. The client
+connects for the first event, so an API without publishers needs no Kafka.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CONFIRM_TIMEOUT_S = 5.0
 TOPICS_TIMEOUT_S = 3.0
 """Seconds in which Kafka must list its topics."""
 REQUEST_SHARE = 0.5
-"""Share of `api.request_timeout_s` that is the longest wait for a confirmation, and for a list of topics half of it. So the
-answer names the reason before the request's own time is over."""
+"""Longest wait for a confirmation, as a share of `api.request_timeout_s`. The longest wait for a list of topics is half of it.
+So the answer names the reason before the request's own time is over."""
 POLL_S = 0.002
-"""Seconds between two looks for confirmations, while events wait for them. The event loop looks, because a thread of its own
+"""Seconds between two polls for confirmations, while events wait for them. The event loop polls, because a separate thread
 would wait for the interpreter's lock."""
 CLOSE_TIMEOUT_S = 1.0
-"""Seconds for unconfirmed events at the end. No request waits for them any more."""
+"""Seconds to wait for unconfirmed events when the API stops. No request waits for them any more."""
 MAX_QUEUED_KB = 64 * 1024
 """Kilobytes of events in the client. The server has a smaller bound for the events of requests that still wait."""
 
@@ -55,17 +55,17 @@ class _Refusal(NamedTuple):
     problem: str
 
 
-_TOO_LARGE = _Refusal(413, "it takes no event of this size (max.message.bytes): send a smaller event")
+_TOO_LARGE = _Refusal(413, "the topic takes no event of this size (max.message.bytes): send a smaller event")
 _REFUSALS = {
     KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
     KafkaError.INVALID_RECORD: _Refusal(
-        422, "it does not take the event. A compacted topic takes no event without a key: give a CloudEvent a partitionkey"
+        422, "the topic takes no such event. A compacted topic takes no event without a key: give a CloudEvent a partitionkey"
     ),
-    KafkaError.INVALID_TIMESTAMP: _Refusal(422, "it does not take the time of the record: ask the operator"),
+    KafkaError.INVALID_TIMESTAMP: _Refusal(422, "the topic does not take the time of the record: ask the operator"),
     KafkaError.POLICY_VIOLATION: _Refusal(422, "a policy of Kafka forbids the event: ask the operator"),
     KafkaError.TOPIC_AUTHORIZATION_FAILED: _Refusal(
-        422, "the platform may not write to it: ask the operator to give the API's login to Kafka the right write"
+        422, "the platform may not write to the topic: ask the operator to give the API's login to Kafka the right write"
     ),
 }
 """Codes of errors that a repeat of the same event gets again. Errors that are not here may pass."""
@@ -97,7 +97,7 @@ class _Failure(NamedTuple):
 
 
 class _Submission:
-    """Some events of one request that wait for their confirmations, by their places in the request."""
+    """Some events of one request that wait for their confirmations, by their indexes in the request."""
 
     def __init__(self, count: int, done: asyncio.Future[None]) -> None:
         self.done = done
@@ -105,7 +105,7 @@ class _Submission:
         self._left = count
 
     def confirm(self, index: int, error: KafkaError | None, message: confluent_kafka.Message) -> None:
-        """Count a confirmation, or a failure. The client calls it from `poll`, once for each event."""
+        """Count a confirmation, or a failure. The client calls this method from `poll`, once for each event."""
         self._left -= 1
         if error is not None or message.offset() is None:  # no offset is no confirmation: see delivery.stages.kafka.sink
             self.failures[index] = _Failure(str(message.topic()), error)
@@ -155,7 +155,8 @@ class EventProducer:
         failures = submitted.failures
         large = {index: numbered[index] for index, failure in failures.items() if failure.refusal is _TOO_LARGE}
         if large:
-            # The broker has refused a batch, which may have events of other requests: only an event alone is too large.
+            # The broker refuses a whole record batch, which may have events of other requests. An event is too large only if
+            # the broker refuses it alone.
             alone = await self._submit(large, is_alone=True)
             failures = {index: failure for index, failure in failures.items() if index not in large} | alone.failures
         if failures:
@@ -207,7 +208,7 @@ class EventProducer:
         return self._current[is_alone]
 
     def _replace(self, client: confluent_kafka.Producer) -> None:
-        """Let the next event make a new client: one that has failed may not recover (delivery.stages.kafka.sink)."""
+        """Let the next event make a new client, because a failed client may not recover (delivery.stages.kafka.sink)."""
         self._current = {is_alone: current for is_alone, current in self._current.items() if current is not client}
 
     def _poll_later(self, client: confluent_kafka.Producer) -> None:
@@ -225,7 +226,7 @@ class EventProducer:
 
 
 def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.KafkaUnavailable:
-    """Return the error for a request with failed events. One that Kafka will never take is named first."""
+    """Return the error for a request with failed events. An event that Kafka will never take is named first."""
     for index, failure in sorted(failures.items()):
         if (refusal := failure.refusal) is not None:
             log.warning("a request to publish events is answered with %d: %s", refusal.status, failure.text)

@@ -1,7 +1,7 @@
 """Counts of deliveries in one hour, which merge, and the scale of their histograms. Pure.
 
 Runs in `fanout archive`, and wherever statistics are read. A histogram has four buckets for each doubling of a time. So a
-percentile is an estimate, at most 10 % from the time that it stands for, within 1 ms and 12 days.
+percentile is an estimate, at most 10 % off the exact time, between 1 ms and 12 days.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def bucket(time_ms: float) -> int:
 
 
 def percentile_ms(histogram: Histogram, share: float) -> float | None:
-    """Return the time that `share` of the times do not exceed, as an estimate; None for no times.
+    """Return the time that `share` of the times do not exceed, as an estimate; None if the histogram is empty.
 
     The estimate is the geometric middle of the bucket that has the nearest rank.
     """

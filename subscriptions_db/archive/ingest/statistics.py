@@ -1,4 +1,4 @@
-"""Count what the records of the topics say, for each endpoint and hour, and add the counts to the statistics in Postgres.
+"""Count deliveries and attempts in the topics, for each endpoint and hour, and add the counts to the statistics in Postgres.
 
 Runs in `fanout archive`, in the transaction that writes the rows and the next offsets. So each record is counted once, also
 across crashes. A delivery that the platform repeats counts each time.

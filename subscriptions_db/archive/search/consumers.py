@@ -183,9 +183,9 @@ def end(connection: connect.Connection, customer_id: str) -> int:
 def _expired(
     connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int
 ) -> tuple[list[int], bool]:
-    """Park dead letters with expired leases that were leased often enough. Return at most `limit` others with expired leases.
+    """Park dead letters with an expired lease that were leased `max_receives` times. Return at most `limit` others with one.
 
-    The flag is True if there may be more to park.
+    The second value is True if there may be more dead letters to park.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False

@@ -1,7 +1,7 @@
 """Count the dead letters that wait: those that match search criteria, and those of consumers.
 
 Runs in the API and in the command. A count examines a bounded number of rows, so it costs no more for a million dead letters.
-Beyond the bound, a count is the number of matches in the examined rows, the oldest ones, and says that it is not exact.
+Above the bound, a count has the matches in the oldest rows only, and `is_exact` is False.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ MAX_COUNTED = 100_000
 """Maximum dead letters that a count by search criteria examines: 7 to 50 ms, measured with a million dead letters
 of one customer on a shared machine of two cores."""
 MAX_COUNTED_OF_CONSUMER = 10_000
-"""Maximum dead letters that the count of one consumer examines, of each kind: not leased yet, given back, and parked. It takes
-1 to 2 ms, 14 to 19 ms with 10,000 given back, and 14 to 140 ms with a million parked ones."""
+"""Maximum dead letters that the count of one consumer examines, of each kind: not leased yet, with an ended lease (expired
+or nacked), and parked. It takes 1 to 2 ms. With 10,000 ended leases it takes 14 to 19 ms, with a million parked ones 14 to
+140 ms."""
 MAX_COUNTED_IN_LIST = 1000
 """Maximum dead letters that the counts of each consumer in a list examine, of each kind: 16 to 21 ms for a list of 100, and
-about 1 ms more for a consumer with 1,000 given back."""
+about 1 ms more for a consumer with 1,000 ended leases."""
 
 
 class Count(NamedTuple):
@@ -37,9 +38,9 @@ class ConsumerCounts(NamedTuple):
     """The dead letters of a consumer that are not acked, each in one of three counts."""
 
     waiting: Count
-    """Polls give these: not leased yet, or a lease expired, or nacked."""
+    """Dead letters that polls give: not leased yet, nacked, or with an expired lease."""
     leased: int
-    """A poller has these."""
+    """Dead letters that a poller has."""
     parked: Count
 
 

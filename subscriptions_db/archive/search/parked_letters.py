@@ -1,6 +1,6 @@
 """List the parked dead letters of a consumer, and return them to the consumer.
 
-Runs in the API. A poll parks a dead letter that it would give once more than the consumer's `max_receives` (consumers.py).
+Runs in the API. A poll parks a dead letter that the consumer has leased `max_receives` times (consumers.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Unparked(NamedTuple):
 
     positions: list[int]
     has_more: bool
-    """True: more dead letters of the request are parked. The consumer takes them after acks, or by the next call."""
+    """True: more dead letters of the request are parked. Repeat the call, after acks if the consumer has no room."""
 
 
 def browse(connection: connect.Connection, customer_id: str, name: str, *, after: int, limit: int) -> ParkedPage:
@@ -67,7 +67,7 @@ def unpark(
 ) -> Unparked:
     """Return parked dead letters to their consumer: those at these positions, or all for None.
 
-    Their leases count from zero again. A consumer takes no more than `consumers.MAX_UNACKNOWLEDGED` without an ack.
+    Their leases count from zero again. A consumer has at most `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):
