@@ -86,7 +86,7 @@ def statistics(
     context: typer.Context,
     endpoint_id: EndpointId,
     since: Annotated[str, typer.Option(help="A time ago (24h, 7d), or a moment (2026-05-01T10:00:00Z).")] = "24h",
-    by: Annotated[Granularity, typer.Option(help="By hour, for at most 31 days, or by day in UTC, for at most 92.")] = (
+    by: Annotated[Granularity, typer.Option(help="By hour, for at most 7 days, or by day in UTC, for at most 31.")] = (
         Granularity.HOUR
     ),
     as_json: AsJson = False,

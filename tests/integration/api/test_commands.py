@@ -187,7 +187,7 @@ def test_the_statistics_of_an_endpoint_are_shown(served):
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
-    ("words", "problem"), [(["nobodys"], "no such endpoint"), (["acme-orders", "--since", "32d"], "in the last 31 days")]
+    ("words", "problem"), [(["nobodys"], "no such endpoint"), (["acme-orders", "--since", "8d"], "in the last 7 days")]
 )
 def test_statistics_that_there_are_not_are_refused(words, problem):
     done = CliRunner().invoke(main.app, ["endpoints", "statistics", *words])
