@@ -43,12 +43,12 @@ def test_own_authorities_replace_the_systems():
 def test_no_descriptor_stays_open_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     gc.collect()
-    before = descriptors.held()
+    before = descriptors.files()
     tls.context(certificates.issue("fresh", issuer=certificates.authority()).client_tls())
     with pytest.raises(errors.TargetRefused):
         tls.context(Tls(certificate="nonsense", key=Secret(b"nonsense")))
     # Only new ones count: another test's may be closed meanwhile.
-    assert (descriptors.held() - before, list(tmp_path.iterdir())) == (set(), [])
+    assert (descriptors.files() - before, list(tmp_path.iterdir())) == (set(), [])
 
 
 def encrypted_key():
