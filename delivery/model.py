@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
 
+from delivery.payload_form import Opaque
 from delivery.secret import Secret
 
 EventId = NewType("EventId", str)
@@ -35,26 +36,6 @@ Attribute: TypeAlias = str | bool | int
 """Value of a CloudEvents attribute, in the types that CloudEvents has for JSON."""
 Attributes: TypeAlias = tuple[tuple[str, Attribute], ...]
 """Names and values of CloudEvents attributes, each name once."""
-
-
-class PayloadForm(enum.StrEnum):
-    """The form of a payload that is not JSON. It decides on the member of a JSON body with the payload."""
-
-    TEXT = "text"
-    """An opaque payload of text: member `data`, a string."""
-    BYTES = "bytes"
-    """An opaque payload of any bytes: member `data_base64`."""
-    NONE = "none"
-    """The event has no payload, and a body has no such member. A payload `null` is JSON."""
-
-
-class Opaque(NamedTuple):
-    """The form and the media type of a payload that is not JSON."""
-
-    form: PayloadForm
-    """Form of the payload."""
-    media_type: str = ""
-    """Media type of the payload, as its producer wrote it (`datacontenttype`). Empty: there is no payload."""
 
 
 class Record(NamedTuple):

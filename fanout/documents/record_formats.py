@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from delivery import model
+from delivery import model, payload_form
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
 from delivery.webhooks.retries import retry_messages
@@ -76,7 +76,7 @@ GROUPS: tuple[tuple[str, str, tuple[type, ...]], ...] = (
             model.Attempt,
             model.NextAttempt,
             segment.Packed,
-            model.Opaque,
+            payload_form.Opaque,
         ),
     ),
 )

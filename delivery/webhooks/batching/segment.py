@@ -27,12 +27,12 @@ from delivery.model import (
     Event,
     EventId,
     LeaveReason,
-    Opaque,
     Record,
     SubscriptionId,
     SubTenantId,
     TenantId,
 )
+from delivery.payload_form import Opaque
 from delivery.webhooks.state import versioning
 
 VERSION = 1

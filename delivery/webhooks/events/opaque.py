@@ -13,7 +13,7 @@ import re
 
 import orjson
 
-from delivery.model import Opaque, PayloadForm
+from delivery.payload_form import Opaque, PayloadForm
 
 MAX_MEDIA_TYPE_CHARS = 256
 """Most characters of a media type with its parameters. The text becomes a header of each request."""

@@ -20,7 +20,8 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.model import PLATFORM, Attributes, Event, EventId, Opaque, PayloadForm, Record, SubTenantId, TenantId
+from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
+from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import attributes as further
 from delivery.webhooks.events import opaque
 

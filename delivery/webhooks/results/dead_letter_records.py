@@ -19,13 +19,12 @@ from delivery.model import (
     EndpointId,
     Event,
     EventId,
-    Opaque,
-    PayloadForm,
     Record,
     SubscriptionId,
     SubTenantId,
     TenantId,
 )
+from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import opaque
 from delivery.webhooks.results.log_entries import Due
 

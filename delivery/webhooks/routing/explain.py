@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, PayloadForm, SkipReason, Subscription
+from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, SkipReason, Subscription
+from delivery.payload_form import PayloadForm
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 

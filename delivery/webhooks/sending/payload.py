@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from delivery.model import ContentMode, Event, Opaque, PayloadForm, SubscriptionId
+from delivery.model import ContentMode, Event, SubscriptionId
+from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.events import attributes as further
 from delivery.webhooks.events import opaque

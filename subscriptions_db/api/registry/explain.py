@@ -17,13 +17,12 @@ from delivery.model import (
     EndpointId,
     Event,
     EventId,
-    Opaque,
-    PayloadForm,
     Record,
     SubscriptionId,
     SubTenantId,
     TenantId,
 )
+from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import attributes, opaque
 from delivery.webhooks.routing import explain
 from subscriptions_db.api.contract import crud, problems, routes

@@ -33,16 +33,10 @@ from subscriptions_db.archive.search import archived_dead_letters, attempts, del
 from subscriptions_db.archive.search import redrive_requests as archive_turns
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect, migrate
+from tests.e2e.conftest import assert_eventually
 from tests.support import archive, builders
 
 pytestmark = pytest.mark.integration
-
-
-def assert_eventually(value, holds, *, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while not holds(last := value()):
-        assert time.monotonic() < deadline, f"after {within_s} s the last value was {last!r}"
-        time.sleep(0.02)
 
 
 class Platform:
