@@ -11,8 +11,9 @@ from pydantic import Field
 from delivery.config import topic_pattern
 
 Seconds = Annotated[float, Field(gt=0)]
-PerSecond = Annotated[float, Field(gt=0)]
 """A number above 0, in seconds unless the setting's name says otherwise."""
+PerSecond = Annotated[float, Field(gt=0)]
+"""A number above 0, by the second."""
 TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
 """A regular expression for topic names that means the same in Java and Python."""
 

@@ -375,60 +375,36 @@ where customer_id = %(customer_id)s and consumer = %(name)s and (parked_at is nu
 update dead_letter_leases set token = null
 where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and token is not null;
 
+-- name: asked_receipts
+-- The receipt handles of a request. receipts.py puts it before `ack`, `nack` or `extend`, and `receipt_results` behind.
+select number, position, token
+from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
+
 -- name: ack
--- One row for each receipt handle, in order. An expired lease that no other poller has taken still counts. `holder` is the token of
--- the lease before the statement.
-with asked as (
-    select number, position, token
-    from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
-), settled as (
-    delete from dead_letter_leases
-    where customer_id = %(customer_id)s and consumer = %(name)s and (position, token) in (select position, token from asked)
-    returning position, token
-)
-select settled.position is not null as is_settled, null as until, lease.token as holder, lease.parked_at is not null as is_parked,
-       false as is_too_long
-from asked
-left join settled on (settled.position, settled.token) = (asked.position, asked.token)
-left join dead_letter_leases as lease
-    on lease.customer_id = %(customer_id)s and lease.consumer = %(name)s and lease.position = asked.position
-order by number;
+-- An expired lease that no other poller has taken still counts.
+delete from dead_letter_leases
+where customer_id = %(customer_id)s and consumer = %(name)s and (position, token) in (select position, token from asked)
+returning position, token, null::timestamptz as until
 
 -- name: nack
--- One row for each receipt handle, as in `ack`.
-with asked as (
-    select number, position, token
-    from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
-), settled as (
-    update dead_letter_leases as lease set token = null, until = %(until)s
-    from (select distinct position, token from asked) as asked
-    where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
-      and (lease.position, lease.token) = (asked.position, asked.token) and lease.parked_at is null
-    returning asked.position, asked.token
-)
-select settled.position is not null as is_settled, null as until, lease.token as holder, lease.parked_at is not null as is_parked,
-       false as is_too_long
-from asked
-left join settled on (settled.position, settled.token) = (asked.position, asked.token)
-left join dead_letter_leases as lease
-    on lease.customer_id = %(customer_id)s and lease.consumer = %(name)s and lease.position = asked.position
-order by number;
+update dead_letter_leases as lease set token = null, until = %(until)s
+from (select distinct position, token from asked) as asked
+where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
+  and (lease.position, lease.token) = (asked.position, asked.token) and lease.parked_at is null
+returning asked.position, asked.token, null::timestamptz as until
 
 -- name: extend
--- One row for each receipt handle, as in `ack`.
-with asked as (
-    select number, position, token
-    from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
-), settled as (
-    update dead_letter_leases as lease set until = least(%(until)s, leased_at + make_interval(secs => %(max_lease_s)s))
-    from (select distinct position, token from asked) as asked
-    where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
-      and (lease.position, lease.token) = (asked.position, asked.token) and lease.parked_at is null
-      and lease.leased_at + make_interval(secs => %(max_lease_s)s) > %(now)s
-    returning lease.position, lease.token, lease.until
-)
+update dead_letter_leases as lease set until = least(%(until)s, leased_at + make_interval(secs => %(max_lease_s)s))
+from (select distinct position, token from asked) as asked
+where lease.customer_id = %(customer_id)s and lease.consumer = %(name)s
+  and (lease.position, lease.token) = (asked.position, asked.token) and lease.parked_at is null
+  and lease.leased_at + make_interval(secs => %(max_lease_s)s) > %(now)s
+returning lease.position, lease.token, lease.until
+
+-- name: receipt_results
+-- One row for each receipt handle, in order. `holder` is the token of the lease before the statement. `now` is null except for `extend`.
 select settled.position is not null as is_settled, settled.until, lease.token as holder, lease.parked_at is not null as is_parked,
-       lease.leased_at + make_interval(secs => %(max_lease_s)s) <= %(now)s as is_too_long
+       lease.leased_at + make_interval(secs => %(max_lease_s)s) <= %(now)s::timestamptz as is_too_long
 from asked
 left join settled on (settled.position, settled.token) = (asked.position, asked.token)
 left join dead_letter_leases as lease

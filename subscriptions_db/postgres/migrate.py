@@ -70,7 +70,10 @@ def _apply_missing(connection: connect.Connection, wanted: list[Migration]) -> l
 
 
 def _apply_one(connection: connect.Connection, migration: Migration) -> None:
-    """Apply a migration, or raise LockNotAvailable soon: whoever comes after a waiting lock request waits too."""
+    """Apply a migration; raise LockNotAvailable if a lock takes longer than two seconds.
+
+    Every later statement on a table queues behind a waiting lock request, so the request must not wait for long.
+    """
     with connection.transaction():
         connection.execute(query("set_migration_lock_timeout"))
         connection.execute(migration.statements)

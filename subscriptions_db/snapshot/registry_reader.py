@@ -59,7 +59,7 @@ class Revisions(NamedTuple):
     newest: Revision
 
     def reach_back_to(self, since: int) -> bool:
-        """Return whether the log has all changes after `since`; False for a revision that does not exist yet."""
+        """Return True if the log has all changes after `since`; False for a revision that does not exist yet."""
         return self.oldest <= since + 1 <= self.newest + 1
 
 

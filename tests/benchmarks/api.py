@@ -1,7 +1,8 @@
 """Measure the HTTP API: mixed requests of 50 customers at a fixed rate, over a registry of 20,000 subscriptions.
 
-Run: `python -m tests.benchmarks.api [requests a second] [seconds]`. Requests begin when they are due, whatever the ones before
-them do; a latency counts from then on. Server, client and Postgres are processes of their own and share the machine.
+Run: `python -m tests.benchmarks.api [requests a second] [seconds]`. Requests begin when they are due,
+also while earlier requests are still in flight. A latency counts from then on.
+Server, client and Postgres are processes of their own and share the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure publishing over HTTP: events at a fixed rate, in batches and one by one, to a Kafka on this machine.
 
 Run: `python -m tests.benchmarks.publishing [events a second] [events in a request] [seconds]`. Requests begin when they are
-due, whatever the ones before them do; a latency counts from then on. Server, client, Kafka and Postgres are processes of
-their own and share the machine. The CPU is that of the server's process.
+due, also while earlier requests are still in flight. A latency counts from then on. Server, client, Kafka and Postgres are
+processes of their own and share the machine. The CPU is that of the server's process.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def register(platform, job, subscriptions, **fields):
 
 
 def batch_entries(platform, endpoint):
-    """What the delivery log says about the batches of an endpoint."""
+    """Return the entries of the attempts topic about the batches of an endpoint."""
     rows = map(orjson.loads, platform.read(platform.config.delivery.attempts_topic))
     return [entry for row in rows if row.get("endpoint_id") == endpoint for entry in row["entries"]]
 

@@ -1,7 +1,7 @@
 """Distinguish opaque payloads from JSON by their media type, and convert them between bytes and JSON text. Pure.
 
 Runs in the executors, and in the commands. An event keeps an opaque payload as a JSON string, which every JSON body contains
-unchanged. Only a request in binary mode and a dead letter have the payload's bytes.
+unchanged. Only a request in binary mode has the payload's bytes.
 
 Source: CloudEvents 1.0.2, "JSON Event Format" (sections 3.1.1 and 3.1.2); RFC 9110 and RFC 7303 for media types.
 """

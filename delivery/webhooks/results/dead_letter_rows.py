@@ -10,17 +10,7 @@ from typing import Any
 import yarl
 from msgspec import UNSET, UnsetType
 
-from delivery.model import (
-    KEPT_RESPONSE_BYTES,
-    Attempt,
-    Delivery,
-    Endpoint,
-    Event,
-    Outcome,
-    OutcomeKind,
-    Record,
-    SubscriptionId,
-)
+from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Endpoint, Event, Outcome, OutcomeKind, Record, SubscriptionId
 from delivery.webhooks.events import parsing
 from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt
 from delivery.webhooks.sending import payload

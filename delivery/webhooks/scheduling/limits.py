@@ -84,7 +84,7 @@ class Limits:
 
 
 class Room(NamedTuple):
-    """How many requests a token bucket lets through at one moment."""
+    """The state of a token bucket at one moment: the requests that the bucket lets through."""
 
     limit: int
     """Requests that may go at once after a pause."""

@@ -197,7 +197,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> No
 
 @contextlib.contextmanager
 def of_whole_customer(call: Call) -> Iterator[None]:
-    """Let the block see all rows of the customer, also with a limited key. Only for counts that the answer does not show."""
+    """Let the block see all rows of the customer, also with a limited key. Only for counts that no limited key is shown."""
     limit = call.principal.endpoint_ids
     if limit:
         call.connection.execute(query("limit_to_endpoints"), {"endpoint_ids": ""})

@@ -37,7 +37,7 @@ def of(document: Mapping[str, Any], resource: type[pydantic.BaseModel]) -> str:
 
 
 def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
-    """Return whether a header names the ETag of a resource, or has `*` and the resource exists. None: it does not exist.
+    """Return True if a header names the ETag of a resource, or has `*` and the resource exists. None: it does not exist.
 
     The strong comparison takes no weak ETags (`W/"…"`), which a proxy may have made.
     """

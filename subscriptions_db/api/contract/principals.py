@@ -32,7 +32,7 @@ class Scope(enum.StrEnum):
 
     @property
     def is_of_no_customer(self) -> bool:
-        """Return whether keys of this scope belong to the platform."""
+        """Return True if keys of this scope belong to the platform."""
         return self in {Scope.OPERATOR, Scope.EXECUTOR, Scope.PUBLISHER}
 
 

@@ -215,15 +215,15 @@ class Route:
 
     @property
     def may_answer_304(self) -> bool:
-        """Return whether a request with `If-None-Match` may get 304."""
+        """Return True if a request with `If-None-Match` may get 304."""
         return self.is_conditional or (self.resource is not None and self.method == "GET")
 
     @property
     def may_answer_412(self) -> bool:
-        """Return whether the request may have conditions for a change."""
+        """Return True if the request may have conditions for a change."""
         return self.resource is not None and self.method in {"PUT", "PATCH", "DELETE"}
 
     @property
     def has_etag(self) -> bool:
-        """Return whether the answer has an `ETag`. RFC 9110 (9.3.4) forbids it for a PUT that adds defaults."""
+        """Return True if the answer has an `ETag`. RFC 9110 (9.3.4) forbids it for a PUT that adds defaults."""
         return self.resource is not None and self.answer is not None and self.method != "PUT"

@@ -20,9 +20,9 @@ from subscriptions_db.archive.search import statistics
 from subscriptions_db.archive.search.statistics import Granularity
 
 DEFAULT_RANGE = dt.timedelta(days=1)
-STATISTICS_COST = 5
-"""Requests that one for statistics counts as: the longest range takes five times the CPU of a list."""
 """The time range of a request that does not name its beginning."""
+STATISTICS_COST = 5
+"""Requests for which a request for statistics counts. The longest range by hour reads 168 rows, with a histogram in each."""
 FIRST, LAST = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 """Bounds of a time range. Beyond them, arithmetic with times would leave the calendar."""
 

@@ -41,7 +41,7 @@ MAX_QUEUED_KB = 64 * 1024
 
 _OPTIONS: dict[str, str | int | float | bool] = {
     "max.in.flight.requests.per.connection": 1,  # delivery.stages.kafka.sink says why
-    "partitioner": "murmur2_random",  # as Java clients: events with one key are in one partition, whoever publishes them
+    "partitioner": "murmur2_random",  # of Java clients: events with one key share a partition with those of Java producers
     "compression.type": "lz4",
     "linger.ms": 5,
     "queue.buffering.max.kbytes": MAX_QUEUED_KB,
@@ -92,7 +92,7 @@ class _Failure(NamedTuple):
 
     @property
     def is_of_client(self) -> bool:
-        """Return whether the client that wrote the event may not recover."""
+        """Return True if the client that wrote the event may not recover."""
         return self.error is None or self.error.fatal() or self.error.code() in _LOST
 
 

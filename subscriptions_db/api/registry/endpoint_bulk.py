@@ -27,7 +27,7 @@ MAX_ENDPOINTS = 25
 
 
 class BulkAction(enum.StrEnum):
-    """What a request does with its endpoints."""
+    """The action of a request on each of its endpoints."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -36,7 +36,7 @@ class BulkAction(enum.StrEnum):
 
 
 class BulkResult(enum.StrEnum):
-    """What happened to one endpoint, or would happen."""
+    """The result of an action for one endpoint. In a dry run: the result without `dry_run`."""
 
     CHANGED = "changed"
     UNCHANGED = "unchanged"
@@ -68,9 +68,9 @@ class EndpointsToChange(EndpointCriteria):
     customer: manifest.Id | None = None
     """Required with an operator's key: the owner of the endpoints."""
     dry_run: bool = False
-    """Change nothing, and answer what would change."""
+    """Change nothing, and return the results that the same request would have without `dry_run`."""
     rotation: schemas.RotateSecret | None = None
-    """How secrets are rotated, with the defaults of a single rotation. Only for `rotate_secret`."""
+    """Scheme and overlap of the new secrets. Default: those of a single rotation. Only for `rotate_secret`."""
     cursor: routes.Cursor | None = None
     """`next_cursor` of the previous request."""
     limit: Annotated[int, Field(ge=1, le=MAX_ENDPOINTS)] = MAX_ENDPOINTS
@@ -82,7 +82,7 @@ class ChangedEndpoint(pydantic.BaseModel):
     endpoint: str
     result: BulkResult
     detail: str = ""
-    """For people: why the endpoint is refused."""
+    """The reason of a refusal, for people."""
     rotated: schemas.RotatedSecret | None = None
     """The new signing secret, shown once. Null in a dry run, for other actions, and in the repeated answer for an
     `Idempotency-Key`."""
@@ -137,7 +137,7 @@ def _require_one_way(wanted: EndpointsToChange) -> None:
 
 
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
-    """Return the ids of the request's endpoints in order, and whether there are more."""
+    """Return the ids of the request's endpoints in order, and True if more endpoints match."""
     after = cursors.decode(wanted.cursor)
     if wanted.endpoints is None:
         only = schemas.criteria(wanted.model_dump(include=set(EndpointCriteria.model_fields))) | {"customer": customer_id}

@@ -12,16 +12,7 @@ import pydantic
 from pydantic import Field
 
 from delivery import errors
-from delivery.model import (
-    Attribute,
-    EndpointId,
-    Event,
-    EventId,
-    Record,
-    SubscriptionId,
-    SubTenantId,
-    TenantId,
-)
+from delivery.model import Attribute, EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import attributes, opaque
 from delivery.webhooks.routing import explain

@@ -121,7 +121,7 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
     if any(str(named) != customer_id for named in (document.get("sub_tenants") or {}).get(PLATFORM, ())):
         raise problems.invalid(("sub_tenants", f"of {PLATFORM} you may name your own customer id only"))
     if call.principal.endpoints is not None and PLATFORM in map(str, document.get("sub_tenants") or ()):
-        # They tell of every endpoint of the customer.
+        # Operational events name every endpoint of the customer.
         raise problems.invalid(("sub_tenants", f"a key that is limited to endpoints cannot subscribe to {PLATFORM}"))
     granted = customers.tenant_grants(call, [customer_id])[customer_id]
     if granted.everything:

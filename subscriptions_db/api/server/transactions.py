@@ -107,7 +107,7 @@ class Store:
             self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
-        """Return whether the login bypasses row-level security. Each transaction switches roles, so this is only a warning."""
+        """Return True if the login bypasses row-level security. Each transaction switches roles, so this is only a warning."""
         with connect.translated_errors(), self._pool.connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])

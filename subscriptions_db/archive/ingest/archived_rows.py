@@ -152,7 +152,7 @@ def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
 
 
 def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
-    """Return whether an entry gets a row. A batch that could not be built has no id; its dead letters report it."""
+    """Return True if an entry gets a row. A batch that could not be built has no id; its dead letters report it."""
     if isinstance(entry, RedrivenEntry):
         return False
     return isinstance(entry, log_entries.ATTEMPTED) or bool(entry.webhook_id)

@@ -30,7 +30,7 @@ def oldest(today: dt.date, retention_days: int) -> dt.date:
 
 
 def is_kept(day: dt.date, today: dt.date, retention_days: int) -> bool:
-    """Return whether rows of a day are archived. Days too far ahead are not, so that a wrong clock creates no partitions."""
+    """Return True if rows of a day are archived. Days too far ahead are not, so that a wrong clock creates no partitions."""
     return oldest(today, retention_days) <= day <= today + dt.timedelta(days=AHEAD)
 
 

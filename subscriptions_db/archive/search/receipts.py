@@ -76,8 +76,7 @@ def extend(
     A lease ends `consumers.MAX_LEASE_S` after its poll at the latest. An expired lease is extended while no other poller has
     the dead letter.
     """
-    most = {"until": consumers.lease_end(now, lease_s), "now": now, "max_lease_s": consumers.MAX_LEASE_S}
-    return _settle(connection, "extend", customer_id, name, receipts, **most)
+    return _settle(connection, "extend", customer_id, name, receipts, until=consumers.lease_end(now, lease_s), now=now)
 
 
 def _settle(
@@ -86,12 +85,22 @@ def _settle(
     customer_id: str,
     name: str,
     receipts: Sequence[ReceiptHandle],
-    **wanted: Any,
+    *,
+    until: dt.datetime | None = None,
+    now: dt.datetime | None = None,
 ) -> list[ReceiptResult]:
-    handles = {"positions": [receipt.position for receipt in receipts], "tokens": [receipt.token for receipt in receipts]}
-    asked = {"customer_id": customer_id, "name": name} | handles | wanted
+    asked = {
+        "customer_id": customer_id,
+        "name": name,
+        "positions": [receipt.position for receipt in receipts],
+        "tokens": [receipt.token for receipt in receipts],
+        "until": until,
+        "now": now,
+        "max_lease_s": consumers.MAX_LEASE_S,
+    }
     with connect.translated_errors():
-        rows = connection.execute(query(statement), asked).fetchall()
+        parts = ("with asked as (", query("asked_receipts"), "), settled as (", query(statement), ")", query("receipt_results"))
+        rows = connection.execute("".join(parts), asked).fetchall()
     return [
         ReceiptResult(receipt.position, None if row["is_settled"] else _refusal(receipt, row), row["until"])
         for receipt, row in zip(receipts, rows, strict=True)

@@ -1,5 +1,5 @@
--- What endpoints and subscriptions are for, in their owners' words, and when they were created and changed. The version before works on.
--- Endpoints and subscriptions that are there already have no `updated_at`, and such subscriptions no `created_at`: nobody noted it.
+-- Descriptions, metadata and times of endpoints and subscriptions. The version before works on. An endpoint or subscription from before
+-- this migration has no `updated_at`, and a subscription from before no `created_at`, because these times were not stored.
 
 alter table endpoints
     add column description text not null default '' check (length(description) <= 2000),
@@ -30,7 +30,7 @@ alter table subscriptions
     add column updated_at timestamptz;
 alter table subscriptions alter column created_at set default now(), alter column updated_at set default now();
 
--- Always later than before: two changes of a row never have the same time, whatever the clock does.
+-- Always later than before: two changes of a row never have the same time, even if the clock stands still or goes back.
 create function note_the_time() returns trigger language plpgsql as $$
 begin
     new.updated_at := greatest(clock_timestamp(), old.updated_at + interval '1 microsecond');

@@ -53,7 +53,7 @@ call keep_endpoints_apart('subscriptions');
 call keep_endpoints_apart('validations');
 call keep_endpoints_apart('replays');
 
--- What a limited key changes is noted whatever it may read of the log.
+-- A limited key reads the entries about its endpoints only. Each change by the key gets its entry all the same.
 call keep_endpoints_apart('audit_log', $own$
     (entity = 'endpoint' and entity_id = any (string_to_array(current_setting('fanout.endpoint_ids', true), ',')))
     or (entity = 'subscription' and entity_id in (select subscription_id from subscriptions))

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 ORDERS = "acme-orders"
 OF_THE_CUSTOMER = {"getEventType", "getCustomer"}
-"""What a limited key may read beside its endpoints."""
+"""Operations of rows that belong to no endpoint. A limited key may call them."""
 OF_ALL_ENDPOINTS = {"getStatistics"}
 """Sums over all endpoints of a customer, which no limited key reads."""
 

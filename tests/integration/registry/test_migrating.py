@@ -119,7 +119,7 @@ def test_the_previous_version_keeps_columns_that_it_does_not_know(before, ring):
 
 KEY = "insert into api_keys (key_id, customer_id, scope, digest) values ('fk_aaaaaaaaaaaa', 'c1', 'poller', sha256('a'))"
 AS_BEFORE_0022 = "select set_config('role', 'fanout_api', true), set_config('fanout.customer_id', 'c1', true)"
-"""How an API without limited keys begins a transaction."""
+"""The statements by which an API without limited keys begins a transaction."""
 
 
 def test_existing_days_of_the_archive_and_keys_get_the_limits_of_keys(before):
@@ -137,7 +137,7 @@ def test_existing_days_of_the_archive_and_keys_get_the_limits_of_keys(before):
 
 
 def test_a_migration_waits_for_a_table_without_making_others_wait(database, monkeypatch):
-    """Regression: whoever came after a migration that waited for a long transaction waited too, as long as that lasted."""
+    """Regression: a migration waited for a long transaction, and every later statement on the table queued behind it."""
     wanted = [
         migrate.Migration(name="0001_one", statements="create table one (a int); create table two (a int)"),
         migrate.Migration(name="0002_both", statements="alter table one add b int; alter table two add b int"),

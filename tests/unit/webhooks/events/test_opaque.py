@@ -164,7 +164,7 @@ CASES = [
         opaque_members("application/json", data={"a": 1}),
         "application/json",
         b'{"a":1}',
-        id="structured: an object is JSON whatever it is called",
+        id="structured: an object is JSON under any datacontenttype",
     ),
     pytest.param(
         structured(data_base64=in_base64(b'{"a":1}')),

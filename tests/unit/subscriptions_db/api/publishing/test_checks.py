@@ -73,7 +73,7 @@ def test_the_partition_key_of_a_cloud_event_is_the_key_of_its_record(attributes,
 
 
 def test_a_repeated_event_has_the_webhook_id_of_the_first():
-    """docs/api.md promises it: a repeat is harmless, wherever Kafka puts it."""
+    """docs/api.md promises that a repeat is harmless. Its place in Kafka differs, and its `webhook-id` does not."""
     for content_type, document in ((bodies.STRUCTURED, CLOUD_EVENT), (bodies.PLAIN, PLAIN)):
         [event] = checked(document, content_type=content_type)
         records = [Record(event.topic, place, place, NOW_MS, event.value, event.headers) for place in (0, 3)]
