@@ -76,7 +76,7 @@ class DeadLetter(pydantic.BaseModel):
     state_since: dt.datetime
     archived_at: dt.datetime
     payload_base64: str
-    """The event's content, byte for byte as its producer wrote it."""
+    """The payload, byte for byte as its producer wrote it. The record in the topic has an opaque payload as a JSON string."""
     record: dict[str, Any]
     """The record of the dead-letter topic without the payload. docs/delivery-contract.md lists the fields."""
 
@@ -125,7 +125,7 @@ def shown(letter: ArchivedDeadLetter) -> DeadLetter:
         state=letter.state,
         state_since=letter.state_since,
         archived_at=letter.archived_at,
-        payload_base64=base64.b64encode(letter.payload).decode(),
+        payload_base64=base64.b64encode(letter.payload_bytes()).decode(),
         record=disclosure.letter(orjson.loads(letter.letter)),
     )
 

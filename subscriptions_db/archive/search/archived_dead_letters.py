@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from delivery.webhooks.results import dead_letter_records
+from delivery.payload_form import Opaque, PayloadForm
+from delivery.webhooks.events import opaque
 from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import archived_rows
 from subscriptions_db.archive.search import cursor
@@ -71,8 +72,11 @@ class ArchivedDeadLetter:
         return archived_rows.topic_record(self.letter, self.payload)
 
     def payload_bytes(self) -> bytes:
-        """Return the payload as its producer wrote it, also where it is not JSON."""
-        return dead_letter_records.decode(self.written()).payload()
+        """Return the payload as its producer wrote it, also if it is not JSON."""
+        record = orjson.loads(self.letter)
+        if "payload_form" not in record:
+            return self.payload
+        return opaque.as_bytes(self.payload, Opaque(PayloadForm(record["payload_form"]), record.get("datacontenttype", "")))
 
 
 class LetterPage(NamedTuple):

@@ -1,5 +1,6 @@
 """Decisions of the archive: the first offset, the rows of a record, the days to keep, the end of a lease."""
 
+import base64
 import datetime as dt
 import uuid
 
@@ -101,6 +102,26 @@ def test_a_dead_letter_is_archived_whole():
     assert row.payload == archive.PAYLOAD
     assert b"payload_base64" not in row.letter
     assert orjson.loads(archived_rows.topic_record(row.letter, row.payload)) == orjson.loads(written)
+
+
+@pytest.mark.parametrize(
+    ("fields", "data", "payload"),
+    [
+        ({}, b'{"a":1}', b'{"a":1}'),
+        ({"payload_form": "text", "datacontenttype": "text/xml"}, b'"<a/>"', b"<a/>"),
+        ({"payload_form": "bytes", "datacontenttype": "image/png"}, b'"/w=="', b"\xff"),
+        ({"payload_form": "none"}, b"null", b"null"),
+    ],
+)
+def test_an_archived_payload_comes_back_as_its_producer_wrote_it(fields, data, payload):
+    written = orjson.loads(archive.letter()) | fields | {"payload_base64": base64.b64encode(data).decode()}
+    row = archive.letter_row(orjson.dumps(written))
+    found = archived_dead_letters.ArchivedDeadLetter(
+        position=1, archived_at=archive.NOW, state=archived_dead_letters.LetterState.WAITING, state_since=archive.NOW,
+        customer_id="c1", payload=row.payload, letter=row.letter,
+    )  # fmt: skip
+    assert (row.payload, found.payload_bytes()) == (data, payload)
+    assert dead_letter_records.decode(found.written()).payload() == payload
 
 
 def test_a_searchable_text_is_truncated_and_the_record_is_not():
