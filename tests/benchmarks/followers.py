@@ -59,7 +59,7 @@ async def follow(
 
 
 def following(*of: object) -> tuple[list[dict[int, float]], list[tuple[float, int]], int]:
-    """Do so in a process of its own."""
+    """Run `follow` in a process of its own."""
     return asyncio.run(follow(*of))
 
 

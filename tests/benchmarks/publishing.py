@@ -80,7 +80,7 @@ async def load(wanted: Load) -> tuple[list[float], int]:
 
 
 def loaded(wanted: Load) -> tuple[list[float], int]:
-    """Do so in a process of its own."""
+    """Run `load` in a process of its own."""
     return asyncio.run(load(wanted))
 
 

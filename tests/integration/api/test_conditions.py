@@ -97,7 +97,7 @@ def test_a_repeat_gets_its_first_answer_whatever_its_condition(acme):
 
 
 def test_each_resource_that_can_be_changed_has_conditions():
-    """A new resource of the registry has them too. Consumers have none yet."""
+    """A new resource of the registry must have conditions too. Consumers of dead letters have none."""
     changed = {route.path for route in ROUTES if route.is_change and route.method in {"PUT", "PATCH", "DELETE"}}
     conditional = {route.path for route in ROUTES if route.may_answer_412}
     assert {path.split("/")[2] for path in changed - conditional} <= {"dead-letter-consumers"}

@@ -114,7 +114,7 @@ def test_a_previous_page_whose_rows_are_gone_is_the_first_page(operator, served)
 
 
 def test_a_next_page_whose_rows_are_gone_has_a_previous_page(operator, served):
-    """It said to be the first page."""
+    """Regression: a next page without rows had no `previous_cursor`, which means that it is the first page."""
     path = "/v1/endpoints?q=lists&limit=1"
     pages = [operator.get(path).json]
     while pages[-1]["next_cursor"] is not None:

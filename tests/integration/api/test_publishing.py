@@ -125,7 +125,7 @@ def test_each_form_arrives_as_if_a_kafka_client_had_written_it(publisher, reader
 
 
 def test_the_record_equals_that_of_a_kafka_client(served, publisher, reader):
-    """In its value, headers, key and partition."""
+    """The two records have equal values, headers, keys and partitions."""
     key, value = b"acme", json.dumps(EVENT | {"partitionkey": "acme"}).encode()
     client = publishing.Publisher(served.config.kafka)
     headers = (("content-type", STRUCTURED.encode()),)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_a_dead_letter_is_parked_after_max_receives(connection, write):
-    """As maxReceiveCount of SQS: it is parked when a poll would give it once more. Then the next ones are given."""
+    """As with maxReceiveCount of SQS, the poll after the last receive parks the dead letter, and gives the next ones."""
     write(4)
     pollers = Pollers(connection, max_receives=2)
     first = pollers.poll(limit=2, lease_s=10)
@@ -61,7 +61,7 @@ def test_the_last_poller_of_a_parked_dead_letter_can_only_ack_it(connection, wri
 
 
 def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatch):
-    """A consumer that acks nothing gets the first ones again and again: with `max_receives`, it gets all."""
+    """Without `max_receives`, a consumer that acks nothing gets only the first dead letters, again and again."""
     monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
     monkeypatch.setattr(consumers, "MAX_PARKED_PER_POLL", 3)
     write(10)
@@ -134,7 +134,7 @@ def test_parked_dead_letters_go_with_their_day(connection, write):
 
 
 def test_the_version_before_leases_no_parked_dead_letter(connection, write):
-    """Its statement, in its own words: both versions run side by side for a while."""
+    """The test runs the statement of the version before, because both versions run side by side during an upgrade."""
     write(1)
     pollers = Pollers(connection, max_receives=1)
     pollers.poll(lease_s=1)
@@ -144,7 +144,7 @@ def test_the_version_before_leases_no_parked_dead_letter(connection, write):
 
 
 def test_a_nack_by_the_version_before_unparks(connection, write):
-    """The dead letter was parked and leased at once, and its new receipt handle was refused."""
+    """Regression: the dead letter was parked and leased at the same time, and the API refused its new receipt handle."""
     write(1)
     pollers = Pollers(connection, max_receives=1)
     [held] = pollers.poll(lease_s=1).leased

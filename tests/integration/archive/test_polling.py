@@ -101,7 +101,7 @@ def test_a_nacked_dead_letter_is_leased_again_after_the_wait(write, pollers):
 
 
 def test_a_poller_extends_its_lease_up_to_the_maximum_after_its_poll(write, pollers):
-    """As ChangeMessageVisibility of SQS: it counts from now on, and a lease can also end sooner."""
+    """As with ChangeMessageVisibility of SQS, the new length counts from the request, and may end the lease sooner."""
     write(2)
     first, second = pollers.poll(lease_s=30).leased
     assert pollers.extend(first, first, at=20, lease_s=60) == [80, 80]

@@ -242,7 +242,7 @@ def changes_of(connection, *statements):
     ("table", "key", "row_id"), [("endpoint", "endpoint_id", "ep1"), ("subscription", "subscription_id", "s1")]
 )
 def test_a_change_of_description_and_metadata_alone_has_no_revision(connection, table, key, row_id):
-    """The job does not read them."""
+    """The job does not read descriptions and metadata."""
     described = f"update {table}s set description = 'x', metadata = '{{\"a\": \"b\"}}' where {key} = '{row_id}'"  # noqa: S608
     assert changes_of(connection, described) == []
     both = f"update {table}s set description = 'y', status = 'paused' where {key} = '{row_id}'"  # noqa: S608

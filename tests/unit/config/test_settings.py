@@ -77,7 +77,7 @@ def test_an_unreadable_file_of_a_value_is_named(folder, held, said):
 
 
 def test_a_settings_file_that_is_no_text_is_named(folder):
-    """It ended the command with a traceback."""
+    """Regression: such a file ended the command with a traceback."""
     (folder / "fanout.toml").write_bytes(b"\xff")
     with pytest.raises(errors.SettingsError, match=r"the settings file .*fanout\.toml cannot be read: it is not text in UTF-8"):
         loader.read({}, root=folder)

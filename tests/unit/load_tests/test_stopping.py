@@ -23,7 +23,7 @@ with started():
 
 
 def test_sigterm_closes_the_open_contexts_of_a_load_test():
-    """Otherwise the job would keep running without its Kafka."""
+    """Without its Kafka, a job that nobody ends would keep running."""
     running = subprocess.Popen([sys.executable, "-c", SCENARIO], stdout=subprocess.PIPE, text=True)
     assert running.stdout.readline() == "started\n"
     running.send_signal(signal.SIGTERM)

@@ -38,7 +38,7 @@ def read(consumer, *, until=math.inf):
 
 @pytest.mark.parametrize("code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE])
 def test_a_leader_that_moves_is_waited_for(code):
-    """Without the wait nothing was read, and every delivery of the micro-batch was repeated."""
+    """Regression: the job read nothing while a leader moved, and repeated every delivery of the micro-batch."""
     consumer = Consumer(code, code)
     assert (read(consumer), consumer.lookups) == ([], 3)
 

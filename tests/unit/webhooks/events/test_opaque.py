@@ -234,7 +234,7 @@ def test_the_estimated_size_covers_the_body(mode):
 
 @pytest.mark.parametrize(("record", "content_type", "body"), [(case.values[0], *case.values[2:]) for case in CASES])
 def test_a_dead_letter_holds_the_payload_as_an_older_version_can_redrive_it(record, content_type, body):
-    """Regression: it held the bytes, which an older version put into a JSON body as they were: `1,"tenant_id":"victim"`."""
+    """Regression: the record held the bytes `1,"tenant_id":"victim"`, and an older version put them unquoted into JSON."""
     event = parsing.parse(record, LAYOUT)
     outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, reason="expired")
     written = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
@@ -250,7 +250,7 @@ def test_a_dead_letter_holds_the_payload_as_an_older_version_can_redrive_it(reco
 
 @pytest.mark.parametrize("record", [binary(AVRO, b"application/avro"), binary(None), binary(XML.encode(), b"text/xml")])
 def test_an_older_version_reads_the_state_as_json(record):
-    """Elements that the older version ignores say that a payload is opaque. So its bodies stay JSON."""
+    """The older version ignores the elements that mark an opaque payload, so the bodies of that version stay JSON."""
     read = msgspec.msgpack.decode(segment.item(parsing.parse(record, LAYOUT), 0).packed)
     older = segment.Packed(*read[:11])
     assert "data" in orjson.loads(payload.structured(older))
@@ -315,7 +315,7 @@ def test_a_record_without_content_is_an_event_in_binary_mode_only(record, reason
 
 
 def test_an_invalid_media_type_never_becomes_a_header():
-    """State and topics may hold any text."""
+    """An event from the state or from a topic may have any text as media type."""
     event = parsing.parse(binary(AVRO, b"application/avro"), LAYOUT)
     event = event._replace(opaque=event.opaque._replace(media_type="a/b\r\nwebhook-id: msg_1"))
     with pytest.raises(ValueError, match="another header"):

@@ -64,7 +64,7 @@ def test_events_are_in_order_in_their_endpoints_shard():
 
 
 def test_two_payloads_of_one_id_are_counted_over_micro_batches():
-    """Both are delivered. Events that are due to nobody do not count."""
+    """The platform delivers both events. Events that are due to nobody do not count."""
     seen, total = seen_ids.SeenIds(), 0
     for amount in (1, 2, 2):
         collector = batch_collect.Collector(

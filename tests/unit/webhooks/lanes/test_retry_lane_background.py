@@ -120,7 +120,7 @@ def test_a_stopping_lane_waits_for_no_rate():
 
 
 def test_a_lease_after_the_stop_is_requeued_at_once():
-    """A lease of an endpoint with a rate kept the event loop busy for up to 30 s: no wait for the rate took any time."""
+    """Regression: a lease of an endpoint with a rate kept the event loop busy for up to 30 s, because no wait took any time."""
 
     async def main():
         known = registries.WholeRegistry("base", registry(max_per_second=0.05))

@@ -56,7 +56,7 @@ def test_a_limited_key_names_its_endpoints():
 
 @pytest.mark.parametrize("limit", [{"endpoints": ["ep_1"]}, {"tenants": ["t1"], "scope": "publisher", "customer_id": None}])
 def test_a_version_without_limits_refuses_a_limited_key(limit):
-    """Regression: it took the key for one of the whole customer."""
+    """Regression: the version before took a limited key for a key of the whole customer."""
     assert keys.authenticate(ROW | LIMITED | limit, TEXT, NOW) is not None
     assert keys.authenticate(ROW | LIMITED, TEXT, NOW) is None  # what such a version reads
     assert keys.authenticate(ROW | limit, TEXT, NOW) is None

@@ -10,7 +10,7 @@ from tests.support.fakes import Clock
 
 
 class Kafka:
-    """The topics in Kafka, and how often somebody has read them."""
+    """The topics in Kafka, with a count of their readings."""
 
     def __init__(self, *names):
         self.names = set(names)
