@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import urllib.request
 import uuid
 
 import orjson
+import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
@@ -63,13 +63,17 @@ def metric(port, name):
 
 
 def children(pid):
-    return [
-        int(child) for threads in pathlib.Path(f"/proc/{pid}/task").glob("*/children") for child in threads.read_text().split()
-    ]
+    """Return the process ids below a process: none when it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
 def command_of(pid):
-    return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    """Return the command line of a process: an empty one when it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
 
 
 def login(broker, user, password):

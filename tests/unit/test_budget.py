@@ -1,6 +1,7 @@
 """A set of tests that takes more CPU than its budget allows fails the run, wherever that CPU was used."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -41,3 +42,24 @@ def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allo
     )  # fmt: skip
     assert done.returncode == returncode, done.stdout
     assert ("over budget: burning took" in done.stdout) is bool(returncode), done.stdout
+
+
+@pytest.mark.parametrize(("name", "is_counted"), [("burner", True), ("postgres", False)])
+def test_a_process_counts_after_its_starter_has_ended_unless_it_is_postgres(tmp_path, name, is_counted):
+    (tmp_path / name).symlink_to("/bin/sh")
+    burn = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; echo burnt; kill -STOP $$"
+    starter = subprocess.Popen(
+        ["/bin/sh", "-c", f"./{name} -c '{burn}' & echo $!; read _"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    burner = int(starter.stdout.readline())
+    tree = budget.Tree()
+    before = tree.seconds()
+    starter.stdin.close()
+    starter.wait()
+    assert starter.stdout.readline() == "burnt\n"
+    spent = tree.seconds() - before
+    tree.end()
+    starter.stdout.close()
+    os.kill(burner, signal.SIGKILL)
+    assert (spent > 0.3) is is_counted, spent
