@@ -279,7 +279,8 @@ def listen(
         events = None if received.batch is None else len(received.batch)
         if as_json:
             document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
-            document |= {"events": events, "body": received.body.decode(errors="replace")}
+            signed = {name: value for name, value in received.headers.items() if name.startswith("webhook-")}
+            document |= {"events": events, "body": received.body.decode(errors="replace"), "headers": signed}
             commands.JsonLines().write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
         elif events is not None:
             packed = ", gzip" if "content-encoding" in received.headers else ""

@@ -20,3 +20,18 @@ def registering():
         dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"
         example = re.sub(dots, lambda found, pem=pem: textwrap.indent(pem, found[1]), example)
     return example
+
+
+def holds(told, answered, where="answer"):
+    """Assert that an answer has everything that the document shows; `…` stands for any text."""
+    if isinstance(told, dict):
+        for name, value in told.items():
+            holds(value, answered[name], f"{where}.{name}")
+    elif isinstance(told, list):
+        assert len(told) == len(answered), where
+        for number, value in enumerate(told):
+            holds(value, answered[number], f"{where}[{number}]")
+    elif isinstance(told, str):
+        assert re.fullmatch(re.escape(told).replace("…", ".+"), answered), where
+    else:
+        assert told == answered, where

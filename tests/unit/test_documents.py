@@ -219,7 +219,15 @@ def test_every_path_and_module_that_a_document_names_exists(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "docs/operations.md", "docs/registering.md", "docs/api.md", "deploy/helm/fanout/README.md"]
+    "path",
+    [
+        "README.md",
+        "docs/operations.md",
+        "docs/registering.md",
+        "docs/api.md",
+        "docs/first-ten-minutes.md",
+        "deploy/helm/fanout/README.md",
+    ],
 )
 def test_every_command_that_a_document_names_exists(path):
     named = re.findall(r"`(fanout [a-z][^`]*)`", (ROOT / path).read_text())

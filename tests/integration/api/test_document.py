@@ -13,6 +13,7 @@ from subscriptions_db.api.server.table import ROUTES
 from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world
 from tests.support import archive
+from tests.support.reading import holds
 
 pytestmark = pytest.mark.integration
 
@@ -32,21 +33,6 @@ def filled(text, made):
     for shown, given in made.items():
         text = text.replace(f"{shown}…", given)
     return text
-
-
-def holds(told, answered, where="answer"):
-    """Assert that an answer has everything that the document shows; `…` stands for any text."""
-    if isinstance(told, dict):
-        for name, value in told.items():
-            holds(value, answered[name], f"{where}.{name}")
-    elif isinstance(told, list):
-        assert len(told) == len(answered), where
-        for number, value in enumerate(told):
-            holds(value, answered[number], f"{where}[{number}]")
-    elif isinstance(told, str):
-        assert re.fullmatch(re.escape(told).replace("…", ".+"), answered), where
-    else:
-        assert told == answered, where
 
 
 def test_the_examples_of_the_api_document_hold(served, operator):
