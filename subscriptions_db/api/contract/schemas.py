@@ -69,7 +69,7 @@ class SearchQuery(routes.ListQuery):
 
     def criteria(self) -> dict[str, Any]:
         """Return the criteria as parameters of the statements."""
-        return criteria(self.model_dump(exclude=set(routes.ListQuery.model_fields)))
+        return criteria(self.model_dump(exclude={*routes.ListQuery.model_fields, "expand"}))
 
 
 class Auth(pydantic.BaseModel):
@@ -210,12 +210,6 @@ class RegisteredSubscription(Subscription):
 
     warnings: list[LintWarning]
     """Why the subscription may match no event. With `?strict=true` it is refused instead."""
-
-
-class Subscriptions(routes.ListPage):
-    """A page of subscriptions."""
-
-    items: list[Subscription]
 
 
 _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at",

@@ -6,13 +6,14 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pydantic
 from pydantic import AwareDatetime
 
 from subscriptions_db import disclosure
-from subscriptions_db.api.contract import problems, routes
+from subscriptions_db.api.contract import crud, expansion, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
 from subscriptions_db.api.deliveries import attempts, dead_letters
 from subscriptions_db.api.deliveries.attempts import Attempt
@@ -24,7 +25,7 @@ from subscriptions_db.archive.search.deliveries import DeliveryStatus
 from subscriptions_db.manifest import manifest
 
 
-class DeliveryQuery(CustomerQuery, PageQuery):
+class DeliveryQuery(CustomerQuery, PageQuery, expansion.ExpandQuery):
     """Search criteria for deliveries. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
@@ -43,7 +44,11 @@ class DeliveryQuery(CustomerQuery, PageQuery):
     """Started before this time."""
 
 
-class Delivery(pydantic.BaseModel):
+class OneDeliveryQuery(CustomerQuery, expansion.ExpandQuery):
+    """The customer whose delivery is read, and what the answer also shows."""
+
+
+class Delivery(expansion.Expandable):
     """One event due to one subscription, or a batch, with its present status."""
 
     webhook_id: str
@@ -100,7 +105,7 @@ def list_(call: Call) -> Deliveries:
     )
     before = cursor.AttemptPosition.read(wanted.cursor) if wanted.cursor else None
     found = deliveries.search(call.connection, dead_letters.customer_of(call), asked, before=before, limit=wanted.limit)
-    items = routes.fitting_part([Delivery(**_shown(summary)) for summary in found.deliveries])
+    items = _fitting(call, found.deliveries, wanted.expand)
     before = found.before if len(items) == len(found.deliveries) else found.places[len(items) - 1]
     return Deliveries(items=items, next_cursor=None if before is None else before.text())
 
@@ -113,7 +118,27 @@ def get(call: Call) -> DeliveryHistory:
         raise problems.not_found("delivery")
     asked = archived_attempts.AttemptSearch(webhook_id=webhook_id)
     history = archived_attempts.search(call.connection, customer_id, asked, limit=routes.MAX_PAGE)
-    return DeliveryHistory(**_shown(found), history=routes.fitting_part(attempts.shown(history)))
+    endpoints = expansion.Endpoints(call, call.query_as(OneDeliveryQuery).expand)
+    [shown] = _expanded([found], endpoints)
+    return DeliveryHistory(**dict(shown), history=routes.fitting_part(attempts.shown(history)))
+
+
+def _fitting(call: Call, found: Sequence[deliveries.DeliverySummary], expand: str | None) -> list[Delivery]:
+    """Return the leading deliveries that fit into one answer. Endpoints are read for `ROWS_PER_READ` deliveries at a time."""
+    endpoints = expansion.Endpoints(call, expand)
+    items: list[Delivery] = []
+    step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE
+    for first in range(0, len(found), step):
+        items += _expanded(found[first : first + step], endpoints)
+        fitting = routes.fitting_part(items)
+        if len(fitting) < len(items):
+            return fitting
+    return items
+
+
+def _expanded(found: Sequence[deliveries.DeliverySummary], endpoints: expansion.Endpoints) -> list[Delivery]:
+    expanded = endpoints.expanded(summary.endpoint_id for summary in found)
+    return [Delivery(**_shown(summary), expanded=expanded.get(summary.endpoint_id)) for summary in found]
 
 
 def _shown(summary: deliveries.DeliverySummary) -> dict[str, Any]:
@@ -145,6 +170,6 @@ ROUTES = (
     Route(
         method="GET", path="/v1/deliveries/{webhook_id}", name="getDelivery",
         summary="Get a delivery of the last days with its attempts.",
-        scopes=routes.READERS, handler=get, query=CustomerQuery, answer=DeliveryHistory,
+        scopes=routes.READERS, handler=get, query=OneDeliveryQuery, answer=DeliveryHistory,
     ),
 )  # fmt: skip

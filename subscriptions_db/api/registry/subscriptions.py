@@ -7,10 +7,11 @@ but not change it: another event type would widen it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from delivery.model import PLATFORM
-from subscriptions_db.api.contract import audit, crud, problems, routes, schemas
+from subscriptions_db.api.contract import audit, crud, expansion, problems, routes, schemas
 from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.registry import customers
 from subscriptions_db.postgres.sql import query
@@ -19,7 +20,7 @@ MAX_SCOPES = 10_000
 """Maximum entries in each scope field of one request, so that no request locks out other writers for long."""
 
 
-class SubscriptionQuery(schemas.SearchQuery):
+class SubscriptionQuery(schemas.SearchQuery, expansion.ExpandQuery):
     """Search criteria for subscriptions. `q` is searched in id, event type and description."""
 
     endpoint: str | None = None
@@ -30,6 +31,16 @@ class SubscriptionQuery(schemas.SearchQuery):
     """Only subscriptions with this status."""
 
 
+class ListedSubscription(schemas.Subscription, expansion.Expandable):
+    """A subscription, with its endpoint if the request asks for it."""
+
+
+class Subscriptions(routes.ListPage):
+    """A page of subscriptions."""
+
+    items: list[ListedSubscription]
+
+
 class StrictQuery(NoParameters):
     """The query parameters of requests that create or change a subscription."""
 
@@ -37,10 +48,17 @@ class StrictQuery(NoParameters):
     """Refuse a subscription that may match no event, instead of answering with `warnings`."""
 
 
-def list_(call: Call) -> schemas.Subscriptions:
+def list_(call: Call) -> Subscriptions:
     """Return a page of subscriptions."""
-    found = crud.page(call, "subscription", crud.show_each(schemas.subscription), **call.query_as(SubscriptionQuery).criteria())
-    return schemas.Subscriptions(**found._asdict())
+    wanted = call.query_as(SubscriptionQuery)
+    endpoints = expansion.Endpoints(call, wanted.expand)
+
+    def show(rows: Mapping[str, dict[str, Any]]) -> list[ListedSubscription]:
+        shown = [schemas.subscription(row_id, row) for row_id, row in rows.items()]
+        expanded = endpoints.expanded(subscription.endpoint for subscription in shown)
+        return [ListedSubscription(**dict(one), expanded=expanded.get(one.endpoint)) for one in shown]
+
+    return Subscriptions(**crud.page(call, "subscription", show, **wanted.criteria())._asdict())
 
 
 def get(call: Call) -> schemas.Subscription:
@@ -148,7 +166,7 @@ ROUTES = (
     Route(
         method="GET", path="/v1/subscriptions", name="listSubscriptions",
         summary="List subscriptions, sorted by id. `q` is searched in id, event type and description.",
-        scopes=routes.REGISTRY_READERS, handler=list_, query=SubscriptionQuery, answer=schemas.Subscriptions,
+        scopes=routes.REGISTRY_READERS, handler=list_, query=SubscriptionQuery, answer=Subscriptions,
     ),
     Route(
         method="POST", path="/v1/subscriptions", name="createSubscription", summary="Subscribe an endpoint to events.",

@@ -30,6 +30,9 @@ def served(postgres):
         held = archive.without_attempt(OutcomeKind.POSTPONED, "circuit_open", customer="acme", endpoint="ep2", event_id="e3")
         batch = archive.batch_outcome(customer="acme", endpoint="ep2", rejected=[1], at=after(4))
         theirs = archive.outcome(customer="other", endpoint="ep9", event_id="theirs")
+        opened.execute(
+            "insert into endpoints (endpoint_id, customer_id, url) values ('ep2', 'acme', 'https://hooks.example.com/')"
+        )
         opened.execute("delete from attempts")
         opened.execute("delete from dead_letters")
         taken = [
@@ -68,6 +71,16 @@ def names(answer):
 )
 def test_deliveries_are_found_by_search_criteria(acme, asked, wanted):
     assert names(acme.get(f"/v1/deliveries?{asked}")) == wanted
+
+
+def test_a_delivery_is_shown_with_its_endpoint(acme):
+    second = {"endpoint": acme.get("/v1/endpoints/ep2").json}
+    page = acme.get("/v1/deliveries?expand=endpoint").json
+    expanded = [(item["endpoint"], item.pop("expanded")) for item in page["items"]]
+    assert expanded == [("ep2", second)] * 2 + [("ep1", {"endpoint": None})] * 3  # ep1 is not registered any more
+    assert page == acme.get("/v1/deliveries").json
+    path = f"/v1/deliveries/{page['items'][0]['webhook_id']}"
+    assert acme.get(f"{path}?expand=endpoint").json == acme.get(path).json | {"expanded": second}
 
 
 def test_a_cursor_continues_with_older_deliveries(acme):

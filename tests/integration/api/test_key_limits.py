@@ -1,11 +1,15 @@
 """A key that is limited to endpoints reaches these endpoints and what belongs to them, and nothing else of its customer."""
 
+import dataclasses
+
 import pytest
 
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world
 from tests.integration.api.test_isolation import NOBODYS, OF_ACME, OPERATIONS, ask, everything, scopes_of
+from tests.support import archive
 
 pytestmark = pytest.mark.integration
 
@@ -79,6 +83,19 @@ def test_lists_have_only_rows_of_the_endpoints(acme, limited, path):
         assert [item["id"] for item in found.json["items"]] == LISTS[path]
     assert limited.get("/v1/endpoints?total=true").json["total"] == 1
     assert limited.get("/v1/dead-letters/count").json["count"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/subscriptions", "/v1/deliveries"])
+def test_an_item_is_expanded_by_endpoints_of_the_key_only(served, limited, second, path):
+    attempted = archive.outcome(customer="acme", endpoint=second, event_id="expanded")
+    with served.registry() as opened:
+        taken = dataclasses.replace(archive.taken_attempts(0, attempted), topic=f"of{path.replace('/', '.')}")
+        writer.write(opened, [taken], archive.KEPT, now=archive.NOW)
+    found = limited.get(f"{path}?expand=endpoint")
+    assert {item["expanded"]["endpoint"]["id"] for item in found.json["items"]} == {second}
+    assert ORDERS.encode() not in found.text
+    with served.registry() as opened:
+        opened.execute("delete from attempts where endpoint_id = %s", [second])
 
 
 def test_the_endpoints_of_the_key_are_changed_as_with_any_key(served, limited, second):

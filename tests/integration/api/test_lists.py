@@ -3,6 +3,7 @@
 import pytest
 
 from subscriptions_db import answer_size
+from subscriptions_db.registration import registered_rows
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -73,6 +74,44 @@ def test_a_list_has_the_rows_of_the_customer_that_match(acme, query, found):
 def test_an_invalid_parameter_is_refused_by_name(acme, query, field):
     answer = acme.get(f"/v1/{query}")
     assert (answer.status, answer.fields) == (422, [field])
+
+
+@pytest.fixture
+def endpoint_reads(monkeypatch):
+    """The ids of the endpoints that each statement reads."""
+    reads, rows_of = [], registered_rows.rows_of
+
+    def counted(connection, only=None):
+        if "endpoint" in (only or {}):
+            reads.append(only["endpoint"])
+        return rows_of(connection, only)
+
+    monkeypatch.setattr(registered_rows, "rows_of", counted)
+    return reads
+
+
+def test_subscriptions_are_listed_with_their_endpoints(acme, endpoint_reads):
+    page = acme.get("/v1/subscriptions?q=listed&expand=endpoint").json
+    assert endpoint_reads == [["l1", "l2"]]
+    expanded = {item["id"]: item.pop("expanded") for item in page["items"]}
+    one, two = (acme.get(f"/v1/endpoints/{name}").json for name in ("l1", "l2"))
+    assert expanded == {"m1": {"endpoint": one}, "m2": {"endpoint": one}, "m3": {"endpoint": two}}
+    assert page == acme.get("/v1/subscriptions?q=listed").json
+
+
+def test_an_expanded_endpoint_counts_towards_the_bytes_of_a_page(acme, monkeypatch):
+    size = len(acme.get("/v1/subscriptions?q=listed").text)
+    monkeypatch.setattr(answer_size, "MAX_BYTES", size)
+    assert world.ids(acme.get("/v1/subscriptions?q=listed")) == ["m1", "m2", "m3"]
+    first = acme.get("/v1/subscriptions?q=listed&expand=endpoint").json
+    second = acme.get(f"/v1/subscriptions?q=listed&expand=endpoint&cursor={first['next_cursor']}").json
+    assert [item["id"] for page in (first, second) for item in page["items"]][:2] == ["m1", "m2"]
+    assert len(first["items"]) < 3
+
+
+def test_only_lists_expand_and_only_endpoints(acme):
+    for path in ("subscriptions?expand=customer", "subscriptions/m1?expand=endpoint", "endpoints?expand=endpoint"):
+        assert acme.get(f"/v1/{path}").fields == ["expand"]
 
 
 def test_the_operator_finds_rows_of_every_customer(operator):

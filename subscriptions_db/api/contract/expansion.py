@@ -1,0 +1,54 @@
+"""Expand the endpoint of each item of an answer, if the request asks for it with `expand=endpoint`.
+
+Runs in the API. The endpoints are read with the rights of the API key, so a limited key sees no other endpoint here either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import pydantic
+from pydantic import Field
+
+from subscriptions_db.api.contract import schemas
+from subscriptions_db.api.contract.routes import Call, NoParameters
+from subscriptions_db.registration import registered_rows
+
+
+class ExpandQuery(NoParameters):
+    """The ids of the answer that the answer also shows as resources."""
+
+    expand: Literal["endpoint"] | None = None
+    """`endpoint`: each item also has its endpoint, in `expanded`."""
+
+
+class Expanded(pydantic.BaseModel):
+    """The resources of which an item has the ids."""
+
+    endpoint: schemas.Endpoint | None
+    """Null: the endpoint was deleted."""
+
+
+class Expandable(pydantic.BaseModel):
+    """An item that names an endpoint."""
+
+    expanded: Expanded | None = Field(None, exclude_if=lambda expanded: expanded is None)
+    """Only with `expand`."""
+
+
+class Endpoints:
+    """The endpoints of the items of one answer. Each is read once, and those of several items with one query."""
+
+    def __init__(self, call: Call, expand: str | None) -> None:
+        self._call = call
+        self._is_asked = expand == "endpoint"
+        self._known: dict[str, schemas.Endpoint | None] = {}
+
+    def expanded(self, endpoint_ids: Iterable[str]) -> dict[str, Expanded]:
+        """Return the expansion for each of these endpoints; nothing if the request does not ask for it."""
+        wanted = set(endpoint_ids) if self._is_asked else set()
+        if missing := sorted(wanted - self._known.keys()):
+            rows = registered_rows.rows_of(self._call.connection, {"endpoint": missing})["endpoint"]
+            self._known |= {name: schemas.endpoint(name, rows[name]) if name in rows else None for name in missing}
+        return {endpoint_id: Expanded(endpoint=self._known[endpoint_id]) for endpoint_id in wanted}
