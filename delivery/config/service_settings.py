@@ -39,6 +39,8 @@ class Operations(Area):
     """A backlog is reported as growing when this many deliveries to an endpoint are postponed unattempted within `quiet_s`."""
     quiet_s: Seconds = 3600
     """Each kind of operational event (failing, backlog, …) is sent at most once per endpoint in this time."""
+    key_expiring_days: Annotated[int, Field(gt=0, le=365)] = 14
+    """A customer's API key that expires within so many days is reported to the customer, once."""
 
 
 class Api(Area):

@@ -29,7 +29,7 @@ def publish(config: settings.Settings, connection: connect.Connection) -> int:
 
 
 def message(event: outbox.OutboxEvent, topic: str) -> publishing.Message:
-    """Return the Kafka record of an operational event. All events about one endpoint go to one partition."""
+    """Return the Kafka record of an operational event. All events about one endpoint, or one API key, go to one partition."""
     attributes = {
         "specversion": "1.0",
         "id": event.event_id,
@@ -42,7 +42,7 @@ def message(event: outbox.OutboxEvent, topic: str) -> publishing.Message:
     headers = {"content-type": "application/json"} | {f"ce_{name}": value for name, value in attributes.items()}
     return publishing.Message(
         topic=topic,
-        key=event.endpoint_id.encode(),
+        key=event.subject_id.encode(),
         value=orjson.dumps(event.data),
         headers=tuple((name, value.encode()) for name, value in headers.items()),
     )

@@ -30,7 +30,7 @@ from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
-from subscriptions_db.archive.notifications import outbox
+from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.replays import progress
@@ -43,8 +43,8 @@ WAIT_S = 0.5
 """Seconds to wait for records. Redrives, replays and operational events run at least this often."""
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction."""
-PARTITIONS_S = 60.0
-"""Seconds between two maintenances of the day partitions."""
+MAINTENANCE_S = 60.0
+"""Seconds between two maintenances: of the day partitions, of rows past their retention, and of keys that expire soon."""
 REPORT_S = 60.0
 """Seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
@@ -142,11 +142,11 @@ class Archiver:
         self.watch.reach(source.positions)
 
     def _loop(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
-        partitions_at = disabled_check_at = report_at = 0.0
+        maintenance_at = disabled_check_at = report_at = 0.0
         while not self._stop.is_set():
-            if time.monotonic() >= partitions_at:
-                self._maintain_partitions(connection)
-                partitions_at = time.monotonic() + PARTITIONS_S
+            if time.monotonic() >= maintenance_at:
+                self._maintain(connection)
+                maintenance_at = time.monotonic() + MAINTENANCE_S
             if self._policy is not None and time.monotonic() >= disabled_check_at:
                 outbox.record_due(connection, self._policy, now=_now())
                 disabled_check_at = time.monotonic() + DISABLED_CHECK_S
@@ -240,7 +240,7 @@ class Archiver:
             metrics.ARCHIVE_LEFT_OUT.labels("unreadable").inc()
         return ArchivedRecord(topic=topic, partition=partition, offset=offset)
 
-    def _maintain_partitions(self, connection: connect.Connection) -> None:
+    def _maintain(self, connection: connect.Connection) -> None:
         today = partitions.day_of(_now())
         kinds: tuple[tuple[partitions.ArchiveTable, int], ...] = (
             ("dead_letters", self._kept.letters),
@@ -253,6 +253,7 @@ class Archiver:
                 log.info("partition %s is dropped, because its retention of %d days is over", name, retention_days)
         if self._policy is not None:
             outbox.delete_orphans(connection)
+            key_expiry.record(connection, self._policy, now=_now())
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         statistics.delete_old(connection, partitions.oldest(today, self._kept.statistics))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
@@ -299,7 +300,12 @@ def policy_of(config: settings.Settings) -> Policy | None:
             f"setting operations.topic: {operations.topic} does not match source.topic_pattern, so the job would not read its "
             "events: change one of the two settings"
         )
-    return Policy(operations.failing_after_s, operations.backlog_events, operations.quiet_s)
+    return Policy(
+        operations.failing_after_s,
+        operations.backlog_events,
+        operations.quiet_s,
+        key_expiring_days=operations.key_expiring_days,
+    )
 
 
 def _written_at(message: confluent_kafka.Message, now: dt.datetime) -> dt.datetime:

@@ -549,14 +549,22 @@ select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)
 delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
 
 -- name: put_operational_events
+-- The column `endpoint_id` has the id of what the event is about: an endpoint, or an API key.
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(
-    %(event_ids)s::text[], %(kinds)s::text[], %(endpoint_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
+    %(event_ids)s::text[], %(kinds)s::text[], %(subject_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
 );
 
 -- name: operational_events
-select number, event_id, kind, endpoint_id, customer_id, at, data from operational_events
+select number, event_id, kind, endpoint_id as subject_id, customer_id, at, data from operational_events
 order by number limit %(limit)s for update skip locked;
 
 -- name: delete_operational_events
 delete from operational_events where number = any (%(numbers)s);
+
+-- name: take_expiring_api_keys
+-- Each key once: of two processes, the second waits for the first, and then finds the key taken.
+update api_keys set expiry_told_at = %(now)s
+where customer_id is not null and revoked_at is null and expiry_told_at is null
+  and expires_at > %(now)s and expires_at <= %(until)s
+returning key_id, customer_id, scope, name, expires_at;

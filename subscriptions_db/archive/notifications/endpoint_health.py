@@ -26,6 +26,8 @@ class EventKind(enum.StrEnum):
     DISABLED = "fanout.endpoint.disabled"
     BACKLOG_GROWING = "fanout.backlog.growing"
     DEAD_LETTERS_WAITING = "fanout.dead-letters.waiting"
+    KEY_EXPIRING = "fanout.api-key.expiring"
+    """Not about the health of an endpoint: key_expiry.py decides on it."""
 
 
 class SignalKind(enum.Enum):
@@ -61,6 +63,7 @@ class Policy(NamedTuple):
     failing_after_s: float
     backlog_events: int
     quiet_s: float
+    key_expiring_days: int = 14
 
 
 class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,15 +98,16 @@ class OperationalEvent(NamedTuple):
     """An operational event."""
 
     kind: EventKind
-    endpoint_id: str
+    subject_id: str
+    """The endpoint, or the API key, that the event is about."""
     customer_id: str
     at: dt.datetime
     data: dict[str, Any]
 
     @property
     def event_id(self) -> str:
-        """Return the id, which is the same each time the event is built. Endpoint, kind and time identify an event."""
-        about = f"{self.endpoint_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
+        """Return the id, which is the same each time the event is built. Subject, kind and time identify an event."""
+        about = f"{self.subject_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
         return "op_" + hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
 

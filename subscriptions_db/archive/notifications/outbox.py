@@ -30,7 +30,8 @@ class OutboxEvent(NamedTuple):
 
     event_id: str
     kind: str
-    endpoint_id: str
+    subject_id: str
+    """The endpoint, or the API key, that the event is about."""
     customer_id: str
     at: dt.datetime
     data: dict[str, Any]
@@ -53,7 +54,7 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
         customers,
         policy,
     )
-    _put_events(connection, events)
+    put_events(connection, events)
 
 
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
@@ -119,12 +120,13 @@ def _put(connection: connect.Connection, changed: dict[str, EndpointHealth], cus
         connection.execute(query("put_endpoint_health"), columns)
 
 
-def _put_events(connection: connect.Connection, events: list[OperationalEvent]) -> None:
+def put_events(connection: connect.Connection, events: Sequence[OperationalEvent]) -> None:
+    """Store events until they are published. Call in the transaction that makes the events."""
     if events:
         columns = {
             "event_ids": [event.event_id for event in events],
             "kinds": [event.kind.value for event in events],
-            "endpoint_ids": [event.endpoint_id for event in events],
+            "subject_ids": [event.subject_id for event in events],
             "customer_ids": [event.customer_id for event in events],
             "at": [event.at for event in events],
             "data": [Json(event.data) for event in events],

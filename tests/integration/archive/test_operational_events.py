@@ -15,7 +15,7 @@ from delivery.stages.kafka import topics
 from fanout.archiver import process
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.archive.ingest import writer
-from subscriptions_db.archive.notifications import outbox
+from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import EventKind, Policy, Signal, SignalKind
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import endpoint_status
@@ -76,7 +76,8 @@ class Platform:
         ]
 
     def kinds(self):
-        return sorted((headers["ce_type"], headers["ce_subtenantid"], data["endpoint_id"]) for headers, data in self.told())
+        told = [(headers["ce_type"], headers["ce_subtenantid"], data) for headers, data in self.told()]
+        return sorted((kind, customer, data.get("endpoint_id") or data["key_id"]) for kind, customer, data in told)
 
 
 @pytest.fixture
@@ -91,9 +92,12 @@ def test_operational_events_are_published_once_over_many_starts(platform):
     platform.publish(platform.config.delivery.dead_letter_topic, archive.letter(), archive.letter(event_id="e2"))
     with platform.connected() as connection:
         endpoint_status.disable(connection, "ep1", "gone")
+        connection.execute(KEYS, {"now": now + dt.timedelta(hours=1)})
     for _ in range(3):
         platform.archive_once()
     assert platform.kinds() == [
+        ("fanout.api-key.expiring", "c1", "fk_expiredaaaaa"),
+        ("fanout.api-key.expiring", "c2", "fk_sooneraaaaaa"),
         ("fanout.backlog.growing", "c2", "ep2"),
         ("fanout.dead-letters.waiting", "c1", "ep1"),
         ("fanout.endpoint.disabled", "c1", "ep1"),
@@ -101,7 +105,7 @@ def test_operational_events_are_published_once_over_many_starts(platform):
     for headers, data in platform.told():
         assert (headers["ce_tenantid"], headers["ce_source"], headers["ce_specversion"]) == ("fanout", "fanout", "1.0")
         assert abs((dt.datetime.fromisoformat(headers["ce_time"]) - now).total_seconds()) < 600
-        assert next(iter(data)) == "endpoint_id"
+        assert next(iter(data)) in {"endpoint_id", "key_id"}
 
 
 def test_an_endpoint_fails_and_recovers_by_the_times_of_records(platform, monkeypatch):
@@ -163,6 +167,54 @@ def test_an_event_that_kafka_refuses_is_published_later(platform, monkeypatch):
     platform.archive_once()
     first, second = [headers["ce_id"] for headers, _ in platform.told()]
     assert first == second
+
+
+KEYS = """
+insert into api_keys (key_id, customer_id, scope, name, digest, expires_at, revoked_at) values
+    ('fk_soonaaaaaaaa', 'c1', 'poller', 'of the shop', sha256('a'), %(now)s + interval '14 days', null),
+    ('fk_sooneraaaaaa', 'c2', 'read_only', '', sha256('a'), %(now)s + interval '1 second', null),
+    ('fk_lateraaaaaaa', 'c1', 'poller', '', sha256('a'), %(now)s + interval '14 days 1 second', null),
+    ('fk_neveraaaaaaa', 'c1', 'poller', '', sha256('a'), null, null),
+    ('fk_expiredaaaaa', 'c1', 'poller', '', sha256('a'), %(now)s, null),
+    ('fk_revokedaaaaa', 'c1', 'poller', '', sha256('a'), %(now)s + interval '1 day', %(now)s),
+    ('fk_operatoraaaa', null, 'operator', '', sha256('a'), %(now)s + interval '1 day', null)
+"""
+
+
+def reported_keys(connection):
+    with outbox.claim_page(connection) as waiting:
+        return [(one.kind, one.customer_id, one.data["key_id"]) for one in waiting]
+
+
+def test_each_key_that_expires_soon_is_reported_once(connection):
+    connection.execute(KEYS, {"now": archive.NOW})
+    for _ in range(2):
+        key_expiry.record(connection, POLICY, now=archive.NOW)
+    kind = EventKind.KEY_EXPIRING
+    assert reported_keys(connection) == [(kind, "c2", "fk_sooneraaaaaa"), (kind, "c1", "fk_soonaaaaaaaa")]
+    for _ in range(2):
+        key_expiry.record(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=1))
+    assert reported_keys(connection) == [(kind, "c1", "fk_lateraaaaaaa")]
+
+
+def test_two_archives_report_a_key_once(connection, opened, in_background):
+    connection.execute(KEYS, {"now": archive.NOW})
+    with connection.transaction():
+        key_expiry.record(connection, POLICY, now=archive.NOW)
+        second = in_background(key_expiry.record, opened(), POLICY, now=archive.NOW)
+        assert not second.done()
+    second.result(60)
+    assert len(reported_keys(connection)) == 2
+
+
+def test_a_crash_before_the_commit_reports_a_key_later(connection):
+    connection.execute(KEYS, {"now": archive.NOW})
+    with contextlib.suppress(ZeroDivisionError), connection.transaction():
+        key_expiry.record(connection, POLICY, now=archive.NOW)
+        raise ZeroDivisionError
+    assert reported_keys(connection) == []
+    key_expiry.record(connection, POLICY, now=archive.NOW)
+    assert len(reported_keys(connection)) == 2
 
 
 def test_a_record_that_is_read_again_counts_once_for_health(connection):

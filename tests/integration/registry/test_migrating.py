@@ -136,6 +136,17 @@ def test_existing_days_of_the_archive_and_keys_get_the_limits_of_keys(before):
         assert before.execute("select count(*) as rows from endpoints").fetchone() == {"rows": 2}
 
 
+def test_a_role_that_archives_may_report_keys_and_reads_no_digest(before):
+    migrate.migrate(before, migrate.migrations()[:25])
+    role = f"archive_{uuid.uuid4().hex[:8]}"
+    before.execute(f"create role {role}; grant insert on attempts to {role}")
+    migrate.migrate(before)
+    asked = "select has_column_privilege(%s, 'api_keys', %s, %s) as may"
+    columns = (("expiry_told_at", "update"), ("expires_at", "select"), ("expires_at", "update"), ("digest", "select"))
+    assert [before.execute(asked, [role, *column]).fetchone()["may"] for column in columns] == [True, True, False, False]
+    before.execute(f"drop owned by {role}; drop role {role}")
+
+
 def test_a_migration_waits_for_a_table_without_making_others_wait(database, monkeypatch):
     """Regression: a migration waited for a long transaction, and every later statement on the table queued behind it."""
     wanted = [

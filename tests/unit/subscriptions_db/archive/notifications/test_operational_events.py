@@ -12,7 +12,7 @@ from delivery.model import ContentMode, Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import payload
 from fanout.archiver import notify_step, process
-from subscriptions_db.archive.notifications import endpoint_health, outbox
+from subscriptions_db.archive.notifications import endpoint_health, key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, EventKind, Policy, Signal, SignalKind
 
 TEXT = (Path(__file__).parents[5] / "docs" / "operational-events.md").read_text()
@@ -42,16 +42,24 @@ def signals_of(kind, since, at, data):
             return [earlier, seen(SignalKind.DEAD_LETTER, since, data["letters"]), seen(SignalKind.WOKEN, at)]
 
 
+def event_of(kind, at, data):
+    """Return the operational event of an example."""
+    if kind is EventKind.KEY_EXPIRING:
+        key = data | {"customer_id": "acme", "expires_at": dt.datetime.fromisoformat(data["expires_at"])}
+        return key_expiry.expiring(key, at)
+    known, operational = EndpointHealth(), None
+    for signal in signals_of(kind, dt.datetime.fromisoformat(data["since"]), at, data):
+        known, operational = endpoint_health.apply(known, signal, POLICY)
+    return operational
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["type"])
 def test_an_example_equals_the_delivered_event(example):
-    at, since = (dt.datetime.fromisoformat(moment) for moment in (example["timestamp"], example["data"]["since"]))
-    known, operational = EndpointHealth(), None
-    for signal in signals_of(EventKind(example["type"]), since, at, example["data"]):
-        known, operational = endpoint_health.apply(known, signal, POLICY)
+    operational = event_of(EventKind(example["type"]), dt.datetime.fromisoformat(example["timestamp"]), example["data"])
     waiting = outbox.OutboxEvent(
         operational.event_id,
         operational.kind.value,
-        operational.endpoint_id,
+        operational.subject_id,
         operational.customer_id,
         operational.at,
         operational.data,
