@@ -20,11 +20,11 @@ import orjson
 from delivery.config import settings
 from delivery.stages.kafka import topics
 from fanout.kafka import publishing
-from load_tests.harness import receiver
+from load_tests.harness import event_types, receiver
 
-EVENT_TYPES = [f"load.{number}" for number in range(10)]
+EVENT_TYPES = event_types.named(10)
 ALL_TYPES = range(len(EVENT_TYPES))
-POISON_TYPE = "load.poison"
+POISON_TYPE = f"{event_types.PREFIX}poison"
 """Name of the topic for poison, without the prefix of topics."""
 POISON = ("not_json", "missing_attribute")
 """Reject reasons of the poison records, in rotation."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from load_tests.harness import figures, platform, receiver, stage, traffic, usage
+from load_tests.harness import event_types, figures, platform, receiver, stage, traffic, usage
 
 SETTINGS = {"spark.master": "local[6,4]", "batch.shards": "2", "retry.shards": "2", "logs.format": "json"}
 """Settings of the job: two task slots for each lane, so that no lane waits for another, and a log that lists micro-batches."""
@@ -47,7 +47,7 @@ class Population:
     @cached_property
     def event_types(self) -> Sequence[str]:
         """Return the names of all event types. The first is rare, and endpoint 0 subscribes to all its events."""
-        return [WHOLE_TYPE, *(f"load.{number}" for number in range(self.topics - 1))]
+        return [WHOLE_TYPE, *event_types.named(self.topics - 1)]
 
     def endpoint_of(self, type_number: int, tenant: int) -> int:
         """Return the endpoint to which events of this event type and tenant are due."""
@@ -83,7 +83,7 @@ class Population:
             "subscriptions": [
                 {"id": "whole", "endpoint": "ep0", "event_type": WHOLE_TYPE, "everything": True},
                 *(
-                    {"id": f"s{n}", "endpoint": f"ep{n}", "event_type": "load.*", **self._scope(n)}
+                    {"id": f"s{n}", "endpoint": f"ep{n}", "event_type": f"{event_types.PREFIX}*", **self._scope(n)}
                     for n in range(self.endpoints)
                 ),
             ],

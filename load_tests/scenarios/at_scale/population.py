@@ -17,7 +17,7 @@ HOT_TENANT = 0
 """The tenant with most events by Zipf's law. All of its events are due to `traffic.HOT_ENDPOINT`."""
 SPARE_TENANT = "spare"
 """A tenant without events. All spare subscriptions name it, so no delivery depends on them."""
-SPARE_TYPE = "load.0"
+SPARE_TYPE = traffic.EVENT_TYPES[0]
 """Event type of the spare subscriptions."""
 RETRY = {"schedule_s": [1, 2, 5, *(10,) * 40], "timeout_s": 15}
 """Retry settings of the endpoints that fail or are slow. By default, the second retry would come after 5 minutes."""
