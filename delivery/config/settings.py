@@ -135,10 +135,11 @@ class Delivery(Area):
     patience_s: Seconds = 0.5
     """Response deadline: the longest time that a micro-batch waits for answers once it has nothing else to do. For each
     endpoint the wait is as long as its answers usually take. Then the micro-batch ends. The attempts continue in the
-    background, and deliveries whose attempts fail go to the retry lane. With the value of `attempt_timeout_s` a micro-batch
-    waits for all answers."""
+    background, and deliveries whose attempts fail go to the retry lane. Nothing waits for a quick retry alone. With the value
+    of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
-    """Most attempts at a delivery within `lane_deadline_s`."""
+    """Most attempts at a delivery within `lane_deadline_s`. The retry lane makes a further attempt when the micro-batch has
+    nothing else to do."""
     retry_wait_s: Seconds = 0.2
     """Wait before the second attempt. The wait doubles with each further attempt, ±20 %."""
     max_retry_after_s: Seconds = 86_400

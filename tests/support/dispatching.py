@@ -18,6 +18,7 @@ from delivery.webhooks.scheduling import (
     limits,
     response_times,
 )
+from delivery.webhooks.scheduling.response_times import FirstResponses
 from tests.support import builders, fakes
 
 
@@ -37,6 +38,7 @@ def fast_lane(
     breakers: circuit_breaker.CircuitBreakers | None = None,
     background: background_attempts.BackgroundAttempts | None = None,
     response_times: response_times.ResponseTimes | None = None,
+    first_responses: FirstResponses | None = None,
     quick_retry: backoff.QuickRetry | None = None,
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
@@ -55,6 +57,7 @@ def fast_lane(
             hosts=known_hosts or host_limits.Hosts(limits.Limits(**bounds), clock),
             breakers=kept,
             response_times={} if response_times is None else response_times,
+            first_responses=first_responses or FirstResponses(),
         ),
         clock=clock,
         endpoint_time=endpoint_time or clock,

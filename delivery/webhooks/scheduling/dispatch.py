@@ -8,6 +8,7 @@ Deliveries that would delay the end of the micro-batch are deferred to the retry
 1. Deliveries that wait for an endpoint whose circuit breaker opens.
 2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
 3. Deliveries whose response is overdue at the end. Their attempts go on in the background (scheduling.background_attempts).
+4. Deliveries that wait for their quick retry when nothing else is left to do.
 """
 
 from __future__ import annotations
@@ -21,13 +22,7 @@ from typing import Generic, Protocol
 
 from delivery.model import Attempt, EndpointId, Outcome, OutcomeKind, Sendable, Sent
 from delivery.webhooks.policy import backoff, retry_reasons
-from delivery.webhooks.scheduling import (
-    background_attempts,
-    deferral,
-    endpoint_queue,
-    limits,
-    timeouts,
-)
+from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_queue, limits, timeouts
 from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, Pending, Queue
 from delivery.webhooks.scheduling.timeouts import Phase
 
@@ -76,6 +71,7 @@ class Dispatcher(Generic[Sent]):
         self._idle: list[asyncio.Future[None]] = []
         """A future for each idle runner. Its result wakes the runner."""
         self._attempts: dict[Pending[Sent], InFlight[Sent]] = {}
+        self._quick_retries: timeouts.QuickRetries[Sent] = timeouts.QuickRetries(self._enqueue)
         self._in_flight = 0
         self._unsettled = 0
         self._awaited_unsettled = 0
@@ -114,6 +110,7 @@ class Dispatcher(Generic[Sent]):
         """Wait until every delivery has its outcome. Nothing may be submitted afterwards."""
         self._timeouts.stop()
         self._enter(Phase.FINISHING)
+        self._hand_over_quick_retries()
         await self._wait_for_unsettled(0)
         self.abandon()
 
@@ -150,6 +147,7 @@ class Dispatcher(Generic[Sent]):
         self._timeouts.stop()
         for runner in self._runners:
             runner.cancel()
+        self._quick_retries.cancel()
 
     def _enter(self, phase: Phase) -> None:
         """Enter a phase. Nothing follows ABANDONED: a wait that ends later must not set FAILED."""
@@ -191,7 +189,7 @@ class Dispatcher(Generic[Sent]):
             return
         most_s = self._bounds.response_deadline_s
         overdue = endpoint_queue.overdue(self._attempts, self._endpoint_time(), most_s)
-        if not endpoint_queue.may_be_local_outage(self._queues.values(), overdue.unresponsive):
+        if not endpoint_queue.may_be_local_outage(self._queues.values(), overdue.silent, most_s):
             for pending in overdue.attempts:
                 if self._background.has_room(pending.delivery):
                     self._continue_in_background(pending, *self._attempts.pop(pending))
@@ -359,9 +357,26 @@ class Dispatcher(Generic[Sent]):
         elif pending.name is not None:
             self._finish(pending, self._deferrals.quick_retry(pending.delivery, pending.attempts, wait_s))
         else:
-            asyncio.get_running_loop().call_later(wait_s, self._enqueue, pending)
+            self._quick_retries.begin(pending, wait_s)
+            self._hand_over_quick_retries()
         if is_open:
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
+
+    def _hand_over_quick_retries(self) -> None:
+        """Defer the deliveries that wait for their quick retry if the task waits for nothing else: the retry lane makes them.
+
+        These deliveries go on waiting in the task:
+        1. All, if the response deadline is infinite: there may be no retry lane.
+        2. All, if hardly any endpoint has responded: the fault may be ours.
+        3. Those of endpoints without a retry schedule, which get no further attempt after that of the retry lane.
+        """
+        most_s = self._bounds.response_deadline_s
+        if not self._phase.is_last or len(self._quick_retries) < self._unsettled or not self._unsettled or most_s == math.inf:
+            return
+        if endpoint_queue.may_be_local_outage(self._queues.values(), (), most_s):
+            return
+        for pending, left_s in self._quick_retries.end_scheduled():
+            self._end(self._deferrals.quick_retry(pending.delivery, pending.attempts, left_s))
 
     def _finish(self, pending: Pending[Sent], outcome: Outcome[Sent]) -> None:
         """End a delivery in this task, or report the result of its background attempt."""
@@ -375,6 +390,8 @@ class Dispatcher(Generic[Sent]):
         self._unsettled -= 1
         if self._unsettled <= self._awaited_unsettled:
             self._changed.set()
+        elif self._quick_retries:
+            self._hand_over_quick_retries()
 
     def _runner_ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)

@@ -151,6 +151,7 @@ class EndpointMemory:
     paces: limits.Paces
     hosts: host_limits.Hosts
     breakers: circuit_breaker.CircuitBreakers
+    first_responses: response_times.FirstResponses = field(default_factory=response_times.FirstResponses)
     response_times: response_times.ResponseTimes
 
     def queue_of(
@@ -161,7 +162,7 @@ class EndpointMemory:
         bound = bounds.in_flight_to(endpoint) - background.in_flight_to(name)
         known, response_time = self.breakers.get(name), self.response_times.get(name)
         if response_time is None:
-            response_time = self.response_times[name] = response_times.ResponseTime()
+            response_time = self.response_times[name] = response_times.ResponseTime(self.first_responses)
         return Queue(
             endpoint,
             max_in_flight=bound,
@@ -187,6 +188,9 @@ class Overdue(NamedTuple, Generic[Sent]):
     attempts: list[Pending[Sent]]
     unresponsive: list[Queue[Sent]]
     """Queues of the endpoints that have sent no response since their overdue attempt began."""
+    silent: list[Queue[Sent]]
+    """Queues of all endpoints in flight that have sent no response since their attempt began, without those that usually take
+    longer than the response deadline. Empty if no attempt of these is overdue: then silence is no sign of an outage."""
     check_in_s: float
     """Seconds until the next check."""
 
@@ -217,27 +221,41 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
     """
     attempts: list[Pending[Sent]] = []
     unresponsive: dict[EndpointId, Queue[Sent]] = {}
+    silent: dict[EndpointId, Queue[Sent]] = {}
+    is_suspicious = False
     check_in_s = math.inf
     for pending, (queue, _) in in_flight.items():
         if queue.waiting and queue.has_responded:
             continue
+        is_silent, is_slow = queue.responded_at <= pending.since, queue.response_time.exceeds(max_s)
+        if is_silent and not is_slow:
+            silent[queue.endpoint_id] = queue
         left_s = pending.since + queue.response_time.deadline_s(max_s) - now
         if left_s > limits.ROUNDING_S:
             check_in_s = min(check_in_s, left_s)
             continue
         attempts.append(pending)
-        if queue.responded_at <= pending.since:
+        if is_silent:
             unresponsive[queue.endpoint_id] = queue
+            is_suspicious |= not is_slow
     return Overdue(
-        attempts, list(unresponsive.values()), response_times.MIN_RESPONSE_DEADLINE_S if check_in_s == math.inf else check_in_s
+        attempts,
+        list(unresponsive.values()),
+        list(silent.values()) if is_suspicious else [],
+        response_times.MIN_RESPONSE_DEADLINE_S if check_in_s == math.inf else check_in_s,
     )
 
 
-def may_be_local_outage(queues: Collection[Queue[Sent]], unresponsive: Collection[Queue[Sent]]) -> bool:
+def may_be_local_outage(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]], max_s: float) -> bool:
     """Return True if our own network may be broken: hardly any endpoint of the task has responded.
 
-    Unresponsive endpoints that never responded count as unreachable.
+    Endpoints that have not responded in this task count as unreachable if they are silent or were unresponsive before.
+    Endpoints that usually take longer than `max_s` do not count.
     """
-    unknown = (queue for queue in queues if not queue.has_responded and (queue.is_unresponsive or queue in unresponsive))
+    unknown = (
+        queue
+        for queue in queues
+        if not queue.has_responded and (queue.is_unresponsive or queue in silent) and not queue.response_time.exceeds(max_s)
+    )
     seen = reachability(queues) + outage.reachability((queue.endpoint, False) for queue in unknown)
     return seen.is_broken(least=FEW_DESTINATIONS + 1)

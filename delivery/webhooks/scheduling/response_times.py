@@ -11,12 +11,22 @@ from delivery.model import EndpointId
 
 MIN_RESPONSE_DEADLINE_S = 0.2
 """Shortest response deadline in seconds. A busy machine, a lost packet or a garbage collection delays any endpoint."""
+MIN_FIRST_RESPONSE_DEADLINE_S = 0.1
+"""Shortest response deadline of an endpoint that has never responded, in seconds. It is shorter than that of a known endpoint:
+with thousands of endpoints, nearly each micro-batch has one that is new to the worker, and a few of these are slow."""
+MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
+"""Longest response deadline by the first responses of other endpoints, in seconds."""
 
 
-class ResponseTime:
-    """The mean of an endpoint's response times, weighted towards the latest, and their mean deviation from it."""
+class _Estimate:
+    """The mean of response times, weighted towards the latest, and their mean deviation from it."""
 
     __slots__ = ("_mean_s", "_spread_s")
+    MEAN_WEIGHT = 1 / 8
+    """Weight of the latest response time in the mean."""
+    SPREAD_WEIGHT = 1 / 4
+    """Weight of its deviation from the mean in the mean deviation."""
+    MIN_DEADLINE_S = MIN_RESPONSE_DEADLINE_S
 
     def __init__(self) -> None:
         self._mean_s = self._spread_s = 0.0
@@ -26,24 +36,62 @@ class ResponseTime:
         if not self._mean_s:
             self._mean_s, self._spread_s = seconds, seconds / 2
             return
-        self._spread_s += (abs(self._mean_s - seconds) - self._spread_s) / 4
-        self._mean_s += (seconds - self._mean_s) / 8
+        self._spread_s += (abs(self._mean_s - seconds) - self._spread_s) * self.SPREAD_WEIGHT
+        self._mean_s += (seconds - self._mean_s) * self.MEAN_WEIGHT
+
+    def deadline_s(self, max_s: float) -> float:
+        """Return the mean plus four times the spread, from MIN_DEADLINE_S to `max_s`. Without a response: `max_s`."""
+        if not self._mean_s:
+            return max_s
+        return min(max(self._mean_s + 4 * self._spread_s, self.MIN_DEADLINE_S), max_s)
+
+
+class FirstResponses(_Estimate):
+    """The first response times of all endpoints of a worker: how long to wait for an endpoint that has never responded.
+
+    A first response includes the look-up of the name and the opening of the connection. One that is later than expected counts
+    as one at the deadline: a few slow endpoints hardly change the estimate, and many raise it step by step.
+    """
+
+    __slots__ = ()
+    MEAN_WEIGHT = 1 / 64
+    SPREAD_WEIGHT = 1 / 32
+    MIN_DEADLINE_S = MIN_FIRST_RESPONSE_DEADLINE_S
+
+    def record(self, seconds: float) -> None:
+        """Add the first response time of an endpoint."""
+        super().record(min(seconds, self.deadline_s(MAX_FIRST_RESPONSE_DEADLINE_S)))
+
+
+class ResponseTime(_Estimate):
+    """The response time of one endpoint."""
+
+    __slots__ = ("_first_responses",)
+
+    def __init__(self, first_responses: FirstResponses) -> None:
+        super().__init__()
+        self._first_responses = first_responses
+
+    def record(self, seconds: float) -> None:
+        """Add a response time of the endpoint."""
+        if not self._mean_s:
+            self._first_responses.record(seconds)
+        super().record(seconds)
 
     def exceeds(self, max_s: float) -> bool:
         """Return True if the mean is longer than `max_s`."""
         return self._mean_s > max_s
 
     def deadline_s(self, max_s: float) -> float:
-        """Return the response deadline: seconds to wait for a response, from MIN_RESPONSE_DEADLINE_S to `max_s`.
+        """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
-        1. The endpoint has never responded: `max_s`.
-        2. The mean exceeds `max_s`: the minimum, because a longer wait would be in vain.
-        3. Otherwise: the mean plus four times the spread.
+        1. The endpoint has never responded: the deadline by the first responses of other endpoints.
+        2. The mean exceeds `max_s`: 0, because any wait would be in vain.
+        3. Otherwise: the mean plus four times the spread, at least MIN_RESPONSE_DEADLINE_S.
         """
         if not self._mean_s:
-            return max_s
-        usual_s = 0.0 if self.exceeds(max_s) else self._mean_s + 4 * self._spread_s
-        return min(max(usual_s, MIN_RESPONSE_DEADLINE_S), max_s)
+            return self._first_responses.deadline_s(max_s)
+        return 0.0 if self.exceeds(max_s) else super().deadline_s(max_s)
 
 
 ResponseTimes = MutableMapping[EndpointId, ResponseTime]

@@ -1,13 +1,17 @@
-"""The phases of a Spark task, and the two timeouts of the phases in which the task waits for its deliveries."""
+"""The phases of a Spark task, the two timeouts of the phases in which it waits for its deliveries, and its quick retries."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import math
 from collections.abc import Callable
+from typing import Generic
 
-from delivery.webhooks.scheduling import limits, response_times
+from delivery.model import Sent
+from delivery.webhooks.scheduling import limits
 from delivery.webhooks.scheduling.endpoint_clock import Countdown
+from delivery.webhooks.scheduling.endpoint_queue import Pending
 
 
 class Phase(enum.Enum):
@@ -61,8 +65,11 @@ class Timeouts:
         if phase.is_last and self._response_deadline is None:
             self.start_response_deadline()
 
-    def start_response_deadline(self, wait_s: float = response_times.MIN_RESPONSE_DEADLINE_S) -> None:
-        """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if the latter is infinite."""
+    def start_response_deadline(self, wait_s: float = 0.0) -> None:
+        """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if the latter is infinite.
+
+        The first call comes at once: nothing waits for endpoints that usually respond later than `response_deadline_s`.
+        """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:
             self._response_deadline = Countdown(self._endpoint_time, min(wait_s, most_s), self._end_response_deadline)
@@ -81,3 +88,41 @@ class Timeouts:
     def _end_response_deadline(self) -> None:
         self._response_deadline = None
         self._on_response_deadline()
+
+
+class QuickRetries(Generic[Sent]):
+    """The deliveries that wait for their quick retry. `retry` gets each of them when its wait ends."""
+
+    def __init__(self, retry: Callable[[Pending[Sent]], None]) -> None:
+        self._retry = retry
+        self._timers: dict[Pending[Sent], tuple[asyncio.TimerHandle, float]] = {}
+        """For each delivery, the timer that ends its wait, and when it ends, by the event loop's clock."""
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def begin(self, pending: Pending[Sent], wait_s: float) -> None:
+        """Let a delivery wait for its quick retry."""
+        loop = asyncio.get_running_loop()
+        self._timers[pending] = loop.call_later(wait_s, self._end, pending), loop.time() + wait_s
+
+    def end_scheduled(self) -> list[tuple[Pending[Sent], float]]:
+        """End the waits of endpoints with a retry schedule; return their deliveries, with the seconds left of each wait."""
+        now = asyncio.get_running_loop().time()
+        ended = [pending for pending in self._timers if pending.delivery.endpoint.retrying.schedule_s]
+        return [(pending, self._cancelled(pending, now)) for pending in ended]
+
+    def cancel(self) -> None:
+        """End all waits without a retry."""
+        for timer, _ in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _cancelled(self, pending: Pending[Sent], now: float) -> float:
+        timer, ends_at = self._timers.pop(pending)
+        timer.cancel()
+        return max(0.0, ends_at - now)
+
+    def _end(self, pending: Pending[Sent]) -> None:
+        del self._timers[pending]
+        self._retry(pending)

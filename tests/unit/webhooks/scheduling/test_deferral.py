@@ -1,6 +1,7 @@
 """A fast lane defers deliveries that it must not attempt now. The retry entries have all that the retry lane needs."""
 
 import asyncio
+import math
 
 import orjson
 import pytest
@@ -33,7 +34,7 @@ def broken():
     return opened
 
 
-def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, **of_subscription):
+def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, bounds=None, **of_subscription):
     """Deliver an event of each value through the direct lane; return its results and the number of requests."""
     clock, breakers = fakes.Clock(NOW_S), {} if breakers is None else breakers
     snapshot = builders.snapshot(endpoint, builders.subscription(event_type="*", **of_subscription))
@@ -45,7 +46,12 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, *
 
     async def main():
         dispatcher, deferrals = fast_lane(
-            sender, clock, suppressed=suppressed, breakers=breakers, quick_retry=backoff.QuickRetry(first_wait_s=0)
+            sender,
+            clock,
+            suppressed=suppressed,
+            breakers=breakers,
+            quick_retry=backoff.QuickRetry(first_wait_s=0),
+            **(bounds or {}),
         )
         begun = direct_lane.DirectLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals, parsing.Layout())
         first, rest = await begun.submit(records), await begun.finish()
@@ -153,7 +159,12 @@ def test_an_endpoint_that_accepts_some_events_is_accepting():
 
 
 def test_an_entry_holds_all_fields_of_a_dead_letter():
-    results, _ = deliver(builders.endpoint(retrying=FAILING), {"n": 1}, error_class=error_classes.SERVER_ERROR)
+    results, _ = deliver(
+        builders.endpoint(retrying=FAILING),
+        {"n": 1},
+        error_class=error_classes.SERVER_ERROR,
+        bounds={"response_deadline_s": math.inf},
+    )
     [outcome], [(_, deferred)] = results.outcomes, postponed(results)
     [entry] = deferred.entries
     assert segment.unpacked(entry.packed[0]).event() == outcome.delivery.event._replace(

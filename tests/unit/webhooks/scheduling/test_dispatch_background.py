@@ -8,7 +8,7 @@ import pytest
 from delivery.model import NextAttempt, OutcomeKind, Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling import background_attempts
-from delivery.webhooks.scheduling.response_times import MIN_RESPONSE_DEADLINE_S
+from delivery.webhooks.scheduling.response_times import MIN_FIRST_RESPONSE_DEADLINE_S, MIN_RESPONSE_DEADLINE_S, FirstResponses
 from tests.support import fakes
 from tests.support.dispatching import deliveries, dispatcher_of
 
@@ -40,7 +40,7 @@ class Worker:
         self.reported = []
         self._came = asyncio.Event()
         self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
-        self.breakers, self.response_times = {}, {}
+        self.breakers, self.response_times, self.first_responses = {}, {}, FirstResponses()
 
     async def micro_batch(self, *submitted):
         """Return the seconds that a micro-batch took, and the number of outcomes by endpoint, kind and reason."""
@@ -51,6 +51,7 @@ class Worker:
             breakers=self.breakers,
             background=self.late,
             response_times=self.response_times,
+            first_responses=self.first_responses,
             **self.bounds,
         )
         for delivery in submitted:
@@ -131,6 +132,66 @@ def test_a_known_slow_endpoint_is_not_reported_each_time():
         return reported
 
     assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
+
+
+def test_a_known_slow_endpoint_delays_no_micro_batch_and_is_no_sign_of_an_outage():
+    async def play(worker):
+        names, others = [f"slow{number}" for number in range(5)], apart(*(f"fine{number}" for number in range(20)))
+        await worker.micro_batch(*others, *apart(*names))
+        await worker.until_reported(len(names))
+        alone = await worker.micro_batch(*apart(*names))
+        await worker.until_reported(2 * len(names))
+        return alone, await worker.micro_batch(*others, *apart(*names))
+
+    under_way = {(f"slow{number}", "postponed", retry_reasons.UNDER_WAY): 1 for number in range(5)}
+    alone, beside_others = playing(play, {f"slow{number}": 1.5 for number in range(5)})
+    assert alone == (0.0, under_way)
+    assert beside_others == (0.0, FINE | under_way)
+
+
+def test_a_new_endpoint_that_hangs_delays_a_micro_batch_by_what_others_took_at_first():
+    async def play(worker):
+        await worker.micro_batch(*fine())
+        took_s, kinds = await worker.micro_batch(*fine(), *deliveries(1, "hangs"))
+        return took_s, kinds
+
+    took_s, kinds = playing(play, {"hangs": NEVER_S} | {f"fine{number}": 0.01 for number in range(20)})
+    assert took_s == pytest.approx(MIN_FIRST_RESPONSE_DEADLINE_S, abs=0.02)
+    assert kinds["hangs", "postponed", retry_reasons.UNDER_WAY] == 1
+
+
+def test_no_micro_batch_waits_for_a_quick_retry_alone():
+    async def play(worker):
+        failing = deliveries(2, "fails", retrying=Retrying())
+        took = await worker.micro_batch(*fine(), *failing)
+        return took, [(len(o.attempts), o.next_attempt.retries) for o in worker.ended if o.delivery in failing], worker
+
+    took, handed_over, worker = playing(play, {}, {"fails": error_classes.SERVER_ERROR})
+    assert took == (0.0, FINE | {("fails", "postponed", "server_error"): 2})
+    assert handed_over == [(1, 0)] * 2
+    again_ms = {o.next_attempt.at_ms for o in worker.ended if o.kind is OutcomeKind.POSTPONED}
+    assert all(0 < at_ms - round(worker.clock.now * 1000) <= 2 for at_ms in again_ms)
+
+
+def test_a_quick_retry_is_made_in_the_lane_while_the_micro_batch_lasts():
+    async def play(worker):
+        return await worker.micro_batch(*deliveries(1, "fails", retrying=Retrying()), *deliveries(1, "slow")), worker.ended
+
+    (took_s, _), ended = playing(play, {"slow": 0.1}, {"fails": error_classes.SERVER_ERROR})
+    assert took_s == pytest.approx(0.1, abs=0.01)
+    assert sorted(len(outcome.attempts) for outcome in ended) == [1, 3]
+
+
+def test_a_quick_retry_without_a_schedule_or_amid_an_outage_is_made_in_the_lane():
+    async def play(worker):
+        await worker.micro_batch(*fine(), *deliveries(1, "fails", retrying=Retrying(schedule_s=())))
+        without_schedule = [len(outcome.attempts) for outcome in worker.ended if outcome.attempts[-1].error_class]
+        names = [f"away{number}" for number in range(5)]
+        await worker.micro_batch(*[delivery for name in names for delivery in apart(name)])
+        return without_schedule, [len(outcome.attempts) for outcome in worker.ended]
+
+    errors = {"fails": error_classes.SERVER_ERROR} | {f"away{number}": "connect" for number in range(5)}
+    assert playing(play, {}, errors) == ([3], [3] * 5)
 
 
 def test_an_accepted_background_attempt_is_reported_by_name():

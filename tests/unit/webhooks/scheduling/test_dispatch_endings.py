@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import math
 
 import pytest
 
@@ -46,7 +47,8 @@ def test_the_last_failed_attempt_leads_to_a_dead_letter(error_class, attempts):
 def test_a_failed_delivery_is_deferred_by_its_schedule():
     clock = fakes.Clock()
     submitted = deliveries(1, retrying=Retrying(schedule_s=(7, 60)))
-    [outcome] = run(fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock), submitted, clock)
+    sender = fakes.FakeSender(lambda *_: error_classes.SERVER_ERROR, clock)
+    [outcome] = run(sender, submitted, clock, response_deadline_s=math.inf)
     assert (outcome.kind, outcome.reason, len(outcome.attempts)) == (OutcomeKind.POSTPONED, "server_error", 3)
     assert outcome.next_attempt == NextAttempt(round((clock.now + 7) * 1000), 1)
 

@@ -4,11 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.webhooks.scheduling.response_times import MIN_RESPONSE_DEADLINE_S, ResponseTime
+from delivery.webhooks.scheduling.response_times import (
+    MIN_FIRST_RESPONSE_DEADLINE_S,
+    MIN_RESPONSE_DEADLINE_S,
+    FirstResponses,
+    ResponseTime,
+)
 
 
 def response_deadline_s(*answers_s, most_s=0.5):
-    response_time = ResponseTime()
+    response_time = ResponseTime(FirstResponses())
     for seconds in answers_s:
         response_time.record(seconds)
     return response_time.deadline_s(most_s)
@@ -35,10 +40,49 @@ def test_a_fast_endpoint_has_the_minimum_deadline():
     assert response_deadline_s(*[0.001] * 50) == MIN_RESPONSE_DEADLINE_S
 
 
-def test_a_slow_endpoint_has_the_minimum_deadline():
-    assert response_deadline_s(*[1.5] * 3) == MIN_RESPONSE_DEADLINE_S
+def test_nobody_waits_for_an_endpoint_that_usually_responds_later():
+    assert response_deadline_s(*[1.5] * 3) == 0
+
+
+def new_endpoint_deadline_s(*first_responses_s):
+    """Return the deadline of a new endpoint of a worker, after other endpoints have responded for the first time."""
+    seen = FirstResponses()
+    for seconds in first_responses_s:
+        ResponseTime(seen).record(seconds)
+    return ResponseTime(seen).deadline_s(0.5)
+
+
+def test_a_new_endpoint_is_expected_to_respond_as_soon_as_others_did_at_first():
+    assert new_endpoint_deadline_s() == 0.5
+    assert new_endpoint_deadline_s(*[0.01] * 100) == MIN_FIRST_RESPONSE_DEADLINE_S
+    assert new_endpoint_deadline_s(*[0.3] * 300) == pytest.approx(0.3, abs=0.001)
+    assert new_endpoint_deadline_s(*[0.6] * 100) == 0.5
+
+
+def test_a_few_slow_endpoints_hardly_lengthen_the_deadline_of_a_new_one():
+    assert new_endpoint_deadline_s(*([0.01] * 19 + [10]) * 20) == MIN_FIRST_RESPONSE_DEADLINE_S
+
+
+def test_many_slow_endpoints_lengthen_the_deadline_of_a_new_one_step_by_step():
+    few, more = (new_endpoint_deadline_s(0.01, *[0.4] * count) for count in (15, 30))
+    assert MIN_FIRST_RESPONSE_DEADLINE_S < few < more
+    assert new_endpoint_deadline_s(0.01, *[0.4] * 1000) == pytest.approx(0.4, abs=0.05)
+
+
+def test_only_first_responses_count_for_new_endpoints():
+    seen = FirstResponses()
+    known = ResponseTime(seen)
+    for seconds in [0.01] + [0.4] * 50:
+        known.record(seconds)
+    assert ResponseTime(seen).deadline_s(0.5) == MIN_FIRST_RESPONSE_DEADLINE_S
 
 
 @given(st.lists(st.floats(1e-6, 100)), st.floats(MIN_RESPONSE_DEADLINE_S, 10))
 def test_the_deadline_is_always_within_its_bounds(answers_s, most_s):
-    assert MIN_RESPONSE_DEADLINE_S <= response_deadline_s(*answers_s, most_s=most_s) <= most_s
+    deadline_s = response_deadline_s(*answers_s, most_s=most_s)
+    assert deadline_s == 0 or MIN_RESPONSE_DEADLINE_S <= deadline_s <= most_s
+
+
+@given(st.lists(st.floats(1e-6, 100)))
+def test_the_deadline_of_a_new_endpoint_is_always_within_its_bounds(first_responses_s):
+    assert MIN_FIRST_RESPONSE_DEADLINE_S <= new_endpoint_deadline_s(*first_responses_s) <= 0.5
