@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import asyncio
 import base64
-import contextlib
 import hmac
 import itertools
 import multiprocessing
@@ -30,8 +29,6 @@ KEY = b"0123456789abcdef0123456789abcdef"
 """Signing key of all endpoints."""
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
 """KEY as the registry has it: the signing secret of all endpoints."""
-OPEN_FILES = 100_000
-"""Files that the receiver's process may open, where the machine lets it. Each worker keeps a connection for each customer."""
 START_TIMEOUT_S = 20
 """Seconds within which the receiver's process must serve."""
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -141,8 +138,6 @@ class _Protocol(asyncio.Protocol):
 def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) -> None:
     # In production the receivers are on other machines. With SCHED_BATCH, an arriving request does not interrupt the sender.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    with contextlib.suppress(ValueError):  # only root may go beyond the hard limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -22,8 +22,15 @@ from typing import Any
 
 from load_tests.harness import event_types, figures, platform, receiver, stage, traffic, usage
 
-SETTINGS = {"spark.master": "local[6,4]", "batch.shards": "2", "retry.shards": "2", "logs.format": "json"}
-"""Settings of the job: two task slots for each lane, so that no lane waits for another, and a log that lists micro-batches."""
+SETTINGS = {
+    "spark.master": "local[6,4]",
+    "batch.shards": "2",
+    "retry.shards": "2",
+    "delivery.max_connections": "3000",
+    "logs.format": "json",
+}
+"""Settings of the job: two task slots for each lane, so that no lane waits for another, and a log that lists micro-batches.
+`delivery.max_connections` times six workers leaves the receiver, one process for all endpoints, below 20,000 open files."""
 LANES = "direct,batch,retry"
 WHOLE_TYPE = "audit.everything"
 """Event type to which one endpoint subscribes without a filter."""
