@@ -37,8 +37,8 @@ class Expandable(pydantic.BaseModel):
     """Only with `expand`."""
 
 
-class Endpoints:
-    """The endpoints of the items of one answer. Each is read once, and those of several items with one query."""
+class EndpointReader:
+    """Reads the endpoints of the items of one answer: each once, and those of several items with one query."""
 
     def __init__(self, call: Call, expand: str | None) -> None:
         self._call = call

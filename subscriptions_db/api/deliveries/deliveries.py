@@ -118,14 +118,14 @@ def get(call: Call) -> DeliveryHistory:
         raise problems.not_found("delivery")
     asked = archived_attempts.AttemptSearch(webhook_id=webhook_id)
     history = archived_attempts.search(call.connection, customer_id, asked, limit=routes.MAX_PAGE)
-    endpoints = expansion.Endpoints(call, call.query_as(OneDeliveryQuery).expand)
+    endpoints = expansion.EndpointReader(call, call.query_as(OneDeliveryQuery).expand)
     [shown] = _expanded([found], endpoints)
     return DeliveryHistory(**dict(shown), history=routes.fitting_part(attempts.shown(history)))
 
 
 def _fitting(call: Call, found: Sequence[deliveries.DeliverySummary], expand: str | None) -> list[Delivery]:
     """Return the leading deliveries that fit into one answer. Endpoints are read for `ROWS_PER_READ` deliveries at a time."""
-    endpoints = expansion.Endpoints(call, expand)
+    endpoints = expansion.EndpointReader(call, expand)
     items: list[Delivery] = []
     step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE
     for first in range(0, len(found), step):
@@ -136,7 +136,7 @@ def _fitting(call: Call, found: Sequence[deliveries.DeliverySummary], expand: st
     return items
 
 
-def _expanded(found: Sequence[deliveries.DeliverySummary], endpoints: expansion.Endpoints) -> list[Delivery]:
+def _expanded(found: Sequence[deliveries.DeliverySummary], endpoints: expansion.EndpointReader) -> list[Delivery]:
     expanded = endpoints.expanded(summary.endpoint_id for summary in found)
     return [Delivery(**_shown(summary), expanded=expanded.get(summary.endpoint_id)) for summary in found]
 

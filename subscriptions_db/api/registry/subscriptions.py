@@ -51,7 +51,7 @@ class StrictQuery(NoParameters):
 def list_(call: Call) -> Subscriptions:
     """Return a page of subscriptions."""
     wanted = call.query_as(SubscriptionQuery)
-    endpoints = expansion.Endpoints(call, wanted.expand)
+    endpoints = expansion.EndpointReader(call, wanted.expand)
 
     def show(rows: Mapping[str, dict[str, Any]]) -> list[ListedSubscription]:
         shown = [schemas.subscription(row_id, row) for row_id, row in rows.items()]
