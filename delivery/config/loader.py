@@ -40,7 +40,9 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not named.is_file():
-        raise errors.SettingsError(f"there is no settings file {named}: name an existing one with --config or {PREFIX}CONFIG")
+        raise errors.SettingsError(
+            f"there is no settings file {named}, so nothing was started: name an existing one with --config or {PREFIX}CONFIG"
+        )
     merged: dict[str, dict[str, Any]] = {}
     for path in (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,):
         if path.is_file():
@@ -57,9 +59,13 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as exc:
-        raise errors.SettingsError(f"the settings file {path} is not TOML: {exc}. Nothing was started") from exc
+        raise errors.SettingsError(
+            f"the settings file {path} is not TOML: {exc}. Correct the file; nothing was started"
+        ) from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise errors.SettingsError(f"the settings file {path} cannot be read: {_cause(exc)}. Nothing was started") from None
+        raise errors.SettingsError(
+            f"the settings file {path} cannot be read: {_cause(exc)}. Make it readable to this login; nothing was started"
+        ) from None
 
 
 def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
@@ -82,7 +88,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             continue
         if name.removesuffix(IN_A_FILE.upper()) in environ:
             raise errors.SettingsError(
-                f"the environment has {name}, and the same name without {IN_A_FILE.upper()}: keep one of them"
+                f"the environment has {name}, and the same name without {IN_A_FILE.upper()}: keep one of them. Nothing was "
+                "started"
             )
         layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _content_of(Path(given), name)
     return layer
@@ -92,9 +99,14 @@ def _content_of(path: Path, name: str) -> str:
     try:
         value = path.read_text().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as exc:
-        raise errors.SettingsError(f"{name} names {path}, which cannot be read: {_cause(exc)}") from None
+        raise errors.SettingsError(
+            f"{name} names {path}, which cannot be read: {_cause(exc)}. Correct the path, or make the file readable to this "
+            "login; nothing was started"
+        ) from None
     if not value:
-        raise errors.SettingsError(f"{name} names {path}, which is empty")
+        raise errors.SettingsError(
+            f"{name} names {path}, which is empty: write the value of the setting into it. Nothing was started"
+        )
     return value
 
 

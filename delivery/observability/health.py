@@ -64,7 +64,9 @@ def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
     if facts.phase is Phase.ENDED:
         return Verdict(ok=False, reason="the lane's query has ended: restart the process, the log names the cause")
     if should_progress(facts.phase, facts.pause_reason, facts.lag) and facts.stalled_s > stalled_after_s:
-        return Verdict(ok=False, reason=f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s")
+        return Verdict(
+            ok=False, reason=f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s: restart the process"
+        )
     return Verdict(ok=True, reason=f"paused: {facts.pause_reason}" if facts.pause_reason else facts.phase.value)
 
 

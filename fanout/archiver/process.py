@@ -130,11 +130,15 @@ class Archiver:
         archived_until = {Place(*place): offset for place, offset in writer.offsets(connection).items()}
         for place, start in source.begin(archived_until).items():
             if start.is_recreated:
-                log.error("topic of %s:%d was deleted and created again: it is archived from its first record", *place)
+                log.error(
+                    "the topic of %s:%d was deleted and created again: it is archived from its first record, and the rows of "
+                    "the earlier topic stay. If nobody meant to delete the topic, find out who did", *place,
+                )  # fmt: skip
                 writer.restart_partition(connection, place, archived_until[place])
             if start.lost:
                 log.error(
-                    "%d records of %s:%d are missing from the archive: Kafka deleted them before they were archived",
+                    "%d records of %s:%d are missing from the archive: Kafka deleted them before they were archived. Archiving "
+                    "continues after them. Lengthen the topic's retention, and let no longer pause of `fanout archive` happen",
                     start.lost,
                     *place,
                 )
@@ -193,7 +197,10 @@ class Archiver:
             if once:
                 raise
             log.warning(
-                "operational events, redrives and replays pause for %.0f s; archiving continues: %s", LONGEST_PAUSE_S, exc
+                "operational events, redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, "
+                "check the brokers, and that the archiver may write the topics",
+                LONGEST_PAUSE_S,
+                exc,
             )
             self._steps_allowed_at = time.monotonic() + LONGEST_PAUSE_S
         metrics.ARCHIVE_TOLD.inc(notified)
@@ -231,7 +238,8 @@ class Archiver:
                 )
         except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
             log.warning(
-                "record %s:%d:%d is left out of the archive, because the job did not write it: %s",
+                "record %s:%d:%d is left out of the archive, because this version of the job did not write it: %s. Its topic "
+                "keeps the record. Find the program that writes to this topic",
                 topic,
                 partition,
                 offset,

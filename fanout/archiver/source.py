@@ -150,7 +150,10 @@ class Source:
             return True
         place = place_of(message)
         if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
-            raise errors.KafkaUnavailable(f"{place.topic}:{place.partition} cannot be read: {error.str()}")
+            raise errors.KafkaUnavailable(
+                f"{place.topic}:{place.partition} cannot be read ({error.str()}): check the brokers, and that the archiver may "
+                "read the topic"
+            )
         self._answered_at, self.is_unavailable = time.monotonic(), False
         self._ends.pop(place, None)  # offsets after the last record hold only markers of transactions
         return False

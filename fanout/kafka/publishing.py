@@ -100,7 +100,10 @@ class Publisher:
         """Wait until Kafka has every message; raise KafkaUnavailable if it does not."""
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
-            raise errors.KafkaUnavailable(f"Kafka refused a record: {self._failure}")
+            raise errors.KafkaUnavailable(
+                f"Kafka refused a record ({self._failure}), and may have the others: check Kafka and this login's rights, then "
+                "publish the records again"
+            )
         if left:
             raise errors.KafkaUnavailable(
                 f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s: check Kafka, then publish them again"

@@ -142,13 +142,15 @@ class Scanner:
 def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
     place, error = f"{message.topic()}:{message.partition()}", message.error()
     if error is not None:
-        raise errors.KafkaUnavailable(f"{place} cannot be read: {error.str()}")
+        raise errors.KafkaUnavailable(
+            f"{place} cannot be read ({error.str()}): check the brokers, and that this login may read the topic"
+        )
     try:
         consume(message)
     except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
         raise errors.RecordUnreadable(
             f"record {place}:{message.offset()} is not one that this version of the job writes ({exc!r}): another program, or "
-            "another version of the job, has written to this topic"
+            "another version of the job, has written to this topic. Nothing was changed: find that program, or run its version"
         ) from exc
 
 

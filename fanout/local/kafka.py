@@ -120,7 +120,7 @@ class EmbeddedKafka:
     def pid(self) -> int:
         """Return the pid of the running broker."""
         if self._process is None:
-            raise errors.LocalStackError("the broker is not running")
+            raise errors.LocalStackError("the embedded Kafka broker is not running: start it first")
         return self._process.pid
 
     def start(self) -> None:

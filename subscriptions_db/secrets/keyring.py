@@ -78,14 +78,19 @@ class KeyRing:
         """Return the secret; raise SealError if the key is missing or the sealed secret belongs to another row."""
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise errors.SealError(f"key {key_id} is not in keys.ring")
+            raise errors.SealError(f"key {key_id} is not in keys.ring: add the key that sealed the secret")
         if sealed[:1] != VERSION:
-            raise errors.SealError("the sealed secret has an unknown format version")
+            raise errors.SealError(
+                "the sealed secret has an unknown format: run the version of fanout that sealed it, or a later one"
+            )
         nonce, ciphertext = sealed[1 : 1 + NONCE_BYTES], sealed[1 + NONCE_BYTES :]
         try:
             return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
         except (InvalidTag, ValueError):  # ValueError: truncated within the nonce
-            raise errors.SealError(f"cannot be opened with key {key_id}: the key differs, or the row was moved") from None
+            raise errors.SealError(
+                f"a secret cannot be opened with key {key_id}: the key differs, or the row was moved. Restore the key that "
+                "sealed the secret, or the row"
+            ) from None
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:

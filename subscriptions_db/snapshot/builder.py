@@ -70,7 +70,8 @@ def endpoints(
         except Exception:
             # An unexpected error in one row must not make the whole registry unreadable, which would stop the job.
             log.exception(
-                "endpoint %s is quarantined after an unexpected error: its deliveries wait until the row is repaired",
+                "endpoint %s is quarantined after an unforeseen error: its deliveries wait. Register the endpoint again with "
+                "`fanout apply`, and send this traceback to the maintainers of the platform",
                 row["endpoint_id"],
             )
             endpoint = _quarantined(row, "cannot be used; the log says why")

@@ -59,7 +59,10 @@ class PostgresReader:
         except Exception as exc:
             # An unexpected error is not the event's fault. If it were raised, the event would be rejected.
             self.close()
-            raise errors.RegistryUnavailable(f"a look-up failed unexpectedly ({type(exc).__name__})") from exc
+            raise errors.RegistryUnavailable(
+                f"a look-up in the registry failed unexpectedly ({type(exc).__name__}), and is repeated. If this is logged "
+                "again, inform the maintainers of the platform"
+            ) from exc
 
     def close(self) -> None:
         """Close the connection; the next look-up opens a new one."""

@@ -84,7 +84,8 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
     if found.unreadable:
         log.warning(
             "%d records of the result topics could not be read, and are perhaps of another version: their deliveries may be "
-            "sent again, with the same webhook-id",
+            "sent again, with the same webhook-id. After a change of the version there is nothing to do. At any other time, "
+            "find the program that writes to these topics",
             found.unreadable,
         )
     log.info(
@@ -114,7 +115,8 @@ def messages(
             return
         yield from (message for message in batch if message.error() is None and message.value() is not None)
     log.warning(
-        "topic %s was not read to its end within %.0f s: deliveries whose results were not read may be repeated",
+        "topic %s was not read to its end within %.0f s: the lane starts, and may repeat deliveries whose results were not "
+        "read, with the same webhook-id. If every start says so, check that Kafka is not overloaded",
         topic,
         READ_S,
     )

@@ -99,7 +99,8 @@ class Holder:
                 self._leases.write(election.released(record))
         except (cluster.Unavailable, cluster.Conflict, errors.LeaseRefused) as exc:
             log.warning(
-                "the Lease %s could not be released (%s): the next driver starts when it has expired, in %.0f s",
+                "the Lease %s could not be released (%s): the next driver starts when it has expired, in %.0f s. There is "
+                "nothing to do",
                 self._leases.name, exc, election.LEASE_S,
             )  # fmt: skip
 
@@ -125,7 +126,10 @@ class Holder:
     def _wait_for(self, reason: str) -> None:
         if reason != self._waits_for:
             self._waits_for = reason
-            log.warning("this driver %s. It delivers nothing until it holds the Lease", reason)
+            log.warning(
+                "this driver %s. It delivers nothing until it holds the Lease, and asks every %.0f s. If no other driver "
+                "should run, stop that one. Check that the pod reaches the API server", reason, election.RETRY_S,
+            )  # fmt: skip
 
     def _observe(self) -> None:
         self._observed = self._observed.updated(self._leases.read(), time.monotonic())
@@ -143,7 +147,8 @@ class Holder:
                 if not self._problem:
                     log.warning(
                         "the Lease %s could not be renewed (%s): this driver retries every %.0f s, and ends itself after %.0f "
-                        "s without a renewal", self._leases.name, exc, election.RETRY_S, election.RENEW_DEADLINE_S,
+                        "s without a renewal. Check that the pod reaches the API server, and that its Role allows update",
+                        self._leases.name, exc, election.RETRY_S, election.RENEW_DEADLINE_S,
                     )  # fmt: skip
                 self._problem = str(exc)
             except cluster.Conflict:

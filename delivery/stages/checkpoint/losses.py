@@ -118,8 +118,9 @@ class Checkpoint:
         begun, committed = recovery.newest(spark, folder)
         if committed < 0 <= begun:
             raise errors.LaneFailed(
-                f"{folder} has committed nothing yet, so there is no position to move: remove the folder. The lane then starts "
-                "from the beginning and loses nothing"
+                f"{folder} has committed nothing yet, so there is no position to move, and nothing was changed. Move the "
+                "folder elsewhere, and start the job with source.starting_offsets = earliest: the lane begins at the first "
+                "record that Kafka holds, and may repeat deliveries"
             )
         self._committed, self._begun = committed, begun if begun > committed else None
         self.positions: Positions = {} if committed < 0 else self._read(committed)

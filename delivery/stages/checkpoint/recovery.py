@@ -90,7 +90,7 @@ class Reruns:
         except Exception:  # the log only prevents repeats; Spark decides whether the checkpoint can be used
             log.exception(
                 "the checkpoint %s could not be read for an interrupted micro-batch: if there is one, all of its deliveries "
-                "are sent again, with the same webhook-id",
+                "are sent again, with the same webhook-id. Check that the job may read this folder",
                 self._checkpoint,
             )
             return

@@ -48,8 +48,8 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             waiting = by_topic(positions, _ends(admin, positions))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
-                "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers; a retry "
-                "follows", lane, exc,
+                "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers, and a retry "
+                "follows. If this is logged again, check the brokers, and that the job may describe its topics", lane, exc,
             )  # fmt: skip
             metrics.SOURCE_UP.set(0)
             lane_watch.observe(health.Backlog(handled=handled, handled_at_s=progress.at_s), is_source_up=False)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """Most bytes of one request to Kafka, and so of one row. A deferred batch of an endpoint's largest `max_bytes` (10 MiB) is one
 record of the retries topic, because its retry must contain the same events."""
+RUNS_AGAIN = "The task fails, and its micro-batch runs again. Check the brokers, and that the job may write the topic"
+"""The end of the message about a row that could not be written."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
 _OPTIONS: Mapping[str, str | int | float | bool] = {
@@ -120,7 +122,7 @@ class _ToKafka:
                 _producer.cache_clear()  # as in _raise_failure
                 raise errors.KafkaUnavailable(
                     f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}): the task fails, and its "
-                    "micro-batch runs again"
+                    "micro-batch runs again. Check the topic's max.message.bytes, and kafka.librdkafka_options"
                 ) from exc
             else:
                 with self._lock:
@@ -131,11 +133,11 @@ class _ToKafka:
         with self._lock:
             self._unconfirmed -= 1
         if error is not None:
-            self._failure = f"topic {message.topic()} could not be written: {error.str()}"
+            self._failure = f"topic {message.topic()} could not be written: {error.str()}. {RUNS_AGAIN}"
         elif message.offset() is None:
             # An idempotent producer that has failed before may take the answer "duplicate" for success. Seen: 1 in 15 rows that
             # the broker had refused as too large.
-            self._failure = f"topic {message.topic()} could not be written: the broker's answer has no offset"
+            self._failure = f"topic {message.topic()} could not be written: the broker's answer has no offset. {RUNS_AGAIN}"
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -118,5 +118,5 @@ def _require_apart(setting: str, topic: str, pattern: str) -> None:
     if topic_pattern.matches(pattern, topic):
         raise errors.SettingsError(
             f"setting {setting}: {topic} matches source.topic_pattern, so each wake-up record would be rejected as an event. "
-            "Choose another name"
+            "The job did not start: choose another name"
         )

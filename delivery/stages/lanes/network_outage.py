@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.5
 """Seconds between two checks of the stop event by a paused lane."""
+BROKEN = (
+    "hardly any endpoint can be reached: our own network is broken. Events wait in Kafka. Check this network's routes, "
+    "firewall, DNS and proxy"
+)
+"""The reason of a pause, for the operator."""
 Registry = TypeVar("Registry")
 
 
@@ -78,7 +83,7 @@ class Network:
 
     def pause_reason(self) -> str | None:
         """Return why the lanes are paused, as a text for the operator; None: our own network is not broken."""
-        return "hardly any endpoint can be reached: our own network is broken" if self.is_broken else None
+        return BROKEN if self.is_broken else None
 
     @property
     def is_paused(self) -> bool:

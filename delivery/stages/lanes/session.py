@@ -165,14 +165,20 @@ def _end(spark: SparkSession) -> None:
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
     except (Py4JError, OSError) as gone:
-        log.warning("Spark's JVM had ended before it was stopped: %s", gone)
+        log.warning(
+            "Spark's JVM had ended before it was stopped (%s). Committed work is kept, and the next start continues after it. "
+            "If nobody killed the JVM, check its memory (spark.driver_memory, the container's limit)", gone,
+        )  # fmt: skip
 
 
 def _name_an_address(master: str) -> None:
     """Set Spark's address in the environment: without it the JVM would fail before it reads any other setting."""
     name = local_address.host_name()
     if added := local_address.missing(os.environ, master, name=name):
-        log.warning("the host name %s does not resolve, so Spark uses the address %s", name, added[local_address.ADDRESS])
+        log.warning(
+            "this machine's host name, %s, does not resolve, so Spark uses the address %s. If executors cannot reach that "
+            "address, set %s to another one", name, added[local_address.ADDRESS], local_address.ADDRESS,
+        )  # fmt: skip
         os.environ.update(added)
 
 

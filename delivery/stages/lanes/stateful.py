@@ -100,7 +100,7 @@ class StatefulLane:
                 raise
             log.warning(
                 "an executor ended, and lane %s lost rows with it: the lane restarts, and repeats only deliveries without a "
-                "result", self.NAME,
+                "result. If executors end often, check their memory and the cluster manager", self.NAME,
             )  # fmt: skip
             self._stop.wait(lane_context.LAST_TASKS_S)
             return Result.REPLAN

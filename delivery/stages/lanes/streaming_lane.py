@@ -37,6 +37,10 @@ an outage, and when planning timed out."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
 """Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
 waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
+WAITS_FOR_KAFKA = (
+    "lane %s waits for Kafka (%s). Nothing is lost, and the lane restarts by itself when Kafka answers: check the brokers"
+)
+"""Log message when a query ended because Kafka did not answer: the lane and the cause."""
 REASON = "Reason: "
 """Prefix of the line in which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"
@@ -201,7 +205,7 @@ class Lane(Generic[Registry]):
         text = str(failure)
         if outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
-            log.warning("lane %s waits for Kafka, and restarts by itself when it answers: %s", self._name, cause_of(text))
+            log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
             return Result.KAFKA_AWAY
         if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
             self._absences += 1

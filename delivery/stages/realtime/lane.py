@@ -53,9 +53,10 @@ STOPS_WITHIN_S = 10.0
 """Seconds in which stopping tasks must write their results, in addition to `delivery.stop_within_s` for background attempts."""
 CATCH_UP_INTERVAL = "0 seconds"
 """Trigger interval in micro-batches: each follows the previous one at once."""
-WAITS_FOR_KAFKA = "lane %s waits for Kafka, and restarts by itself when it answers: %s"
-"""Log message when the query ended because Kafka did not answer."""
-RESTARTS = "lane %s restarts its query at the first record without a receipt, because %s"
+RESTARTS = (
+    "lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If this is logged often, "
+    "check the memory and CPU of the workers, and their way to the driver"
+)
 """Log message after a fault of a task."""
 
 
@@ -113,8 +114,8 @@ def build(
         )
     if isinstance(registry, lookup_source.Lookups):
         raise errors.SettingsError(
-            'lane realtime does not run with snapshot.source = "lookup", because its workers get the registry from the driver: '
-            'set snapshot.source to "broadcast"'
+            'lane realtime does not run with snapshot.source = "lookup", because its workers get the registry from the driver. '
+            'The job did not start: set snapshot.source to "broadcast", or leave the lane out'
         )
     return {NAME: RealtimeLane(config, spark, registry.follower, stop, context, shares=len(names) > 1)}
 
@@ -185,7 +186,7 @@ class RealtimeLane:
         try:
             start = start_offsets.read(self._in_batches, self._config, self._checkpoint)
         except errors.KafkaUnavailable as exc:
-            log.warning(WAITS_FOR_KAFKA, NAME, exc)
+            log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, exc)
             return Outcome.KAFKA_AWAY
         mode = self._mode_switch.mode if self._topics.have_slots() and not once else mode_switch.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
@@ -320,7 +321,10 @@ class RealtimeLane:
             return False
         if self._mode_switch.mode is mode_switch.Mode.CATCHING_UP:
             behind_s = max(before.oldest_s, delay_s)
-            log.warning("lane %s is %.0f s behind: it catches up in micro-batches, then returns to real time", NAME, behind_s)
+            log.warning(
+                "lane %s is %.0f s behind: it catches up in micro-batches, then returns to real time by itself. If this is "
+                "logged often, give the lane more CPU", NAME, behind_s,
+            )  # fmt: skip
         else:
             log.info("lane %s has caught up: it delivers in real time again", NAME)
         return True
@@ -361,7 +365,7 @@ class RealtimeLane:
             return Outcome.DONE
         text = str(failure)
         if outage.is_kafka_outage(text):
-            log.warning(WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
+            log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
             return Outcome.KAFKA_AWAY
         fault = query.server.fault()
         if fault is not None:

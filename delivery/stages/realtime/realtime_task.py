@@ -173,7 +173,10 @@ class RealtimeTask:
                             (receipt.topic, receipt.partition): receipt.last_offset + 1 for receipt in ended.receipts
                         }
         except Exception as exc:  # otherwise the failure would show only at the task's end, minutes later
-            log.exception("results of a real-time task could not be written: the task fails, and the lane restarts its query")
+            log.exception(
+                "results of a real-time task could not be written: the task fails, and the lane restarts its query. Check that "
+                "Kafka answers, and that the job may write the result topics"
+            )
             self._lane.fail(exc)
 
     def _report(self) -> None:
@@ -189,7 +192,10 @@ class RealtimeTask:
         except Exception as exc:  # noqa: BLE001  # as above
             if self._over.is_set():
                 return
-            log.warning("a real-time task fails (%s): the lane restarts its query", exc)
+            log.warning(
+                "task %d of lane realtime fails (%s): the lane restarts its query, and the driver's log says what to do",
+                self._number, exc,
+            )  # fmt: skip
             self._lane.fail(exc)
             self._send_last_report(messages.State.FAILED, f"{type(exc).__name__}: {exc}")
 
@@ -213,7 +219,7 @@ class RealtimeTask:
         except channel.ChannelBroken as exc:
             if state is messages.State.DONE:
                 raise
-            log.info("the last report of a real-time task did not reach the driver: %s", exc)
+            log.info("the last report of task %d of lane realtime did not reach the driver: %s", self._number, exc)
 
     def _next_report(self, state: messages.State, failure: str = "") -> messages.Report:
         total, gone, unresponsive = report_buffer.buffer().drain()

@@ -87,7 +87,7 @@ class LaneTopics:
         if why is not None and is_first:
             raise errors.SettingsError(why)
         if why is not None:
-            log.error("new partitions were found: %s. Until then lane realtime delivers in micro-batches", why)
+            log.error("lane realtime has new partitions and delivers in micro-batches until it has slots for all: %s", why)
 
     def have_slots(self) -> bool:
         """Return True if Spark has a slot for each partition."""

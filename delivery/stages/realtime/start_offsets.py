@@ -96,7 +96,10 @@ def _receipts_patiently(
         try:
             return _receipts(asked, of)
         except Exception as exc:  # noqa: BLE001  # as delivery.stages.checkpoint.completed_reader
-            log.warning("the offset receipts of lane realtime could not be read (%s): a retry follows in %.0f s", exc, RETRY_S)
+            log.warning(
+                "the offset receipts of lane realtime could not be read (%s): the lane waits, and a retry follows in %.0f s. "
+                "Check that Kafka answers, and that the job may read the attempts topic", exc, RETRY_S,
+            )  # fmt: skip
             why = str(exc)
             time.sleep(RETRY_S)
     raise errors.KafkaUnavailable(

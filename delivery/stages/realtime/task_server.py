@@ -167,7 +167,10 @@ class TaskServer:
             except channel.ChannelBroken as exc:
                 self._record_loss(name, str(exc))
             except Exception as exc:  # a dead thread would look like an unresponsive task
-                log.exception("a report of a real-time task could not be handled: the lane restarts its query")
+                log.exception(
+                    "an unforeseen error in the report of a task of lane realtime: the lane restarts its query, and loses "
+                    "nothing. Send this traceback to the maintainers of the platform"
+                )
                 self._record_loss(name, str(exc))
 
     def _converse(self, name: int, with_task: channel.Channel, report: messages.Report) -> None:

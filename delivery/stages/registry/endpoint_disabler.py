@@ -106,13 +106,17 @@ class EndpointDisabler:
             except tenacity.RetryError:
                 return  # asked to stop, and the last try has failed
             except Exception:  # the thread must survive, or no endpoint would be disabled any more
-                log.exception("endpoints could not be disabled in the registry: a retry follows in %.0f s", LOOK_S)
+                log.exception(
+                    "endpoints could not be disabled in the registry: they get attempts as before, and a retry follows in %.0f "
+                    "s. Check that the job may update status and disabled_reason of table endpoints", LOOK_S,
+                )  # fmt: skip
                 self._stop.wait(LOOK_S)
         try:
             self._write_all()
         except Exception as exc:  # noqa: BLE001  # the process ends; the lanes of the next one repeat the request
             log.warning(
-                "%d endpoints were not disabled before the job stopped (%s): the next job disables them if they still fail",
+                "%d endpoints were not disabled before the job stopped (%s): the next job disables them if they still fail. "
+                "There is nothing to do",
                 len(self._waiting), exc,
             )  # fmt: skip
 
@@ -126,7 +130,7 @@ class EndpointDisabler:
         if stale:
             log.warning(
                 "%d endpoints were not disabled, because Postgres did not answer for %.0f s: they are disabled once they fail "
-                "again", len(stale), STALE_S,
+                "again. Check Postgres", len(stale), STALE_S,
             )  # fmt: skip
         for reason in sorted({request.reason for request in waiting.values()}):
             endpoint_ids = [endpoint_id for endpoint_id, request in waiting.items() if request.reason == reason]

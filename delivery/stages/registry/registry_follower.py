@@ -118,8 +118,8 @@ class Follower:
                     return self._published
                 if self._published is not None:
                     log.warning(
-                        "delivery is paused: %s. More than snapshot.max_age_s has passed since; delivery resumes when Postgres "
-                        "answers",
+                        "delivery is paused: %s. More than snapshot.max_age_s has passed since, and events wait in Kafka. "
+                        "Delivery resumes when Postgres answers: check Postgres",
                         reason,
                     )
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
@@ -158,7 +158,8 @@ class Follower:
             except Exception:  # the thread must survive, or the job would silently deliver by an ageing registry
                 log.exception(
                     "the registry could not be read: delivery continues by the last snapshot for up to snapshot.max_age_s, and "
-                    "a retry follows in %.0f s", self._snapshot.poll_interval_s,
+                    "a retry follows in %.0f s. If this is logged again, send the traceback to the maintainers of the platform",
+                    self._snapshot.poll_interval_s,
                 )  # fmt: skip
                 self._stop.wait(self._snapshot.poll_interval_s)
 
@@ -218,7 +219,10 @@ class Follower:
         before, self._faults = self._faults, {row: fault for row, fault in current.items() if fault}
         metrics.REGISTRY_QUARANTINED.set(len(self._faults))
         for row, fault in self._faults.items() - before.items():
-            log.warning("quarantined: %s: %s. Its deliveries wait or are skipped until the row is corrected", row, fault)
+            log.warning(
+                "quarantined: %s: %s. Deliveries to an endpoint wait, and events of a subscription are skipped. Correct the "
+                "row with `fanout apply`, or add a missing key to keys.ring", row, fault,
+            )  # fmt: skip
 
 
 def _log_base(base: Snapshot) -> None:

@@ -173,7 +173,7 @@ def policy_of(config: settings.Settings) -> decision.Policy | None:
     if area.min_executors > area.max_executors:
         raise errors.SettingsError(
             f"setting scaling.min_executors is {area.min_executors}, and scaling.max_executors is {area.max_executors}: "
-            "the minimum must not be above the maximum"
+            "the minimum must not be above the maximum. The job did not start"
         )
     return decision.Policy(
         min_executors=area.min_executors,
@@ -206,7 +206,10 @@ def running(
             try:
                 controller.step()
             except Exception:
-                log.exception("the number of executors could not be decided and stays as it is: a retry follows")
+                log.exception(
+                    "the number of executors could not be decided and stays as it is: a retry follows in %.0f s. If this is "
+                    "logged again, send the traceback to the maintainers of the platform", config.scaling.interval_s,
+                )  # fmt: skip
 
     thread = threading.Thread(target=run, name="scaling", daemon=True)
     thread.start()

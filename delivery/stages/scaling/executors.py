@@ -71,18 +71,19 @@ def cores(config: settings.Spark) -> int:
     if config.master.startswith("local") and not config.master.startswith("local-cluster"):
         raise errors.SettingsError(
             f"setting scaling.max_executors: spark.master {config.master} is one process without executors, so nothing can "
-            "be scaled. Set spark.master to a cluster, k8s://… or spark://…, or set scaling.max_executors to 0"
+            "be scaled. The job did not start. Set spark.master to a cluster, k8s://… or spark://…, or set "
+            "scaling.max_executors to 0"
         )
     for name in ("spark.dynamicAllocation.enabled", "spark.dynamicAllocation.shuffleTracking.enabled"):
         if conf.get(name, "").lower() == "true":
             raise errors.SettingsError(
-                f"setting scaling.max_executors: {name} in spark.conf would also change the number of executors. Remove it "
-                "from spark.conf, or set scaling.max_executors to 0"
+                f"setting scaling.max_executors: {name} in spark.conf would also change the number of executors. The job "
+                "did not start. Remove it from spark.conf, or set scaling.max_executors to 0"
             )
     if not conf.get(CORES, "").isdecimal() or not int(conf[CORES]):
         raise errors.SettingsError(
-            f"setting scaling.max_executors: the job needs to know how many tasks an executor runs at once. Set {CORES} in "
-            "spark.conf to a whole number"
+            "setting scaling.max_executors: the job needs to know how many tasks an executor runs at once, and did not start. "
+            f"Set {CORES} in spark.conf to a whole number"
         )
     return int(conf[CORES])
 

@@ -76,7 +76,7 @@ def parse(record: Record, layout: Layout) -> Event:
     """
     event = _read(record, layout)
     if (event.tenant_id == PLATFORM) != (record.topic == layout.operational_topic):
-        raise errors.EventRejected("tenant_mismatch", f"tenant {event.tenant_id} has no events in this topic")
+        raise errors.EventRejected("tenant_mismatch", _platform_mismatch(event))
     if event.tenant_id == PLATFORM:
         return event
     owner = _owner_of(record.topic, layout.tenant_of_topic) if layout.tenant_of_topic else None
@@ -84,6 +84,12 @@ def parse(record: Record, layout: Layout) -> Event:
         # Kafka controls who may write to a topic. The tenant in an event is only a claim of its writer.
         raise errors.EventRejected("tenant_mismatch", f"the topic belongs to tenant {owner}; the event names {event.tenant_id}")
     return event
+
+
+def _platform_mismatch(event: Event) -> str:
+    if event.tenant_id == PLATFORM:
+        return f"tenant {PLATFORM} is the platform's own: name another tenant"
+    return "the topic is for the platform's own events: write the event to another topic"
 
 
 def header_bytes(name: str, content: bytes) -> int:
@@ -334,7 +340,7 @@ def _raw_member(value: bytes, name: str) -> bytes:
             if text[position] == ",":
                 position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
     except RecursionError as exc:
-        raise errors.EventRejected("not_json", "nested too deeply") from exc
+        raise errors.EventRejected("not_json", "the record is nested too deeply") from exc
     if found is None:
-        raise errors.EventRejected("not_json", f"no member {name}")
+        raise errors.EventRejected("not_json", f"the record has no member {name}")
     return found.encode()

@@ -117,14 +117,14 @@ class Guard:
             raise errors.TargetRefused("url", "must begin with https://")
         authority = _AUTHORITY_ENDS.split(rest, maxsplit=1)[0]
         if not authority:
-            raise errors.TargetRefused("url", "has no host")
+            raise errors.TargetRefused("url", "has no host: write https://host/path")
         if "@" in authority:
             raise errors.TargetRefused("url", "must not hold a user name or password; use auth")
         if "#" in url:
             raise errors.TargetRefused("url", "must not have a fragment")
         parts = _AUTHORITY.fullmatch(authority)
         if parts is None:
-            raise errors.TargetRefused("url", "is not a URL")
+            raise errors.TargetRefused("url", "is not a URL: write https://host/path")
         port = int(parts["port"] or _DEFAULT_PORTS[scheme.lower()])
         if not 0 < port <= MAX_PORT or (self.allow_ports and port not in self.allow_ports):
             raise errors.TargetRefused(
@@ -187,14 +187,14 @@ class BlockedSocket(OSError):
 def check_headers(headers: Mapping[str, str]) -> None:
     """Raise TargetRefused if a customer must not set a header. The message never quotes a value, which may be a secret."""
     if len(headers) > MAX_HEADERS:
-        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}")
+        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}, the maximum")
     for name, value in headers.items():
         path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
         lowered = name.lower().replace("_", "-")  # as CGI and similar interfaces read it: Content_Length becomes CONTENT_LENGTH
         if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
             raise errors.TargetRefused(path, "is no name of a header: letters, digits and `-`, without spaces")
         if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):
-            raise errors.TargetRefused(path, "is set by the platform or by HTTP itself")
+            raise errors.TargetRefused(path, "is set by the platform or by HTTP itself: leave it out")
         if len(value) > MAX_HEADER_VALUE_CHARS:
             raise errors.TargetRefused(path, f"its value is longer than {MAX_HEADER_VALUE_CHARS} characters")
         if not value or not (value.isascii() and value.isprintable()) or value != value.strip():

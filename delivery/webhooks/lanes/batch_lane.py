@@ -120,7 +120,9 @@ class BatchLane:
             # An unforeseen error in one batch must not affect other batches. If raised, it would fail every micro-batch for
             # ever.
             log.exception(
-                "an unforeseen error in one batch; its events become dead letters", extra={"endpoint_id": batch.endpoint_id}
+                "an unforeseen error in one batch: its events become dead letters with the reason unforeseen. Send this "
+                "traceback to the maintainers of the platform, and redrive the dead letters when the cause is mended",
+                extra={"endpoint_id": batch.endpoint_id},
             )
             self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN)))
             return

@@ -36,6 +36,11 @@ MAX_WAITING = 500
 MAX_UNWRITTEN = 200
 """Most sets of results that wait for Kafka: those of some 10 s. Beyond this bound no record is read, as a crash would repeat
 its deliveries."""
+UNFORESEEN = (
+    "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
+    "this traceback to the maintainers of the platform"
+)
+"""Log message when a task fails by a fault of the platform."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
@@ -188,7 +193,10 @@ class RealtimeLane:
         try:
             asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop).result(timeout_s + 1)
         except concurrent.futures.TimeoutError:
-            log.warning("the slices of a failed real-time task did not end in time; their records are read again")
+            log.warning(
+                "attempts of a failed task of lane realtime did not end within %.0f s: their records are read again, and these "
+                "deliveries may be repeated, with the same webhook-id. There is nothing to do", timeout_s,
+            )  # fmt: skip
         finally:
             self._ended.put(None)
 
@@ -205,7 +213,7 @@ class RealtimeLane:
                 self._arrived.clear()
                 await self._deliver_waiting()
         except Exception as fault:  # a fault of ours: the task fails, and the query starts again
-            log.exception("an unforeseen error in the real-time lane; its task fails, and the query starts again")
+            log.exception(UNFORESEEN)
             self.fail(fault)
 
     async def _deliver_waiting(self) -> None:
@@ -229,7 +237,7 @@ class RealtimeLane:
                 self._drain()
                 self._end_slice_if_due()
         except Exception as fault:
-            log.exception("an unforeseen error in the real-time lane; its task fails, and the query starts again")
+            log.exception(UNFORESEEN)
             self.fail(fault)
 
     def _drain(self) -> None:

@@ -200,7 +200,8 @@ class RetryLane:
             # An unforeseen error in one lease must not affect other leases. The lease expires, and its shard leases the entries
             # again.
             log.exception(
-                "an unforeseen error in one lease; it expires, and its shard leases the entries again",
+                "an unforeseen error in one lease: the lease expires, and its retry entries are attempted again. Send this "
+                "traceback to the maintainers of the platform",
                 extra={"endpoint_id": lease.message.endpoint_id},
             )
             self._book.forget(lease)

@@ -103,7 +103,8 @@ class LeaseInFlight:
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
         """Requeue an entry that met a fault of ours, such as unreadable events, much later. The other entries go on."""
         log.error(
-            "an unforeseen error in one retry entry; it is retried in %.0f s",
+            "an unforeseen error in one retry entry: the entry is kept, and a retry follows in %.0f s. Send this traceback to "
+            "the maintainers of the platform",
             DEFER_FAULTY_S,
             exc_info=fault,
             extra={"endpoint_id": self.message.endpoint_id},
@@ -131,7 +132,9 @@ class LeaseInFlight:
             delivery = lease_delivery.with_body(delivery)
         except Exception:  # as in the batch lane
             log.exception(
-                "an unforeseen error in the content of one retry entry; it becomes a dead letter",
+                "an unforeseen error in the content of one retry entry: the entry becomes a dead letter with the reason "
+                "unforeseen. Send this traceback to the maintainers of the platform, and redrive the dead letter when the "
+                "cause is mended",
                 extra={"endpoint_id": self.message.endpoint_id},
             )
             self.report.record(
@@ -196,7 +199,8 @@ class LeaseInFlight:
         The entry was given up and cannot have a dead letter. This is its only copy.
         """
         log.error(
-            "a retry entry that was given up cannot be read; its events go to the rejected topic",
+            "a retry entry that was given up cannot be read: its events go to the rejected topic, which then has their only "
+            "copy. Send this traceback to the maintainers of the platform",
             exc_info=fault,
             extra={"endpoint_id": self.message.endpoint_id},
         )

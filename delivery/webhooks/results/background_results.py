@@ -67,7 +67,10 @@ class BackgroundResults:
             assert self.write is not None, "a task sets it before its first background attempt"  # noqa: S101
             self.write(results := background_results(ended), ended, self._revision())
         except Exception:
-            log.exception("results of %d background attempts could not be written; the retry lane repeats them", len(ended))
+            log.exception(
+                "results of %d background attempts could not be written: the retry lane repeats these deliveries. Check that "
+                "Kafka answers, and that the job may write the result topics", len(ended),
+            )  # fmt: skip
         else:
             self._written.put(results)
 

@@ -103,7 +103,11 @@ class CompletedWorkLog(abc.ABC):
         except Exception:  # a record of another version must not stop the lane
             self.unreadable += 1
             if self.unreadable == 1:
-                log.exception("a record of completed work could not be read; its deliveries are repeated")
+                log.exception(
+                    "the first record of a result topic that could not be read, after a micro-batch was interrupted: its "
+                    "deliveries may be sent again, with the same webhook-id. After a change of the version there is nothing to "
+                    "do"
+                )
 
     def _accepted(self, value: bytes) -> None:
         record = log_records.decode(value)

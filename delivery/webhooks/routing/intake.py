@@ -99,7 +99,9 @@ class Intake(Generic[Prepared]):
         except Exception:
             # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
             log.exception(
-                "a record was rejected because of an unforeseen error", extra={"topic": record.topic, "offset": record.offset}
+                "an unforeseen error in one record: it goes to the rejected topic and is delivered to nobody. Send this "
+                "traceback to the maintainers of the platform, and publish the event again when the cause is mended",
+                extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
             receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))

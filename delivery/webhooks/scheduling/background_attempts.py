@@ -86,7 +86,10 @@ class BackgroundAttempts:
                     del counts[endpoint_id]
             if not runner.cancelled() and (fault := runner.exception()) is not None:
                 log.error(
-                    "an unforeseen error ended a background attempt; the retry lane attempts the delivery again", exc_info=fault
+                    "an unforeseen error ended a background attempt: the retry lane attempts the delivery again. Send this "
+                    "traceback to the maintainers of the platform",
+                    exc_info=fault,
+                    extra={"endpoint_id": endpoint_id},
                 )
                 self._unreported.discard(name)
 

@@ -77,7 +77,8 @@ class Sender:
             # An unforeseen error at one endpoint must not affect other endpoints. If raised, it would fail the task, and with
             # it the micro-batch of all customers, again and again.
             log.exception(
-                "an unforeseen error in one attempt; it counts as our own failure",
+                "an unforeseen error in one attempt: it counts as our own failure, and a retry follows. Send this traceback to "
+                "the maintainers of the platform",
                 extra={"endpoint_id": delivery.endpoint.endpoint_id},
             )
             error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"

@@ -62,7 +62,10 @@ class KnownTopics:
         try:
             self._names = await self._read()
         except errors.KafkaUnavailable as exc:
-            log.warning("the topics are not read again, and requests use the names from before: %s", exc)
+            log.warning(
+                "the names of the topics could not be read, and requests to publish use the earlier names. The next request "
+                "reads again: %s", exc,
+            )  # fmt: skip
             return exc
         self._read_at = self._clock()
         return None

@@ -55,6 +55,8 @@ class _Refusal(NamedTuple):
     problem: str
 
 
+CHECK = "check the brokers, and that the API's login may describe and write the topics"
+"""The operator's next step in messages about Kafka."""
 _TOO_LARGE = _Refusal(413, "the topic takes no event of this size (max.message.bytes): send a smaller event")
 _REFUSALS = {
     KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
@@ -142,7 +144,7 @@ class EventProducer:
         try:
             return frozenset((await asyncio.get_running_loop().run_in_executor(self._thread, listing)).topics)
         except confluent_kafka.KafkaException as exc:
-            raise errors.KafkaUnavailable(f"Kafka does not list its topics: {exc.args[0].str()}") from exc
+            raise errors.KafkaUnavailable(f"Kafka does not list its topics ({exc.args[0].str()}): {CHECK}") from exc
 
     async def publish(self, events: Sequence[Publication]) -> list[str]:
         """Write events, and return their ids when Kafka has confirmed all of them.
@@ -187,7 +189,7 @@ class EventProducer:
         except BufferError as exc:
             self._poll_later(client)
             self._replace(client)
-            raise errors.KafkaUnavailable(f"the client does not take an event: {exc}") from exc
+            raise errors.KafkaUnavailable(f"the Kafka client has no room for an event ({exc}): {CHECK}") from exc
         self._poll_later(client)
         await submitted.done
         if any(failure.is_of_client for failure in submitted.failures.values()):
@@ -203,7 +205,9 @@ class EventProducer:
             try:
                 made = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(self._kafka) | ours)
             except confluent_kafka.KafkaException as exc:
-                raise errors.KafkaUnavailable(f"the settings of the area kafka make no client: {exc.args[0].str()}") from exc
+                raise errors.KafkaUnavailable(
+                    f"no Kafka client can be made ({exc.args[0].str()}): correct the settings of the area kafka"
+                ) from exc
             self._current[is_alone] = made
         return self._current[is_alone]
 
@@ -229,8 +233,13 @@ def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.Kafka
     """Return the error for a request with failed events. An event that Kafka will never take is named first."""
     for index, failure in sorted(failures.items()):
         if (refusal := failure.refusal) is not None:
-            log.warning("a request to publish events is answered with %d: %s", refusal.status, failure.text)
+            log.warning(
+                "a request to publish events is answered with %d (%s), and its sender is told: %s",
+                refusal.status,
+                failure.text,
+                refusal.problem,
+            )
             place = f"event {index}, topic {failure.topic}"
             detail = f"{place}: {refusal.problem}. Kafka may have other events of the request"
             return problems.Refused(refusal.status, detail, (f"[{index}]", refusal.problem))
-    return errors.KafkaUnavailable(next(iter(failures.values())).text)
+    return errors.KafkaUnavailable(f"{next(iter(failures.values())).text}: {CHECK}")

@@ -143,13 +143,13 @@ class Admission:
             note(KeyRate(pace, self._clock, principal.expires_at))
             per_s = self._max_publishing_requests_per_s
             requests = self._publishing_paces.setdefault(principal.key_id, limits.Pace(per_s, BURST_SHARE))
-            self._spend(requests, f"more than {per_s:g} requests a second that publish events with one key: send batches")
+            self._spend(requests, f"more than {per_s:g} requests a second that publish events with one key; send batches")
             self._spend(pace, f"more than {self._max_events_per_s:g} events a second with one key")
         else:
             note(KeyRate(self._pace(principal.key_id), self._clock, principal.expires_at))
             self.pace(principal.key_id, route.cost)
         if principal.scope not in route.scopes:
-            raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this")
+            raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this: use a key of another scope")
         return principal
 
     async def authenticate(self, authorization: str | None) -> Principal:
@@ -185,9 +185,9 @@ class Admission:
         return self._event_paces.setdefault(key_id, limits.Pace(self._max_events_per_s, BURST_SHARE))
 
     def _spend(self, pace: limits.Pace, detail: str, cost: int = 1) -> None:
-        wait_s = pace.wait_s(self._clock())
+        wait_s = math.ceil(pace.wait_s(self._clock()))
         if wait_s > 0:
-            raise problems.Refused(429, detail, headers={"retry-after": str(math.ceil(wait_s))})
+            raise problems.Refused(429, f"{detail}: try again in {wait_s} s", headers={"retry-after": str(wait_s)})
         pace.consume(self._clock(), cost)
 
 

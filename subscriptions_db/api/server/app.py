@@ -50,6 +50,10 @@ CALLBACK = "callback"
 """The key id of requests by which receivers answer with a token: in the audit log, and for the rate limit."""
 MAX_SENDING_S = 60.0
 """Seconds to send an answer; then the connection is aborted. The largest page of dead letters has some 35 MB."""
+ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
+"""The field `advice` of the log line about a request that failed unexpectedly."""
+INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the request later, a change with its Idempotency-Key"
+"""The `detail` of the answer to that request."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
@@ -226,8 +230,8 @@ class Api:
             response.force_close()  # a body may still be on its way
         except Exception:
             # One request must not end the server. The answer reveals nothing of the error.
-            log.exception("api.failed", extra={"request_id": request_id})
-            refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the platform's log says what went wrong")
+            log.exception("api.failed", extra={"request_id": request_id, "advice": ON_FAILURE})
+            refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
             response = self._problem(refused, request_id)
         _record(request, response.status, time.monotonic() - began)
         return response
@@ -365,7 +369,7 @@ def _of_http(exc: web.HTTPException, request: web.Request) -> problems.Refused:
                 405, "use one of the methods in the header Allow", headers={"allow": _allowed(exc, request.path)}
             )
         case web.HTTPRequestEntityTooLarge():
-            return problems.Refused(413, "the body is larger than api.max_body_bytes")
+            return problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request")
         case web.HTTPNotFound():
             return problems.Refused(404, "the path does not exist; /v1/openapi.json lists the paths")
-    return problems.Refused(400, "the request cannot be parsed")
+    return problems.Refused(400, "the request is not valid HTTP/1.1: correct its first line and its headers")

@@ -28,6 +28,8 @@ WARN_EVERY_S = 86_400.0
 """Seconds between two warnings about one key in the log of one process."""
 WRITE_AFTER_S = 1.0
 """Seconds in which uses are collected before they are written."""
+RENEW = "the key is refused once it has expired: give its owner a new key before, and then revoke this one"
+"""The field `advice` of the warning about a key that expires soon."""
 
 Write = Callable[[Sequence[str]], Awaitable[None]]
 """Write that the keys with these ids are in use; raise FanoutError if Postgres is unavailable."""
@@ -52,7 +54,10 @@ class KeyUse:
         key_id = principal.key_id
         if key_id not in self._warned and _expires_soon(principal.expires_at):
             self._warned[key_id] = None
-            log.warning("api.key_expires_soon", extra={"key_id": key_id, "expires_at": str(principal.expires_at)})
+            log.warning(
+                "api.key_expires_soon",
+                extra={"key_id": key_id, "expires_at": str(principal.expires_at), "advice": RENEW},
+            )
         if key_id in self._noted:
             return
         self._noted[key_id] = None
@@ -78,7 +83,7 @@ class KeyUse:
             try:
                 await self._write(key_ids)
             except errors.FanoutError as exc:
-                log.info("the last use of %d API keys is not written: %s", len(key_ids), exc)
+                log.info("the last use of %d API keys is not written, and is noted at their next use: %s", len(key_ids), exc)
                 for key_id in key_ids:
                     self._noted.pop(key_id, None)
 

@@ -76,7 +76,9 @@ class LongPolls:
         """Occupy one of the slots for waiting polls. One customer cannot occupy them all."""
         if self._waiting[customer_id] >= self._config.max_polls_per_customer:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
-            raise problems.Refused(429, "too many of your long polls are waiting", headers=headers)
+            raise problems.Refused(
+                429, "too many of your long polls are waiting: try again, or poll less at once", headers=headers
+            )
         if self._waiting.total() >= self._config.max_polls:
             raise problems.unavailable("too many long polls are waiting: try again")
         self._waiting[customer_id] += 1

@@ -133,7 +133,7 @@ class Publishing:
         of_key, of_all = self._bytes[key_id], self._bytes.total()
         if of_key and of_key + size > MAX_BYTES * MAX_SHARE_OF_KEY:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
-            raise problems.Refused(429, "too many of your events arrive or wait for Kafka at once", headers=headers)
+            raise problems.Refused(429, "too many of your events arrive or wait for Kafka at once: try again", headers=headers)
         if of_all and of_all + size > MAX_BYTES:
             raise problems.unavailable("too many events wait for Kafka: try again")
         self._bytes[key_id] += size

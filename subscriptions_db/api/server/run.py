@@ -76,7 +76,10 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
             await site.start()
         except OSError as exc:
             await runner.cleanup()
-            raise errors.SettingsError(f"setting api.port: cannot serve on it ({exc.strerror}); choose another") from exc
+            raise errors.SettingsError(
+                f"setting api.port: {config.api.host}:{config.api.port} cannot be opened ({exc.strerror}), so nothing was "
+                "started. Choose another port"
+            ) from exc
         await asyncio.to_thread(_warn_of_rights, opened)
         # The 90,000 objects of the API live as long as the process. Scanning them for garbage delayed every request by more
         # than 0.1 s.

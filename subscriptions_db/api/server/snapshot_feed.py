@@ -119,7 +119,7 @@ class SnapshotFeed:
                 for known in [known for known in self._later if known < newest]:
                     self._later.pop(known).set_result(newest)
         except errors.FanoutError as exc:
-            log.warning("the newest revision cannot be read; waiting readers get 503: %s", exc)
+            log.warning("the registry's newest revision cannot be read; waiting executors get 503, and ask again: %s", exc)
         finally:
             self._let_go()
 

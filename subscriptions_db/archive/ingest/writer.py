@@ -96,7 +96,10 @@ def _write_alone(
         return _write(connection, [record], kept, now, policy)
     except errors.RegistrationError as exc:
         place = (record.topic, record.partition, record.offset)
-        log.warning("%s:%d:%d is left out of the archive: Postgres refuses it (%s). Its topic keeps the record", *place, exc)
+        log.warning(
+            "record %s:%d:%d is left out of the archive, because Postgres refuses it (%s). Its topic keeps the record, and "
+            "deliveries do not depend on it. Inform the maintainers of the platform", *place, exc,
+        )  # fmt: skip
         return dataclasses.replace(_write(connection, [record.without_rows()], kept, now, policy), refused=1)
 
 

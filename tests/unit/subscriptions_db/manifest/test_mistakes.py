@@ -163,7 +163,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    headers: {Host: x}\n",
-        "5: endpoints[0].headers.Host: is set by the platform or by HTTP itself",
+        "5: endpoints[0].headers.Host: is set by the platform or by HTTP itself: leave it out",
     ),
     (
         ENDPOINT + "    headers: {'X Y': x}\n",
