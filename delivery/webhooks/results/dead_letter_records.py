@@ -57,6 +57,9 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response: str = ""
     """Beginning of the response's body, 1 KiB at most, as text. Bytes that are not UTF-8 are replaced."""
+    response_headers: dict[str, str] | UnsetType = UNSET
+    """Harmless headers of the response to a failed attempt, by name. Left out where there are none, and for attempts of
+    earlier lanes and leases: the attempts topic has theirs. Since 2026-11-25."""
 
     def attempted(self) -> Attempt:
         """Return the attempt as a value of the domain (`delivery.model`)."""

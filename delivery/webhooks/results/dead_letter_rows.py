@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Endpoint, Event, Outcome, OutcomeKind, Record, SubscriptionId
 from delivery.webhooks.events import parsing
+from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt
 from delivery.webhooks.sending import payload
 from delivery.webhooks.sending.batch_payload import REJECTED, BatchOutcome
@@ -104,6 +105,7 @@ def _letter_attempt(attempt: Attempt) -> LetterAttempt:
         detail=attempt.detail,
         retry_after_s=attempt.retry_after_s,
         response=attempt.response[:KEPT_RESPONSE_BYTES].decode(errors="replace"),
+        response_headers=response_headers.of(attempt) or UNSET,
     )
 
 

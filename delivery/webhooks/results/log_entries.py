@@ -84,6 +84,8 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
     """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
+    response_headers: dict[str, str] | UnsetType = UNSET
+    """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
@@ -168,6 +170,8 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
     """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
+    response_headers: dict[str, str] | UnsetType = UNSET
+    """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):

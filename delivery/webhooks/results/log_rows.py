@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import UNSET
 
 from delivery.model import Delivery, Outcome, OutcomeKind
+from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.log_entries import AttemptEntry, BatchAttemptEntry, Entry, Offsets
 from delivery.webhooks.results.log_records import OffsetReceipt
@@ -63,6 +64,7 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
             error_class=attempt.error_class,
             detail=attempt.detail,
             retry_after_s=attempt.retry_after_s,
+            response_headers=UNSET if attempt.error_class is None else response_headers.of(attempt) or UNSET,
         )
 
 
@@ -99,6 +101,7 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
             error_class=attempt.error_class,
             detail=attempt.detail,
             retry_after_s=attempt.retry_after_s,
+            response_headers=UNSET if attempt.error_class is None else response_headers.of(attempt) or UNSET,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from delivery import errors
 from delivery.model import Attempt, Endpoint, EndpointId, Sendable
 from delivery.webhooks.http import guard, origin, transport
-from delivery.webhooks.policy import error_classes, retry_after, retry_reasons
+from delivery.webhooks.policy import error_classes, response_headers, retry_after, retry_reasons
 from delivery.webhooks.scheduling import endpoint_clock
 from delivery.webhooks.sending import oauth, request, signing
 
@@ -61,6 +61,7 @@ class Sender:
         status: int | None = None
         retry_after_s: float | None = None
         response, detail = b"", ""
+        kept: dict[str, str] | None = None
         error_class: str | None
         try:
             to = self._target(delivery.endpoint)
@@ -87,7 +88,8 @@ class Sender:
             error_class = error_classes.error_class_of(status)
             if error_class is not None:
                 retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
-        return Attempt(
+                kept = response_headers.kept(answer.headers)
+        made = Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),
             duration_ms=(self._clock() - started_at) * 1000,
@@ -97,6 +99,7 @@ class Sender:
             response=response,
             retry_after_s=retry_after_s,
         )
+        return made if kept is None else response_headers.attach(made, kept)
 
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float

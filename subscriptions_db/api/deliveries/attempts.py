@@ -59,6 +59,9 @@ class Attempt(pydantic.BaseModel):
     error_class: str | None
     """Null: the endpoint accepted the request."""
     detail: str
+    response_headers: dict[str, str]
+    """Harmless headers of the response to a failed attempt, by name in lower case, at most 1 KiB. Values that look like
+    credentials are `***`."""
 
 
 class Attempts(pydantic.BaseModel):
@@ -111,6 +114,7 @@ def _shown(row: AttemptRow, place: cursor.AttemptPosition) -> Attempt:
         status=row.status,
         error_class=disclosure.word(row.error_class),
         detail=row.detail,
+        response_headers=row.response_headers or {},
     )
 
 

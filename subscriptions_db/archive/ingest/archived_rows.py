@@ -87,6 +87,8 @@ class AttemptRow(NamedTuple):
     """The position of the event in Kafka. None: a batch, or a row of an older version."""
     partition: int | None = None
     offset: int | None = None
+    response_headers: dict[str, str] | None = None
+    """Headers of the response to a failed attempt. None: the attempt kept none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,7 @@ def _attempt_row(entry: Attempted | Unattempted, endpoint_id: str, customer_id: 
         topic=None if event is None else _text(event.topic),
         partition=None if event is None else event.partition,
         offset=None if event is None else event.offset,
+        response_headers=None if attempt is None else _headers(attempt),
     )
 
 
@@ -229,6 +232,11 @@ def registry_id(value: str) -> str:
 def _text(value: str) -> str:
     """Return a text that Postgres can store and index: the first MAX_CHARS characters, with each NUL replaced by U+FFFD."""
     return value[:MAX_CHARS].replace("\0", "\ufffd")
+
+
+def _headers(attempt: Attempted) -> dict[str, str] | None:
+    """Return the headers that a record keeps, in texts that Postgres can store."""
+    return {_text(name): _text(value) for name, value in (attempt.response_headers or {}).items()} or None
 
 
 def _moment(epoch_ms: float) -> dt.datetime:

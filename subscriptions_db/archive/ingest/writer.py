@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from psycopg.types.json import Jsonb
+
 from delivery import errors
 from subscriptions_db.archive.ingest import partitions, redrive_notes, statistics
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, AttemptRow, DeadLetterRow, RedrivenRow
@@ -150,8 +152,9 @@ def _write_letters(
 def _insert_attempts(connection: connect.Connection, attempts: Sequence[AttemptRow]) -> None:
     for day in sorted({partitions.day_of(row.started_at) for row in attempts}):
         partitions.create(connection, "attempts", day)
-    columns = map(list, zip(*attempts, strict=True))
-    connection.execute(query("insert_attempts"), dict(zip(AttemptRow._fields, columns, strict=True)))
+    columns = dict(zip(AttemptRow._fields, map(list, zip(*attempts, strict=True)), strict=True))
+    columns["response_headers"] = [None if headers is None else Jsonb(headers) for headers in columns["response_headers"]]
+    connection.execute(query("insert_attempts"), columns)
 
 
 def _reach(connection: connect.Connection, reached: dict[TopicPartition, int]) -> None:

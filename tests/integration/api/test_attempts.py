@@ -4,6 +4,7 @@ import datetime as dt
 
 import pytest
 
+from delivery.webhooks.policy import response_headers
 from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world
 from tests.support import archive
@@ -22,6 +23,8 @@ def served(postgres):
             archive.outcome(customer="acme", endpoint=f"ep{n % 2}", event_type=f"order.t{n}", event_id=f"e{n}", at=after(n))
             for n in range(5)
         ]
+        failed = response_headers.attach(outcomes[4].attempts[0], {"server": "nginx\0", "retry-after": "5"})
+        outcomes[4] = outcomes[4]._replace(attempts=(failed,))
         others = archive.outcome(customer="other", endpoint="ep9", event_id="theirs")
         with made.registry() as opened:
             opened.execute("delete from attempts")
@@ -63,4 +66,6 @@ def test_a_cursor_continues_with_older_attempts(acme):
 def test_an_attempt_has_its_result_for_its_customer_only(acme, other):
     [newest] = acme.get("/v1/attempts?limit=1").json["items"]
     assert (newest["status"], newest["error_class"], newest["attempt"], newest["events"]) == (500, "server_error", 1, 1)
+    assert newest["response_headers"] == {"server": "nginx\ufffd", "retry-after": "5"}
     assert events(other.get("/v1/attempts")) == ["theirs"]
+    assert other.get("/v1/attempts").json["items"][0]["response_headers"] == {}

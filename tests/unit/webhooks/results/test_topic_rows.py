@@ -6,10 +6,11 @@ import orjson
 
 from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
 from delivery.secret import Secret
+from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake
-from tests.support import builders
+from tests.support import archive, builders
 
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
@@ -87,6 +88,19 @@ def test_a_dead_letter_has_the_attempt_history_and_no_secret():
     ]
     assert "hunter2" not in str(entry)
     assert "secret-path" not in str(entry)
+
+
+def test_a_failed_attempt_has_its_headers_in_both_topics():
+    failed = response_headers.attach(attempt(1, "server_error"), {"server": "nginx"})
+    ended = (failed, attempt(2, "timeout"))
+    (_, _, row), (_, _, letter) = written(outcomes=[Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, ended, "timeout")])
+    for shown in (row["entries"], letter["attempts"]):
+        assert [one.get("response_headers", "left out") for one in shown] == [{"server": "nginx"}, "left out"]
+    batch = archive.batch_outcome()
+    batch = batch._replace(outcome=batch.outcome._replace(attempts=(failed,)))
+    (_, _, row), *letters = written(batches=[batch])
+    assert {str(one["response_headers"]) for _, _, letter in letters for one in letter["attempts"]} == {"{'server': 'nginx'}"}
+    assert row["entries"][0]["response_headers"] == {"server": "nginx"}
 
 
 def test_a_dead_letter_counts_its_omitted_attempts():

@@ -5,7 +5,7 @@ import pytest
 
 from delivery.model import CustomerId, EndpointId, LeaveReason, NextAttempt, Outcome, OutcomeKind
 from delivery.webhooks.batching import segment
-from delivery.webhooks.policy import error_classes, retry_reasons
+from delivery.webhooks.policy import error_classes, response_headers, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 from tests.support import builders
@@ -68,6 +68,25 @@ MESSAGES = [
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_record_of_the_topic_is_read_as_it_was_written(message):
     assert retry_messages.message(retry_messages.encoded(message)) == message
+
+
+def test_headers_of_responses_are_not_in_the_bytes_of_the_lane():
+    """An older version refuses an attempt with more elements."""
+    plain = failed_attempt()
+    with_headers = response_headers.attach(plain, {"server": "nginx"})
+    for attempts in ((plain,), (with_headers,)):
+        outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, attempts, "server_error", AGAIN)
+        made = retry_messages.Postponed(
+            EndpointId("ep1"), CustomerId("c1"), [retry_messages.delivery_entry(outcome, now_ms=NOW)]
+        )
+        report = retry_messages.Report(
+            EndpointId("ep1"), CustomerId("c1"), None, 7, 1, 2, None, 1.5, [requeue(1, NOW, *attempts)]
+        )
+        for message in (made, report):
+            written = retry_messages.encoded(message)
+            assert b"nginx" not in written
+            assert retry_messages.message(written) == message
+    assert msgspec.msgpack.encode(with_headers) == msgspec.msgpack.encode(plain)
 
 
 def test_a_lease_is_read_as_it_was_written():

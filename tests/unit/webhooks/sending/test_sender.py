@@ -7,6 +7,7 @@ import pytest
 from delivery import errors
 from delivery.model import SigningKey
 from delivery.webhooks.http import guard, transport
+from delivery.webhooks.policy import response_headers
 from delivery.webhooks.sending import sender
 from tests.support import builders, fakes
 
@@ -88,3 +89,10 @@ def test_a_changed_endpoint_gets_a_new_target():
 def test_a_failed_attempt_carries_retry_after(status, value, wait_s):
     made, _, _ = attempt(transport.Response(status=status, headers=[(b"Retry-After", value.encode())], body=b""))
     assert made.retry_after_s == wait_s
+
+
+@pytest.mark.parametrize(("status", "kept"), [(503, {"server": "nginx"}), (404, {"server": "nginx"}), (200, {})])
+def test_a_failed_attempt_keeps_harmless_headers(status, kept):
+    headers = [(b"Server", b"nginx"), (b"Set-Cookie", b"session=hunter2")]
+    made, _, _ = attempt(transport.Response(status=status, headers=headers, body=b""))
+    assert response_headers.of(made) == kept

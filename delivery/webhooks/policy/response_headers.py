@@ -1,0 +1,78 @@
+"""Choose the headers of a response that a failed attempt keeps, for the customer who looks for the cause. Pure.
+
+Only headers of a fixed list are kept, so cookies, authentication and unknown headers never are. A value may still repeat what
+the request sent, so a value that looks like a credential is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from delivery.model import Attempt
+
+ALLOWED = frozenset({
+    b"allow", b"cf-ray", b"content-length", b"content-type", b"date", b"ratelimit-limit", b"ratelimit-remaining",
+    b"ratelimit-reset", b"request-id", b"retry-after", b"server", b"via", b"x-amzn-requestid", b"x-correlation-id",
+    b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset", b"x-request-id",
+})  # fmt: skip
+"""Names of the kept headers, in lower case. None of them carries a credential by its definition."""
+MAX_VALUE_BYTES = 128
+"""Bytes of one value. The rest is cut off."""
+MAX_BYTES = 1024
+"""Bytes of all names and values of one attempt. Headers beyond it are left out."""
+REDACTED = "***"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CREDENTIAL = re.compile(
+    rb"basic\s|bearer\s|digest\s|negotiate\s|whsec_|whsk_|fk_|eyj[\w-]{8}|"
+    rb"(?:passw|secret|token|key|signature)\w{0,16}\s{0,4}[=:]|://[^/\s]*@"
+)
+"""What a value with a credential has: a scheme of HTTP authentication, a key of this platform, a JWT, a named secret, or a
+URL with a password. For a value in lower case. Repetitions are bounded, so that no value takes quadratic time."""
+
+
+class AttemptWithHeaders(Attempt):
+    """A failed attempt, with headers of its response.
+
+    The headers are no element of the tuple. So the bytes of the retry lane never have them: an older version refuses a longer
+    tuple there.
+    """
+
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+def attach(attempt: Attempt, headers: Mapping[str, str]) -> Attempt:
+    """Return the attempt with headers of its response. Without headers, return the attempt itself."""
+    if not headers:
+        return attempt
+    made = AttemptWithHeaders(*attempt)
+    made.headers = headers
+    return made
+
+
+def of(attempt: Attempt) -> dict[str, str]:
+    """Return the headers that an attempt keeps. An attempt of an earlier lane or lease keeps none."""
+    return dict(getattr(attempt, "headers", ()))
+
+
+def kept(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the kept headers of a response by name in lower case, in their order. Of a repeated header the first counts."""
+    found: dict[str, str] = {}
+    size = 0
+    for raw_name, raw_value in headers:
+        lower = raw_name.lower()
+        if lower not in ALLOWED or (name := lower.decode("ascii")) in found:
+            continue
+        # The whole value is searched: a cut could hide the end of a credential's form.
+        value = REDACTED if _CREDENTIAL.search(raw_value.lower()) else _text(raw_value)
+        size += len(lower) + len(value)
+        if size > MAX_BYTES:
+            break
+        found[name] = value
+    return found
+
+
+def _text(value: bytes) -> str:
+    """Return the beginning of a value as text, with each control character replaced: Postgres stores no NUL in JSON."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value[:MAX_VALUE_BYTES].strip().decode("latin-1"))
