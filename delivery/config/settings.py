@@ -270,7 +270,9 @@ class Spark(Area):
     parallelism: Annotated[int, Field(gt=0)] = 2
     """Tasks of a micro-batch, for any number of topics. Set it to the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0
-    """Time from one micro-batch of the direct lane to the next; 0 starts the next as soon as the last has ended."""
+    """Time from one micro-batch of the direct lane to the next; 0 starts the next as soon as the last has ended. A longer time
+    saves CPU and adds about half of itself to the latency: with 500 topics, 0.25 takes a third of the JVM's CPU away, and
+    nearly all while no events come (docs/benchmarks/2026-11-25-at-scale.md)."""
     driver_memory: str = "2g"
     """Heap of the driver's JVM."""
     ui: bool = False
