@@ -81,8 +81,6 @@ class Connection(http_connection.Connection):
     """aiohttp's handle of the connection, which is closed with the connection."""
     idle_since: float
     """When the connection was last released, by the event loop's clock."""
-    is_reused = False
-    """True if the connection had a request before the current one."""
     on_closed: Callable[[Connection], None] | None = None
     """Function that is called once, when the file descriptor is released."""
 
@@ -163,7 +161,6 @@ class ConnectionPool:
         while idle := self._idle.get(origin):
             connection = self._remove_idle(idle, -1)
             if connection.is_connected():
-                connection.is_reused = True
                 return connection
             self.close(connection)
         return None
