@@ -137,7 +137,10 @@ class Watch:
             self.progress = Progress(positions=positions, at_s=self._progressed_at)
 
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
-        """Record the lag, and whether Kafka answered. Called every few seconds, so that intended waiting is no stall."""
+        """Record the lag, and whether Kafka answered. Called every few seconds.
+
+        While the lane is paused or has no lag, no time counts as a stall.
+        """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
         if not is_source_up or not should_progress(self._phase(), self._pause_reason(), backlog.lag):
             self._progressed_at = self._clock()

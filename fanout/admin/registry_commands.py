@@ -34,7 +34,7 @@ KAFKA_TIMEOUT_S = 3
 
 
 class Listed(NamedTuple):
-    """A kind of row that `fanout get` lists, and the columns of its narrow table."""
+    """A kind of row that `fanout get` lists, and the columns that its table shows without `-o wide`."""
 
     kind: registered_rows.RowKind
     brief: tuple[str, ...]
@@ -83,7 +83,9 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
     try:
         text = file.read_bytes()
     except OSError as exc:
-        raise errors.RegistrationError(str(file), f"cannot be read: {exc.strerror}") from exc
+        raise errors.RegistrationError(
+            str(file), f"cannot be read ({exc.strerror}), so nothing was changed: name a readable file"
+        ) from exc
     document = yaml_document.read(text, str(file))
     with document.naming_lines(str(file)):
         wanted = manifest.check(document.value, worker_plans.guard_of(config.delivery))

@@ -121,7 +121,9 @@ def export(
             with file.open("wb") as to:
                 count = dead_letters.export(reader, wanted, to, limit)
         except OSError as exc:
-            raise errors.SettingsError(f"{file} cannot be written: {exc.strerror}") from exc
+            raise errors.SettingsError(
+                f"{file} cannot be written ({exc.strerror}), and may be incomplete: name another file"
+            ) from exc
     commands.console.print(f"{count} dead letters written to {file}")
 
 

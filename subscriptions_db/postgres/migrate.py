@@ -95,5 +95,7 @@ def _missing(connection: connect.Connection, wanted: list[Migration]) -> list[Mi
     applied = {row["name"]: row["sha256"] for row in connection.execute(query("applied_migrations"))}
     for migration in wanted:
         if applied.get(migration.name, migration.sha256) != migration.sha256:
-            raise errors.RegistryOutdated(f"migration {migration.name} was changed after it was applied: restore the file")
+            raise errors.RegistryOutdated(
+                f"migration {migration.name} was changed after it was applied: restore the file. Nothing was migrated"
+            )
     return [migration for migration in wanted if migration.name not in applied]

@@ -78,7 +78,7 @@ class Leases:
         except ssl.SSLCertVerificationError as exc:
             raise errors.LeaseRefused(
                 f"{self._where(namespace)}: the API server's certificate is not of the authority in {self.account / 'ca.crt'} "
-                f"({exc.verify_message}): mount the service account's own files"
+                f"({exc.verify_message}): mount the service account's own files. The job did not start"
             ) from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
             raise Unavailable(f"{self.host}:{self.port} does not answer ({str(exc) or type(exc).__name__})") from exc

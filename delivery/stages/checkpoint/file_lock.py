@@ -45,8 +45,8 @@ def _lock(folder: Path, lane: str) -> None:
         owner = os.pread(file, 1000, 0).decode(errors="replace")
         os.close(file)
         raise errors.CheckpointInUse(
-            f"lane {lane} of the checkpoint {folder} is run by another job ({owner}): stop that one first, or set "
-            "spark.checkpoint to another folder"
+            f"lane {lane} of the checkpoint {folder} is run by another job ({owner}), and nothing was started: "
+            "stop that job first"
         ) from exc
     except OSError as exc:
         os.close(file)

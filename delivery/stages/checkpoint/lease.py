@@ -44,7 +44,7 @@ class Holder:
     """Acquire, renew and release the Lease for this driver, which is named `identity`.
 
     If this driver loses the Lease, it calls `kill_workers` and ends its own process. `kill_workers` ends every process that
-    delivers for this driver, at once. It must not wait.
+    delivers for this driver, at once. `kill_workers` must not wait.
     """
 
     def __init__(self, leases: Leases, identity: str, kill_workers: Callable[[], None]) -> None:
@@ -78,7 +78,8 @@ class Holder:
             record = self._observed.record
             if not is_patient and record is not None and record.holder and seen not in {None, record.version}:
                 raise errors.CheckpointInUse(
-                    f"driver {record.holder} holds the Lease {self._leases.name} and renews it: stop that driver first"
+                    f"driver {record.holder} holds the Lease {self._leases.name} and renews it: stop that driver first. "
+                    "Nothing was changed"
                 )
             seen = None if record is None else record.version
             stop.wait(election.RETRY_S)

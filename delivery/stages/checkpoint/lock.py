@@ -20,7 +20,7 @@ from delivery.stages.checkpoint import cluster, file_lock, lease
 class Lock:
     """The lock of this process on some lanes of a checkpoint.
 
-    The constructor takes the file locks. It raises CheckpointInUse at once if another process has one of them.
+    The constructor takes the file locks, and raises CheckpointInUse at once if another process has one of them.
     """
 
     def __init__(self, config: settings.Spark, lanes: Iterable[str]) -> None:

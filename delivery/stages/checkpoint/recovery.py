@@ -43,8 +43,8 @@ def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
 def require_whole(spark: SparkSession, checkpoint: str) -> None:
     """Raise LaneFailed if the offsets of the newest committed micro-batch are gone from the lane's folder `checkpoint`.
 
-    Otherwise Spark would run an old micro-batch, the newest whose offsets it has. It would fail only after all deliveries of
-    that micro-batch had been sent again.
+    Otherwise Spark would run an old micro-batch, the newest whose offsets it has. Spark would fail only after all
+    deliveries of that micro-batch had been sent again.
     """
     begun, committed = newest(spark, checkpoint)
     if begun < committed:

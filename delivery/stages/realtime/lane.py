@@ -352,7 +352,7 @@ class RealtimeLane:
             context.setLogLevel(session.LOG_LEVEL)
 
     def _stop_tasks(self, query: _Query) -> None:
-        """Ask the tasks to end their deliveries and to write the results, and wait. So Spark aborts no delivery afterwards."""
+        """Ask the tasks to end their deliveries and to write the results, and wait: Spark would abort unfinished deliveries."""
         query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
         while query.server.running_tasks and query.server.fault() is None and time.monotonic() < deadline:

@@ -53,7 +53,7 @@ class TaskReports:
 class TaskServer:
     """Listen for the tasks of one query, collect their reports, and answer them.
 
-    `update` returns the answer to a task that has a given version of the registry. It must not wait. `next_offsets` are the
+    `update` returns the answer to a task that has a given version of the registry, and must not wait. `next_offsets` are the
     query's start offsets. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port.
     """
 

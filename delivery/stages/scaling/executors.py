@@ -46,7 +46,7 @@ class SparkExecutors:
     def request(self, number: int) -> None:
         """Request this total number of executors.
 
-        Spark starts missing executors, and replaces executors that end. It ends no registered executor.
+        Spark starts missing executors, and replaces executors that end. A lower number ends no registered executor.
         """
         self._context.requestTotalExecutors(number, 0, self._jvm.PythonUtils.toScalaMap(self._jvm.java.util.HashMap()))
 

@@ -31,7 +31,7 @@ def deliver_leases(
     """Return a frame whose tasks deliver leases; `task_context.run` runs them.
 
     `leases` is the result of `shard_state.decide_shards`, without further columns. A task waits up to `settle_s` seconds for
-    its attempts. Attempts that take longer continue in the worker, and a later task there reports their leases.
+    its attempts. Attempts that take longer continue in the worker, and a later task in the same worker reports their leases.
     """
     partition = DeliverLeasesPartition(tools=tools, source=source, settle_s=settle_s, work_log=work_log)
     return leases.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)

@@ -22,7 +22,7 @@ def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: floa
 
     Spark assigns its worker processes round robin. A task slot has at most two: one that decides, and one that delivers. So
     there are more processes than slots, and they wait in turns. A first round, without waiting, asks every process to start no
-    more attempts. Otherwise some would start attempts while the job waits for others.
+    more attempts. Without the first round, some processes would start attempts while the job waits for other processes.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")

@@ -54,9 +54,9 @@ def route(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutePartition:
-    """The function that Spark calls for a partition of records: yield rows of SCHEMA, and write the results that end here.
+    """The function that Spark calls for a partition of records: yield rows of SCHEMA for the lane's state.
 
-    Skipped deliveries and rejected records end here, before the state.
+    Write the results of deliveries that never reach the state: skipped deliveries and rejected records.
     """
 
     tools: task_context.Tools

@@ -121,7 +121,7 @@ class Guard:
         if "@" in authority:
             raise errors.TargetRefused("url", "must not hold a user name or password; use auth")
         if "#" in url:
-            raise errors.TargetRefused("url", "must not have a fragment")
+            raise errors.TargetRefused("url", "must not have a fragment: remove # and what follows")
         parts = _AUTHORITY.fullmatch(authority)
         if parts is None:
             raise errors.TargetRefused("url", "is not a URL: write https://host/path")

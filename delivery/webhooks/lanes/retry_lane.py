@@ -43,14 +43,14 @@ class LeaseResults(NamedTuple):
 
 
 class _Course(enum.Enum):
-    """The course of a lease that a task brings."""
+    """The next step for a lease that a task brings to the worker."""
 
     KNOWN = enum.auto()
     """An earlier run of the micro-batch has reported the lease, or has it in flight."""
     GIVEN_UP = enum.auto()
-    """Its entries become dead letters. It has no report."""
+    """The lease's entries become dead letters. The lease has no report."""
     REFUSED = enum.auto()
-    """There is no memory for it. Its entries are requeued."""
+    """The worker has no memory for the lease. The entries are requeued without an attempt."""
     DELIVERED = enum.auto()
 
 
@@ -90,7 +90,7 @@ class RetryLane:
         self._memory = memory_budget.MemoryBudget()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits by this worker's share of `bounds`. A lease in flight keeps the former ones."""
+        """Replace the limits by this worker's share of `bounds`. A lease in flight keeps the bounds with which it began."""
         self._runner.set_bounds(bounds)
 
     @property

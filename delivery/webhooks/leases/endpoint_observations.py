@@ -24,13 +24,13 @@ class EndpointObservations:
     def record(
         self, lease: retry_messages.Lease, entry: retry_messages.RetryEntry, endpoint: Endpoint, attempt: Attempt
     ) -> None:
-        """Record what the attempt of an entry shows.
+        """Record what the attempt of a retry entry shows about its endpoint.
 
-        1. The endpoint responded, maybe with 410 Gone. One response outweighs all failures.
-        2. The endpoint was unreachable. All entries here have failed before. So this counts only if the endpoint was reachable
-           before: the lease is no probe, and the entry's last failure was another one. Otherwise ten dead endpoints in an idle
-           micro-batch would pause all lanes.
-        3. Otherwise the attempt shows nothing.
+        1. The endpoint responded, maybe with 410 Gone: it is reachable. One response outweighs all failures.
+        2. The endpoint was unreachable, and its earlier state speaks for a new outage: the lease is no probe, and the entry's
+           previous attempt failed for another reason. Without these conditions, ten dead endpoints in an idle micro-batch
+           would pause all lanes.
+        3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class
         if error_class == error_classes.GONE:

@@ -55,7 +55,7 @@ class EndpointSlots:
         self._slots: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits. A lease in flight keeps the former ones."""
+        """Replace the limits. A lease in flight keeps the limits with which it began."""
         self._bounds = bounds
 
     def limits_of(self, endpoint: Endpoint) -> SharedLimits:

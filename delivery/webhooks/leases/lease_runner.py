@@ -52,7 +52,7 @@ class LeaseRunner:
         self.observations = EndpointObservations()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits of endpoints by this worker's share of `bounds`. A lease in flight keeps the former ones."""
+        """Replace the limits of endpoints by this worker's share of `bounds`. A lease in flight keeps its bounds."""
         self._endpoint_slots.set_bounds(bounds)
 
     def drain_most_in_flight(self) -> int:

@@ -63,7 +63,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return entries
 
     def remove_expired(self, store: segment_store.SegmentStore, max_bytes: int, now_ms: int) -> list[RetryEntry]:
-        """Remove and return expired entries, slice by slice, up to `max_bytes`. The next decision removes the others."""
+        """Remove and return expired entries, slice by slice, up to `max_bytes`. The next decision removes further ones."""
         expired: list[RetryEntry] = []
         room = max_bytes
         self.not_before_ms = 0  # another entry may be the first one now

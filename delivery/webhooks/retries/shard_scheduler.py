@@ -320,7 +320,7 @@ class _Scheduler:
         self._decision.leases.append(retry_messages.encoded(lease))
 
     def _write(self) -> None:
-        """Put the changes into the decision: segments, and the index entries of the decoded endpoints."""
+        """Put new and removed segments of the decoded endpoints into the decision, and update their entries in the index."""
         for endpoint in self._open.values():
             endpoint.prune(self._now_ms)
         owners = [timer_wheel.OWNER, *self._open]

@@ -251,9 +251,9 @@ class Dispatcher(Generic[Sent]):
         return True
 
     def _start_runner(self) -> None:
-        """Use one more slot if a queue is ready.
+        """Wake an idle runner, or start one more, if a queue is ready and fewer than `max_in_flight` runners exist.
 
-        A runner attempts delivery after delivery, and idles when no queue is ready: one asyncio task is made per slot.
+        A runner is an asyncio task that attempts one delivery after the other, and idles while no queue is ready.
         """
         if not self._ready:
             return
@@ -332,7 +332,7 @@ class Dispatcher(Generic[Sent]):
         return False
 
     def _settle(self, queue: Queue[Sent], pending: Pending[Sent], attempt: Attempt, began_at: float) -> None:
-        """Record the result of an attempt, and decide what follows.
+        """Record the result of an attempt, and decide the next step of its delivery.
 
         1. Accepted: delivered.
         2. Failed in a way that often passes, and attempts are left: retry after a wait that holds no slot.

@@ -66,7 +66,7 @@ class Timeouts:
             self.start_response_deadline()
 
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
-        """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if the latter is infinite.
+        """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if that deadline is infinite.
 
         The first call comes at once: nothing waits for endpoints that usually respond later than `response_deadline_s`.
         """

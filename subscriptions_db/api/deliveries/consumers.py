@@ -33,7 +33,7 @@ class SeekTarget(NoParameters):
 
 
 class NewConsumer(SeekTarget, DeadLetterQuery):
-    """A consumer to create, whose selection cannot change later. Without a place it begins at the oldest dead letter."""
+    """A consumer to create, whose selection cannot change later. Default place: the oldest dead letter."""
 
     name: ConsumerName
     max_receives: MaxReceives | None = None

@@ -145,7 +145,10 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
 
 
 def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
-    """Return an event's type; empty if it is missing, or neither text nor a number. The parser refuses the latter."""
+    """Return an event's type; empty if it is missing, or neither text nor a number.
+
+    The parser refuses a type that is neither.
+    """
     headers = dict(unchecked.headers)
     if "ce_type" in headers:
         return headers["ce_type"].decode(errors="replace")

@@ -49,7 +49,7 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 
 
 def update(call: Call) -> schemas.Endpoint:
-    """Change the given fields and keep the others, including secrets."""
+    """Change the given fields of an endpoint, and keep all its other fields and its secrets."""
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.endpoint_document(before)

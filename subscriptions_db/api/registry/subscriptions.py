@@ -77,7 +77,7 @@ def create(call: Call) -> schemas.RegisteredSubscription:
 
 
 def update(call: Call) -> schemas.RegisteredSubscription:
-    """Change the given fields and keep the others."""
+    """Change the given fields of a subscription, and keep its other fields."""
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.subscription_document(before) | call.document

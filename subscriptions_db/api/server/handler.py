@@ -205,7 +205,8 @@ def _without(document: dict[str, Any], place: str) -> dict[str, Any]:
 def _row(request: ApiRequest) -> dict[str, Any]:
     """Return the columns that name a stored answer.
 
-    Requests of a limited key have their own answers. Row-level security requires the digest of the limit before the space.
+    For a limited key, the stored idempotency key is two digests with a space between them: of the key's endpoints, and of the
+    request's idempotency key. The policy of row-level security compares the first digest.
     """
     principal, key = request.principal, request.idempotency_key
     if principal.endpoints is not None and key is not None:
