@@ -80,6 +80,6 @@ class Source:
         return last or registries.WholeRegistry("base", self._snapshot)
 
 
-def working(**told: Any) -> contextlib.closing[worker.Worker]:
+def working(**options: Any) -> contextlib.closing[worker.Worker]:
     """Give a worker to whom these customers' addresses are open."""
-    return contextlib.closing(worker.Worker(worker_plan.Plan(topics=TOPICS, guard=OPEN, **told)))
+    return contextlib.closing(worker.Worker(worker_plan.Plan(topics=TOPICS, guard=OPEN, **options)))

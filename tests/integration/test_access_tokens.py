@@ -54,19 +54,19 @@ def attempted(token_answer, endpoint_answer=None, *, address_guard=OPEN, token_u
 
 def test_many_deliveries_carry_the_token_of_one_request():
     made, token_requests, requests = attempted(granting("t1"), times=20)
-    assert {one.error_class for one in made} == {None}
+    assert {attempt.error_class for attempt in made} == {None}
     [asked] = token_requests
     assert asked.startswith(b"POST /token HTTP/1.1\r\n")
     assert CREDENTIALS in asked.split(b"\r\n")
     assert asked.endswith(b"\r\n\r\ngrant_type=client_credentials")
-    assert len([one for one in requests if b"\r\nauthorization: Bearer t1\r\n" in one]) == 20
+    assert len([request for request in requests if b"\r\nauthorization: Bearer t1\r\n" in request]) == 20
 
 
 def test_a_token_that_was_taken_back_is_replaced_within_the_attempt():
     unauthorized = saying(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n")
     [made], _, requests = attempted(in_turn(granting("t1"), granting("t2")), in_turn(unauthorized, saying(OK)))
     assert (made.status, made.error_class) == (200, None)
-    ids = {line for one in requests for line in one.split(b"\r\n") if line.startswith(b"webhook-id: ")}
+    ids = {line for request in requests for line in request.split(b"\r\n") if line.startswith(b"webhook-id: ")}
     assert (len(requests), len(ids)) == (2, 1)
 
 

@@ -38,18 +38,18 @@ def bring(count, *endpoints):
             shard.decide([row.segment for each in collected for row in each.rows if row.shard == number], now_ms=2**60)
             left += shard.last.batches
             assert shard.is_empty()
-        told = counters.Counters()
+        counted = counters.Counters()
         for results in here.deliver_batches(iter(left), source):
-            told += counters.count(results, cpu_s=0)
-    return told, [segment.decoded_batch(one) for one in left]
+            counted += counters.count(results, cpu_s=0)
+    return counted, [segment.decoded_batch(batch) for batch in left]
 
 
 def test_every_event_reaches_every_endpoint_once_in_verified_batches_of_its_own():
     with Keeping() as customers:
         to = [endpoint(f"ep{n}", url=f"{customers.url}/ep{n}", batching=Batching(max_events=40)) for n in range(3)]
-        told, _ = bring(250, *to)
-    assert told.deliveries == {("delivered", "none"): 750}
-    assert told.batches == {"count": 18, "time": 3}
+        counted, _ = bring(250, *to)
+    assert counted.deliveries == {("delivered", "none"): 750}
+    assert counted.batches == {"count": 18, "time": 3}
     for name in ("ep0", "ep1", "ep2"):
         bodies = [WEBHOOK.verify(body, headers) for path, headers, body in customers.received if path == name]
         assert sorted(len(body) for body in bodies) == [10] + [40] * 6
@@ -66,15 +66,15 @@ def test_a_compressed_batch_of_cloudevents_is_read_and_verified_by_the_public_li
     assert (headers["content-type"], headers["content-encoding"]) == ("application/cloudevents-batch+json", "gzip")
     body = gzip.decompress(body)
     assert len(WEBHOOK.verify(body, headers)) == 20
-    read = [JSONFormat().read(None, orjson.dumps(one)) for one in orjson.loads(body)]
+    read = [JSONFormat().read(None, orjson.dumps(cloud_event)) for cloud_event in orjson.loads(body)]
     assert [event.get_id() for event in read] == [f"e{n}" for n in range(20)]
     assert b'{"id": "e7",  "tenant_id": "t1"}' in body
 
 
 def test_what_the_receiver_rejects_of_a_batch_is_dead_lettered_alone():
     with Keeping(answer=b'{"rejected":[{"index":2,"reason":"unknown order"}]}') as customers:
-        told, _ = bring(10, endpoint(url=f"{customers.url}/a"))
-    assert told.deliveries == {("delivered", "none"): 9, ("dead_lettered", "rejected_by_endpoint"): 1}
+        counted, _ = bring(10, endpoint(url=f"{customers.url}/a"))
+    assert counted.deliveries == {("delivered", "none"): 9, ("dead_lettered", "rejected_by_endpoint"): 1}
 
 
 @pytest.mark.parametrize(("event_bytes", "read_by_then"), [(400, 100), (600_000, 2)])

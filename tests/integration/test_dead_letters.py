@@ -63,13 +63,13 @@ class Platform:
 
     def publish(self, *messages):
         publisher = publishing.Publisher(self.config.kafka)
-        for one in messages:
-            publisher.publish(one)
+        for message in messages:
+            publisher.publish(message)
         publisher.flush()
 
     def publish_events(self, count):
         documents = [{"id": f"e{n}", "tenant_id": "t1"} for n in range(count)]
-        self.publish(*(publishing.Message(topic=self.events, value=orjson.dumps(one)) for one in documents))
+        self.publish(*(publishing.Message(topic=self.events, value=orjson.dumps(document)) for document in documents))
 
     def write(self, *outcomes, without=(), **results):
         made = topic_rows.rows(Results(outcomes=list(outcomes), **results), self.topics)
@@ -137,14 +137,14 @@ def test_a_redrive_enqueues_each_letter_once_with_its_webhook_id(platform):
     assert platform.run_json("dead-letters", "redrive", "--endpoint", "ep1", "--dry-run")["letters"] == 3
     assert platform.read(platform.topics.retries) == []
 
-    told = platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")
-    assert told == {"letters": 3, "requests": 3, "redriven_before": 0, "endpoints": {"ep1": 3}, "dry_run": False}
+    summary = platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")
+    assert summary == {"letters": 3, "requests": 3, "redriven_before": 0, "endpoints": {"ep1": 3}, "dry_run": False}
     [record] = platform.read(platform.topics.retries)
     postponed = retry_messages.message(record.value())
     assert (record.key(), postponed.endpoint_id) == (b"ep1", "ep1")
-    packed = [(segment.unpacked(one.packed[0]), one.subscriptions[0]) for one in postponed.entries]
-    assert [payload.webhook_id(*one) for one in packed] == [one.delivery.webhook_id for one in outcomes[1::2]]
-    assert [payload.standard(one) for one, _ in packed] == [one.delivery.body for one in outcomes[1::2]]
+    packed = [(segment.unpacked(entry.packed[0]), entry.subscriptions[0]) for entry in postponed.entries]
+    assert [payload.webhook_id(*pair) for pair in packed] == [outcome.delivery.webhook_id for outcome in outcomes[1::2]]
+    assert [payload.standard(event) for event, _ in packed] == [outcome.delivery.body for outcome in outcomes[1::2]]
 
     assert platform.run_json("dead-letters", "redrive", "--endpoint", "ep1")["redriven_before"] == 3
     assert platform.run_json("dead-letters", "redrive", "--all")["endpoints"] == {"ep0": 3}
@@ -171,7 +171,7 @@ def test_dead_letters_of_a_batch_are_redriven_in_one_batch(platform):
     assert platform.run_json("dead-letters", "redrive", "--all")["requests"] == 1
     [record] = platform.read(platform.topics.retries)
     [waiting] = retry_messages.message(record.value()).entries
-    assert [segment.unpacked(one).event_id for one in waiting.packed] == ["e0", "e1", "e2"]
+    assert [segment.unpacked(item).event_id for item in waiting.packed] == ["e0", "e1", "e2"]
     assert waiting.left_by == "redrive"
 
 
@@ -218,9 +218,9 @@ def test_reconcile_finds_missing_and_surplus_deliveries(platform):
     assert (finding["kind"], finding["first_offset"], finding["subscription_id"]) == ("not_handed_over", 3, "s1")
     handed_over = [*postponed, only_counts]
     platform.publish(*(publishing.Message(topic=row.topic, key=row.key, value=row.value) for row in handed_over))
-    told = platform.run_json("reconcile", "--settle", "0s")
-    assert told["holds"]
-    direct = told["lanes"]["direct"]
+    account = platform.run_json("reconcile", "--settle", "0s")
+    assert account["holds"]
+    direct = account["lanes"]["direct"]
     assert [direct[name] for name in ("due", "delivered", "dead_lettered", "pending")] == [4, 2, 1, 1]
     assert "Everything adds up" in platform.run("reconcile", "--settle", "0s", "--since", "1h")
 

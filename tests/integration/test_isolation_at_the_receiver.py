@@ -78,8 +78,8 @@ def platform():
 
 def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_not_at_all_by_later_ones(platform):
     customers, here, source = platform
-    told = queue.SimpleQueue()
-    here.write_background_results_by(lambda results, ended, _: told.put((results, ended)))
+    written = queue.SimpleQueue()
+    here.write_background_results_by(lambda results, ended, _: written.put((results, ended)))
     others = {(name, "delivered", None): EVENTS for name in ENDPOINTS if name != "ep7"}
 
     took_s, kinds = micro_batch(here, source)
@@ -96,7 +96,7 @@ def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_no
     # The attempts had their time all the same, and what came of them is told without any task, as if it had been waited for.
     began, ended = time.monotonic(), []
     while len(ended) < EVENTS:
-        results, some = told.get(timeout=MOST_S * 2)
+        results, some = written.get(timeout=MOST_S * 2)
         assert {(outcome.kind.value, outcome.reason) for outcome in results.outcomes} == {("dead_lettered", "timeout")}
         ended += some
     assert len({name for name, _ in ended}) == EVENTS

@@ -41,7 +41,7 @@ def deliver(customer, events, *, made_for=WORKERS, **own):
     endpoint = builders.endpoint(url=customer.url, **own)
     source = Source(builders.snapshot(endpoint, builders.subscription(event_type="order.created")))
 
-    def one(first):
+    def deliver_from(first):
         records = [
             builders.record(offset=number, value=orjson.dumps({"id": f"e{number}", "tenant_id": "t1"}))
             for number in range(first, first + events)
@@ -52,7 +52,7 @@ def deliver(customer, events, *, made_for=WORKERS, **own):
         return sum(outcome.kind == "delivered" for part in results for outcome in part.outcomes)
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        return sum(pool.map(one, range(0, WORKERS * events, events)))
+        return sum(pool.map(deliver_from, range(0, WORKERS * events, events)))
 
 
 def test_in_no_second_do_more_requests_arrive_than_the_endpoint_allows():

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.integration
 def processes_of(folder):
     """The living processes, guardians aside, that were started with a path below `folder`."""
     return {
-        one.pid: one.info["name"]
-        for one in psutil.process_iter(["name", "cmdline", "status"])
-        if one.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in one.info["cmdline"] or ())
+        process.pid: process.info["name"]
+        for process in psutil.process_iter(["name", "cmdline", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in process.info["cmdline"] or ())
     }
 
 
@@ -142,7 +142,7 @@ def test_no_server_outlives_a_process_that_was_killed_while_it_was_starting_them
     """Guardians once began to watch when the servers answered: what was not that far stayed for ever."""
 
     def is_guarded():
-        commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+        commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
         return guarded(tmp_path / "root") & {command[-1] for command in commands if "fanout.local.guardian" in command}
 
     assert_eventually(is_guarded, bool)

@@ -32,11 +32,11 @@ _watching = []
 
 @functools.cache
 def hook():
-    def told(event, arguments):
+    def record(event, arguments):
         if _watching and event.startswith("socket."):
             _watching[-1].append((event, arguments))
 
-    sys.addaudithook(told)
+    sys.addaudithook(record)
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ class Places:
         nobody.bind((INSIDE, 0))  # without listening: the port stays ours, and refuses
         full = opened.enter_context(socket.create_server((INSIDE, 0), backlog=0))
         opened.enter_context(socket.create_connection(full.getsockname()))  # the only place in its queue
-        self.ports = [one.getsockname()[1] for one in (self._listener, nobody, full)]
+        self.ports = [listener.getsockname()[1] for listener in (self._listener, nobody, full)]
 
     def came(self):
         """How many connections the listener has got: the kernel makes them, whoever accepts."""
@@ -149,7 +149,7 @@ def served(postgres):
         yield made
 
 
-def told(answer):
+def shown(answer):
     """What a customer is told, without what is another each time."""
     return answer.status, {name: value for name, value in answer.json.items() if name not in {"webhook_id", "duration_ms"}}
 
@@ -161,7 +161,7 @@ def connected(seen, ports):
 def test_registering_over_http_tells_and_asks_the_same_whatever_is_there(places, served):
     acme = served.client(served.keys["acme"])
     with watched() as seen:
-        answers = [told(acme.post("/v1/endpoints", {"url": f"http://{INSIDE}:{port}/"})) for port in places.ports]
+        answers = [shown(acme.post("/v1/endpoints", {"url": f"http://{INSIDE}:{port}/"})) for port in places.ports]
     assert answers == answers[:1] * 3
     status, document = answers[0]
     assert (status, [error["field"] for error in document["errors"]]) == (422, ["url"])
@@ -181,7 +181,7 @@ def test_a_test_event_and_a_question_tell_and_ask_the_same_whatever_is_there(pla
     documents = [{"url": f"http://{NAME}:{port}/", "validation": VALIDATION[action]} for port in places.ports]
     endpoints = [acme.post("/v1/endpoints", document).json["id"] for document in documents]
     with watched() as seen:
-        answers = [told(acme.post(f"/v1/endpoints/{endpoint}/{action}", {})) for endpoint in endpoints]
+        answers = [shown(acme.post(f"/v1/endpoints/{endpoint}/{action}", {})) for endpoint in endpoints]
     assert answers == answers[:1] * 3
     status, document = answers[0]
     assert (status, document.get("detail") or document["reason"]) == (200, SAID[action])
@@ -203,5 +203,5 @@ def test_a_name_that_leads_inside_and_one_that_there_is_not_are_told_alike(serve
     acme = served.client(served.keys["acme"])
     documents = [{"url": f"http://{name}/", "validation": VALIDATION[action]} for name in (NAME, f"not.{NAME}")]
     endpoints = [acme.post("/v1/endpoints", document).json["id"] for document in documents]
-    inside, nowhere = [told(acme.post(f"/v1/endpoints/{endpoint}/{action}", {})) for endpoint in endpoints]
+    inside, nowhere = [shown(acme.post(f"/v1/endpoints/{endpoint}/{action}", {})) for endpoint in endpoints]
     assert inside == nowhere

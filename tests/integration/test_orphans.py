@@ -43,7 +43,7 @@ class Holding:
 @pytest.mark.parametrize("noticed", ["by the signal", "by the pipe"])
 def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_the_task_fails(monkeypatch, noticed):
     async def main():
-        here, endpoint, told = worker.Worker(PLAN), Holding(), []
+        here, endpoint, outcomes = worker.Worker(PLAN), Holding(), []
         loop, is_gone = asyncio.get_running_loop(), asyncio.Event()
 
         async def close(self, within_s, closed=drain_gate.DrainGate.close):
@@ -60,7 +60,7 @@ def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_t
 
         def task(url):
             for results in here.deliver(given(), registry(url)):
-                told.extend(results.outcomes)
+                outcomes.extend(results.outcomes)
 
         async with serving.serve(endpoint) as server:
             running = asyncio.create_task(asyncio.to_thread(task, server.url()))
@@ -70,7 +70,7 @@ def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_t
             is_gone.set()
             with pytest.raises((errors.Orphaned, EOFError)):
                 await running
-            assert len(told) == len(server.requests) == UNDER_WAY
+            assert len(outcomes) == len(server.requests) == UNDER_WAY
             here.close()
 
     serving.run(main())

@@ -104,17 +104,17 @@ def in_java(asked, folder):
     try:
         # PySpark puts one in its place that takes every error for one of Spark's, in a process that has started Spark.
         with mock.patch.object(py4j.java_gateway, "get_return_value", py4j.protocol.get_return_value):
-            return [said_by_java(gateway, one) for one in asked]
+            return [said_by_java(gateway, request) for request in asked]
     finally:
         gateway.shutdown()
 
 
-def said_by_java(gateway, one):
+def said_by_java(gateway, request):
     headers = gateway.jvm.java.util.HashMap()
-    for name, value in one["headers"].items():
+    for name, value in request["headers"].items():
         headers.put(name, gateway.jvm.java.util.List.of(value))
     try:
-        gateway.jvm.com.standardwebhooks.Webhook(one["secret"]).verify(one["body"], headers)
+        gateway.jvm.com.standardwebhooks.Webhook(request["secret"]).verify(request["body"], headers)
     except py4j.protocol.Py4JJavaError as refusal:
         if refusal.java_exception.getClass().getSimpleName() != "WebhookVerificationException":
             raise
@@ -131,5 +131,5 @@ def if_there_is(tool, asked):
 )
 def test_the_libraries_of_other_languages_verify_what_we_sign_and_refuse_what_was_changed(library, tmp_path):
     asked = cases()
-    said = library([one for one, _ in asked.values()], tmp_path)
+    said = library([request for request, _ in asked.values()], tmp_path)
     assert dict(zip(asked, said, strict=True)) == {what: expected for what, (_, expected) in asked.items()}

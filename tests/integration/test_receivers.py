@@ -30,9 +30,9 @@ def post(url, body, *, signed=None, secret=SECRET, **headers):
     # In small letters, as the platform writes them.
     connection.request("POST", to.path, body, own | {"content-length": str(len(body))} | headers)
     answer = connection.getresponse()
-    told = answer.status, answer.read()
+    response = answer.status, answer.read()
     connection.close()
-    return told
+    return response
 
 
 @pytest.fixture
@@ -52,16 +52,16 @@ def customer():
 @pytest.mark.parametrize("content_type", ["application/json", "application/cloudevents-batch+json"])
 def test_a_batch_is_told_event_by_event(customer, content_type):
     assert post(f"{customer.url}/ep1", orjson.dumps(MESSAGES), **{"content-type": content_type}) == (200, b"")
-    [one] = customer.got
-    assert (one.is_verified, one.webhook_id) == (True, "batch_1")
-    assert one.batch == one.accepted == tuple(receiver.BatchEvent("/shop", f"e{n}") for n in range(3))
+    [request] = customer.got
+    assert (request.is_verified, request.webhook_id) == (True, "batch_1")
+    assert request.batch == request.accepted == tuple(receiver.BatchEvent("/shop", f"e{n}") for n in range(3))
 
 
 def test_a_compressed_batch_is_unpacked_and_verified_by_what_was_packed(customer):
     body = orjson.dumps(MESSAGES)
     post(f"{customer.url}/ep1", gzip.compress(body), signed=body, **{"content-encoding": "gzip"})
-    [one] = customer.got
-    assert (one.body, one.is_verified, len(one.batch)) == (body, True, 3)
+    [request] = customer.got
+    assert (request.body, request.is_verified, len(request.batch)) == (body, True, 3)
 
 
 def test_a_batch_larger_than_a_megabyte_is_read(customer):
@@ -72,7 +72,7 @@ def test_a_batch_larger_than_a_megabyte_is_read(customer):
 
 def test_the_events_that_a_customer_rejects_are_named_in_the_answer_and_not_accepted(customer):
     status, answer = post(f"{customer.url}/picky", orjson.dumps(MESSAGES))
-    assert (status, [one["index"] for one in orjson.loads(answer)["rejected"]]) == (200, [1])
+    assert (status, [rejection["index"] for rejection in orjson.loads(answer)["rejected"]]) == (200, [1])
     assert [named.event_id for named in customer.got[0].accepted] == ["e0", "e2"]
 
 

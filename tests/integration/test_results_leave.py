@@ -40,8 +40,8 @@ def test_results_leave_while_an_endpoint_does_not_answer():
             assert left == 5
             go_on.set()
             rest = await asyncio.to_thread(list, results)
-            assert sum(len(one.outcomes) for one in rest) == 5
-            assert [receipt.due for one in rest for receipt in one.receipts] == [10]
+            assert sum(len(part.outcomes) for part in rest) == 5
+            assert [receipt.due for part in rest for receipt in part.receipts] == [10]
             here.close()
 
     serving.run(main())
@@ -53,10 +53,10 @@ def test_that_an_endpoint_accepts_something_leaves_with_the_first_task_and_not_w
             here = worker.Worker(PLAN)
             source = Source(builders.snapshot(builders.endpoint(url=server.url()), builders.subscription()))
 
-            def told():
-                return [to.endpoint_id for one in here.deliver([[RECORD]], source) for to in one.accepting]
+            def accepting():
+                return [to.endpoint_id for part in here.deliver([[RECORD]], source) for to in part.accepting]
 
-            assert [await asyncio.to_thread(told) for _ in range(3)] == [["ep1"], [], []]
+            assert [await asyncio.to_thread(accepting) for _ in range(3)] == [["ep1"], [], []]
             here.close()
 
     serving.run(main())

@@ -36,8 +36,8 @@ def source(customers=(), **urls):
 
 def micro_batch(here, known, *leases, settle_s=0.3):
     """Deliver leases; return the reports that have come."""
-    ended = here.retry([retry_messages.encoded(one) for one in leases], known, settle_s)
-    return {report.endpoint_id: report for one in ended for report in one.reports}
+    ended = here.retry([retry_messages.encoded(message) for message in leases], known, settle_s)
+    return {report.endpoint_id: report for results in ended for report in results.reports}
 
 
 def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attempt(here):
@@ -85,10 +85,10 @@ def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_la
         assert here.drain_leases() is None
         customers.end()
         late = []
-        while not any(one.reports for one in late):  # what was accepted may be told before its turn has ended
+        while not any(results.reports for results in late):  # what was accepted may be told before its turn has ended
             late += filter(None, [here.drain_leases()])
-    assert [(report.endpoint_id, report.delivered) for one in late for report in one.reports] == [("ep1", 1)]
-    assert sum(len(one.results.outcomes) for one in late) == 1
+    assert [(report.endpoint_id, report.delivered) for results in late for report in results.reports] == [("ep1", 1)]
+    assert sum(len(results.results.outcomes) for results in late) == 1
     assert here.drain_leases() is None
 
 
@@ -99,6 +99,6 @@ def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_ci
         known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
         here._memory.breakers["ep1"] = circuit_breaker.CircuitBreaker()
         leases = [lease(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
-        ended = list(here.retry([retry_messages.encoded(one) for one in leases], known, 5.0))
-    assert [(one.results.reach.asked, one.results.reach.unreachable) for one in ended] == [(0, 0), (10, 10)]
+        ended = list(here.retry([retry_messages.encoded(message) for message in leases], known, 5.0))
+    assert [(results.results.reach.asked, results.results.reach.unreachable) for results in ended] == [(0, 0), (10, 10)]
     assert here._memory.breakers == {}

@@ -76,7 +76,7 @@ def test_one_connection_serves_many_requests():
 )
 def test_no_more_than_the_bound_is_read_and_the_connection_is_not_used_again(raw):
     responses, _, connections = post(saying(raw), times=2)
-    assert [(one.status, len(one.body)) for one in responses] == [(200, http_connection.MAX_RESPONSE_BYTES)] * 2
+    assert [(response.status, len(response.body)) for response in responses] == [(200, http_connection.MAX_RESPONSE_BYTES)] * 2
     assert connections == 2
 
 
@@ -106,7 +106,7 @@ def test_a_body_that_breaks_off_does_not_take_the_status_back():
         writer.close()
 
     responses, _, connections = post(break_off, times=2)
-    assert [(one.status, one.body) for one in responses] == [(200, b"half")] * 2
+    assert [(response.status, response.body) for response in responses] == [(200, b"half")] * 2
     assert connections == 2
 
 
@@ -126,7 +126,7 @@ def test_a_connection_that_ends_with_its_answer_is_not_used_again(raw):
         writer.close()
 
     responses, _, connections = post(answer_and_close, times=2)
-    assert [(one.status, one.body) for one in responses] == [(200, b"ok")] * 2
+    assert [(response.status, response.body) for response in responses] == [(200, b"ok")] * 2
     assert connections == 2
 
 

@@ -58,7 +58,7 @@ def test_a_list_of_large_rows_is_paged_by_bytes(served, large_rows, path):
         assert len(page.text) < 1.1 * answer_size.MAX_BYTES
         found += [item.get("id") or item["entity_id"] for item in page.json["items"]]
         cursor = page.json["next_cursor"]
-    assert sum(one.startswith("large") for one in found) == large_rows
+    assert sum(row.startswith("large") for row in found) == large_rows
     assert len(set(found)) == len(found)
 
 

@@ -137,7 +137,7 @@ def test_requests_at_once_change_each_endpoint_once(served, acme, made):
     with concurrent.futures.ThreadPoolExecutor(4) as at_once:
         answers = list(at_once.map(lambda body: acme.post(PATH, body), bodies))
     assert sum(answer.json["changed"] for answer in answers) == 4
-    assert all([entry["action"] for entry in served.audit(one)] == ["create", "update"] for one in ids)
+    assert all([entry["action"] for entry in served.audit(endpoint_id)] == ["create", "update"] for endpoint_id in ids)
 
 
 def test_a_limited_key_changes_only_its_endpoints(served, made):

@@ -105,10 +105,10 @@ def test_registered_rows_are_listed_by_kind_id_and_column(served):
     names = CliRunner().invoke(main.app, ["get", "endpoints", "-o", "name"]).output.split()
     assert names == sorted(names)
     assert "endpoint/acme-orders" in names
-    told = {"description": "For a list.", "metadata": {"team": "billing"}}
-    changed = served.client(served.keys["acme"]).patch("/v1/endpoints/acme-orders", told).json
+    fields = {"description": "For a list.", "metadata": {"team": "billing"}}
+    changed = served.client(served.keys["acme"]).patch("/v1/endpoints/acme-orders", fields).json
     [row] = fanout("get", "endpoint/acme-orders")
-    assert {name: row[name] for name in told} == told
+    assert {name: row[name] for name in fields} == fields
     assert dt.datetime.fromisoformat(row["updated_at"]) == dt.datetime.fromisoformat(changed["updated_at"])
     table = CliRunner().invoke(main.app, ["get", "endpoint/acme-orders"]).output
     assert "url" in table

@@ -50,19 +50,19 @@ def test_a_change_of_what_has_changed_since_is_refused(acme):
         ("/v1/subscriptions", subscribed, {"tenants": ["t2"]}),
     ):
         made = acme.post(path, body)
-        one = f"{path}/{made.json['id']}"
-        changed = acme.patch(one, change, if_match=made.headers["etag"])
+        resource = f"{path}/{made.json['id']}"
+        changed = acme.patch(resource, change, if_match=made.headers["etag"])
         assert changed.status == 200
         for refused in (
-            acme.patch(one, {"description": "lost"}, if_match=made.headers["etag"]),
-            acme.delete(one, if_match=made.headers["etag"]),
+            acme.patch(resource, {"description": "lost"}, if_match=made.headers["etag"]),
+            acme.delete(resource, if_match=made.headers["etag"]),
         ):
             assert (refused.status, refused.json["code"]) == (412, "precondition_failed")
-        assert acme.get(one).headers["etag"] == changed.headers["etag"]
-        assert acme.patch(one, change, if_match="unquoted").fields == ["If-Match"]
-        assert acme.delete(one, if_none_match="unquoted").fields == ["If-None-Match"]
-        assert acme.delete(one, if_match=changed.headers["etag"]).status == 204
-        assert acme.patch(one, change, if_match=changed.headers["etag"]).status == 404
+        assert acme.get(resource).headers["etag"] == changed.headers["etag"]
+        assert acme.patch(resource, change, if_match="unquoted").fields == ["If-Match"]
+        assert acme.delete(resource, if_none_match="unquoted").fields == ["If-None-Match"]
+        assert acme.delete(resource, if_match=changed.headers["etag"]).status == 204
+        assert acme.patch(resource, change, if_match=changed.headers["etag"]).status == 404
 
 
 @pytest.mark.parametrize(("path", "first", "second"), PUT)

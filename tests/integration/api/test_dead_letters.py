@@ -33,8 +33,8 @@ def test_two_pollers_share_all_dead_letters(served, poller):
                 handled.extend(done)
 
     both = [in_background(poll) for _ in range(2)]
-    for one in both:
-        one()
+    for finish in both:
+        finish()
     assert sorted(handled) == everything
     assert len(everything) == 25
 
@@ -89,8 +89,8 @@ def test_a_poll_leases_only_the_dead_letters_that_fit(served, poller):
     assert [len(ids(first)), len(ids(second))] == [2, 2]
     assert (first.json["has_more"], ids(first)) == (True, ids(second))
     rest = [lease(poller), lease(poller)]
-    assert [len(ids(one)) for one in rest] == [2, 1]
-    assert len({letter for one in (second, *rest) for letter in ids(one)}) == 5
+    assert [len(ids(page)) for page in rest] == [2, 1]
+    assert len({letter for page in (second, *rest) for letter in ids(page)}) == 5
 
 
 def test_expired_leases_are_renewed_only_as_far_as_they_fit(served, poller):
@@ -242,8 +242,8 @@ def test_a_bad_receipt_handle_refuses_only_itself(served, poller, receipt, how):
     )
     answer = poller.post(f"{CONSUMER}/{how}", asked)
     assert (answer.status, answer.json["letters"]) == (200, [item["id"] for item in leased])
-    assert [one["index"] for one in answer.json["refused"]] == [0, 2]
-    assert all(one["problem"].startswith("is not a valid receipt") for one in answer.json["refused"])
+    assert [result["index"] for result in answer.json["refused"]] == [0, 2]
+    assert all(result["problem"].startswith("is not a valid receipt") for result in answer.json["refused"])
 
 
 def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
@@ -252,7 +252,7 @@ def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
     leased = lease(poller).json["items"]
     receipts, letters = [item["receipt"] for item in leased], [item["id"] for item in leased]
     extended = poller.post(f"{CONSUMER}/extend", {"receipts": [*first, *receipts[:2]], "lease_s": 1000}).json
-    assert [one.pop("leased_until") is None for one in extended["results"]] == [True, False, False]
+    assert [result.pop("leased_until") is None for result in extended["results"]] == [True, False, False]
     assert extended["results"] == [
         {"index": 0, "result": "refused", "letter": None, "reason": "leased_again"},
         {"index": 1, "result": "extended", "letter": letters[0], "reason": None},
@@ -261,11 +261,11 @@ def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
     assert poller.post(f"{CONSUMER}/ack", {"receipts": receipts[:1]}).json["letters"] == letters[:1]
     acked = poller.post(f"{CONSUMER}/ack", {"receipts": ["x", *receipts[:2], *first]}).json
     assert acked["letters"] == letters[1:2]
-    assert [(one["index"], one["result"], one["reason"]) for one in acked["results"]] == [
+    assert [(result["index"], result["result"], result["reason"]) for result in acked["results"]] == [
         (0, "refused", "invalid"), (1, "refused", "not_leased"), (2, "acknowledged", None), (3, "refused", "not_leased")
     ]  # fmt: skip
     returned = poller.post(f"{CONSUMER}/nack", {"receipts": receipts[2:]}).json
-    assert [(one["result"], one["letter"]) for one in returned["results"]] == [("returned", letters[2])]
+    assert [(result["result"], result["letter"]) for result in returned["results"]] == [("returned", letters[2])]
     assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts}).fields == ["lease_s"]
     assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts, "lease_s": 43_201}).fields == ["lease_s"]
 

@@ -108,14 +108,14 @@ def test_a_delivery_has_its_status_and_its_dead_letter(acme):
 
 
 def test_a_single_delivery_has_its_attempts(acme, other):
-    [one] = acme.get("/v1/deliveries?event_type=order.t1").json["items"]
-    story = acme.get(f"/v1/deliveries/{one['webhook_id']}").json
-    assert story | one == story
+    [delivery] = acme.get("/v1/deliveries?event_type=order.t1").json["items"]
+    story = acme.get(f"/v1/deliveries/{delivery['webhook_id']}").json
+    assert story | delivery == story
     assert [(attempt["status"], attempt["error_class"]) for attempt in story["history"]] == [(200, None), (500, "server_error")]
-    assert story["history"] == acme.get(f"/v1/attempts?webhook_id={one['webhook_id']}").json["items"]
-    assert acme.get(f"/v1/deliveries?webhook_id={one['webhook_id']}").json == {"items": [one], "next_cursor": None}
-    assert other.get(f"/v1/deliveries/{one['webhook_id']}").status == 404
-    assert names(other.get(f"/v1/deliveries?webhook_id={one['webhook_id']}")) == []
+    assert story["history"] == acme.get(f"/v1/attempts?webhook_id={delivery['webhook_id']}").json["items"]
+    assert acme.get(f"/v1/deliveries?webhook_id={delivery['webhook_id']}").json == {"items": [delivery], "next_cursor": None}
+    assert other.get(f"/v1/deliveries/{delivery['webhook_id']}").status == 404
+    assert names(other.get(f"/v1/deliveries?webhook_id={delivery['webhook_id']}")) == []
 
 
 def test_a_delivery_without_attempts_has_an_empty_history(acme, other):

@@ -37,11 +37,11 @@ def filled(text, made):
 
 def test_the_examples_of_the_api_document_hold(served, operator):
     client, made = operator, {}
-    for method, path, headers, body, told in examples(TEXT):
+    for method, path, headers, body, documented in examples(TEXT):
         named = dict(line.split(": ", 1) for line in headers.splitlines())
         document = json.loads(filled(body, made)) if body else None
         answer = client.ask(method, filled(path, made), document, **named).json
-        holds(json.loads(told), answer)
+        holds(json.loads(documented), answer)
         if client is operator:
             with served.registry() as opened:
                 key = keys.create(opened, customer_id="globex", scope=Scope.CUSTOMER_ADMIN)
@@ -58,9 +58,9 @@ def test_the_examples_of_the_dead_letter_document_hold(served, acme):
         outcome = archive.outcome(customer="acme", endpoint="acme-orders", **of)
         writer.write(opened, [archive.taken_attempts(0, outcome)], archive.KEPT, now=archive.NOW)
     made = {}
-    for method, path, _, body, told in examples(LETTERS):
+    for method, path, _, body, documented in examples(LETTERS):
         answer = acme.ask(method, filled(path, made), json.loads(filled(body, made)) if body else None).json
-        holds(json.loads(told), answer)
+        holds(json.loads(documented), answer)
         for item in answer.get("items", []):
             made |= {item[name][:4]: item[name] for name in ("id", "receipt", "webhook_id") if name in item}
 

@@ -94,9 +94,9 @@ def test_an_invalid_field_is_refused_by_name(acme, document, field):
 
 
 def test_an_endpoint_has_a_description_metadata_and_times(acme, served):
-    told = {"description": "Orders", "metadata": {"team": "billing", "system/id": "17"}}
-    made = acme.post("/v1/endpoints", NEW | told).json
-    assert {name: made[name] for name in told} == told
+    described = {"description": "Orders", "metadata": {"team": "billing", "system/id": "17"}}
+    made = acme.post("/v1/endpoints", NEW | described).json
+    assert {name: made[name] for name in described} == described
     assert made["created_at"] == made["updated_at"]
     path = f"/v1/endpoints/{made['id']}"
     with served.registry() as opened:
@@ -109,7 +109,7 @@ def test_an_endpoint_has_a_description_metadata_and_times(acme, served):
     acme.post(f"{path}/rotate-secret", {})
     assert acme.get(path).json["updated_at"] > changed["updated_at"]
     entry = served.audit(made["id"])[1]
-    assert (entry["before"], entry["after"]) == ({"metadata": told["metadata"]}, {"metadata": {"team": "sales"}})
+    assert (entry["before"], entry["after"]) == ({"metadata": described["metadata"]}, {"metadata": {"team": "sales"}})
 
 
 def test_a_changed_endpoint_is_checked_as_a_whole(acme, made):

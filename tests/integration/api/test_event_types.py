@@ -12,8 +12,8 @@ EVENT = {"type": "order.paid", "tenant_id": "t1"}
 @pytest.fixture
 def order_paid(operator):
     """Register an event type in the catalogue, and return it."""
-    told = {"description": "An order was paid.", "json_schema": SCHEMA, "examples": [{"amount": 5}]}
-    answer = operator.put(PATH, told)
+    event_type = {"description": "An order was paid.", "json_schema": SCHEMA, "examples": [{"amount": 5}]}
+    answer = operator.put(PATH, event_type)
     assert answer.status == 200, answer.text
     yield answer.json
     operator.delete(PATH)
@@ -50,8 +50,8 @@ def test_a_put_replaces_all_fields_and_audits_only_changes(operator, served, ord
 def test_large_whole_numbers_in_examples_come_back(operator):
     put, again = (operator.put(PATH, {"examples": [1e30]}, idempotency_key="large").json for _ in range(2))
     noted = operator.get("/v1/audit-log?limit=1").json["items"][0]["after"]
-    for told in (put, again, noted, operator.get(PATH).json):
-        assert told["examples"] == pytest.approx([1e30])
+    for answer in (put, again, noted, operator.get(PATH).json):
+        assert answer["examples"] == pytest.approx([1e30])
     assert operator.delete(PATH).status == 204
 
 
@@ -75,27 +75,32 @@ def test_an_invalid_event_type_is_refused_by_its_field(operator, body, field):
 @pytest.mark.usefixtures("order_paid")
 def test_explain_checks_the_schema_without_effect_on_due(acme):
     for data, keeps, wrong in (({"amount": 9}, True, []), ({"amount": "9"}, False, ["amount"]), ({}, False, [""])):
-        told = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT | {"data": data}}).json
-        catalogue = told["catalogue"]
+        explained = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT | {"data": data}}).json
+        catalogue = explained["catalogue"]
         assert (catalogue["is_known"], catalogue["keeps_to_schema"]) == (True, keeps)
-        assert [one["field"] for one in catalogue["errors"]] == wrong
-        assert told["items"][0]["rule"] == ("matches" if data.get("amount") == 9 else "filter")
+        assert [mistake["field"] for mistake in catalogue["errors"]] == wrong
+        assert explained["items"][0]["rule"] == ("matches" if data.get("amount") == 9 else "filter")
 
 
 def test_a_type_outside_the_catalogue_may_be_subscribed_to(acme):
     wanted = {"endpoint": "acme-orders", "event_type": "never.heard", "tenants": ["t1"]}
     made = acme.post("/v1/subscriptions", wanted)
     assert made.status == 201
-    told = acme.post(f"/v1/subscriptions/{made.json['id']}/explain", {"event": EVENT | {"type": "never.heard"}}).json
-    assert told["items"][0]["is_due"]
-    assert told["catalogue"] == {"is_known": False, "is_deprecated": False, "keeps_to_schema": None, "errors": []}
+    explained = acme.post(f"/v1/subscriptions/{made.json['id']}/explain", {"event": EVENT | {"type": "never.heard"}}).json
+    assert explained["items"][0]["is_due"]
+    assert explained["catalogue"] == {"is_known": False, "is_deprecated": False, "keeps_to_schema": None, "errors": []}
     assert acme.delete(f"/v1/subscriptions/{made.json['id']}").status == 204
 
 
 def test_an_invalid_schema_by_sql_breaks_no_explanation_or_list(acme, served):
     with served.registry() as opened:
         opened.execute("""insert into event_types values ('order.spoilt', '', '{"$ref": "http://127.0.0.1:9/"}')""")
-        told = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT | {"type": "order.spoilt"}}).json["catalogue"]
-        assert (told["keeps_to_schema"], [one["field"] for one in told["errors"]]) == (None, ["json_schema.$ref"])
+        explained = acme.post("/v1/endpoints/acme-orders/explain", {"event": EVENT | {"type": "order.spoilt"}}).json[
+            "catalogue"
+        ]
+        assert (explained["keeps_to_schema"], [mistake["field"] for mistake in explained["errors"]]) == (
+            None,
+            ["json_schema.$ref"],
+        )
         assert acme.get("/v1/event-types/order.spoilt").status == acme.get("/v1/event-types").status == 200
         opened.execute("delete from event_types where event_type = 'order.spoilt'")

@@ -52,10 +52,10 @@ def is_wrong_as_sent(case, url):
     wrong = {place for place, part in case.meta.components.items() if part.mode is GenerationMode.NEGATIVE}
     if wrong & {ParameterLocation.BODY, ParameterLocation.PATH}:
         return True
-    if ParameterLocation.HEADER in wrong and any(one["in"] == "header" for one in parameters):
+    if ParameterLocation.HEADER in wrong and any(parameter["in"] == "header" for parameter in parameters):
         return True
     sent = parse.parse_qsl(parse.urlsplit(url).query, keep_blank_values=True)
-    schemas = {one["name"]: one["schema"] for one in parameters if one["in"] == "query"}
+    schemas = {parameter["name"]: parameter["schema"] for parameter in parameters if parameter["in"] == "query"}
     is_right = len(dict(sent)) == len(sent) and all(name in schemas and takes(schemas[name], text) for name, text in sent)
     return not is_right
 

@@ -84,7 +84,7 @@ def test_concurrent_changes_to_one_row_lose_nothing(acme):
     changes = [{"max_in_flight": 7}, {"max_per_second": 2.5}, {"headers": {"X-Team": "a"}}, {"order_by": "id"}]
     with concurrent.futures.ThreadPoolExecutor(4) as at_once:
         assert {
-            answer.status for answer in at_once.map(lambda one: acme.patch(f"/v1/endpoints/{made['id']}", one), changes)
+            answer.status for answer in at_once.map(lambda fields: acme.patch(f"/v1/endpoints/{made['id']}", fields), changes)
         } == {200}
     shown = acme.get(f"/v1/endpoints/{made['id']}").json
     assert [{name: shown[name] for name in change} for change in changes] == changes

@@ -142,8 +142,8 @@ def without(answer, value):
     """Return the text of an answer without the requested value and without ids that are new in each answer."""
     said = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     text = MADE.sub(b"*", answer.text).replace(said.encode(), b"*")
-    for one in value if isinstance(value, list) else []:
-        text = text.replace(one.encode(), b"*")
+    for item in value if isinstance(value, list) else []:
+        text = text.replace(item.encode(), b"*")
     return text
 
 
@@ -181,7 +181,7 @@ def test_another_customers_row_looks_like_a_missing_row(served, other, method, p
 
 def test_every_body_field_that_names_a_row_is_known():
     fields = set(naming_a_row())
-    assert {one for one in fields if one[1] not in NAMING_NOBODY} == NAMING.keys()
+    assert {field for field in fields if field[1] not in NAMING_NOBODY} == NAMING.keys()
     assert {name for name, _ in NAMING} >= WITHOUT_A_ROW
 
 
@@ -211,7 +211,7 @@ QUERIES = [
 
 
 def test_every_route_with_a_customer_parameter_is_tested():
-    tried = {one.values[0].id for one in QUERIES if one.values[1] == "customer"}
+    tried = {query.values[0].id for query in QUERIES if query.values[1] == "customer"}
     assert tried >= {route.name for route in ROUTES if issubclass(route.query, CustomerQuery)}
 
 

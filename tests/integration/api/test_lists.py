@@ -94,8 +94,8 @@ def test_subscriptions_are_listed_with_their_endpoints(acme, endpoint_reads):
     page = acme.get("/v1/subscriptions?q=listed&expand=endpoint").json
     assert endpoint_reads == [["l1", "l2"]]
     expanded = {item["id"]: item.pop("expanded") for item in page["items"]}
-    one, two = (acme.get(f"/v1/endpoints/{name}").json for name in ("l1", "l2"))
-    assert expanded == {"m1": {"endpoint": one}, "m2": {"endpoint": one}, "m3": {"endpoint": two}}
+    first, second = (acme.get(f"/v1/endpoints/{name}").json for name in ("l1", "l2"))
+    assert expanded == {"m1": {"endpoint": first}, "m2": {"endpoint": first}, "m3": {"endpoint": second}}
     assert page == acme.get("/v1/subscriptions?q=listed").json
 
 

@@ -61,7 +61,7 @@ def test_a_long_poll_is_answered_when_a_dead_letter_is_archived(served, poller, 
     assert happens(waits.begun, 2)
     write(served, customer="other")  # is not given to them
     write(served, 2)
-    given = [ids(one()) for one in both]
+    given = [ids(poll()) for poll in both]
     with served.registry() as opened:
         rows = opened.execute("select position from dead_letters where customer_id = 'acme' order by position").fetchall()
     whole = [str(row["position"]) for row in rows]
@@ -76,7 +76,7 @@ def test_one_customer_cannot_occupy_all_long_polls(served, poller, other, waits)
     assert other.get("/v1/dead-letters?wait_s=0.01").status == 200
     assert poller.get("/v1/dead-letters").status == 200  # this one does not wait
     write(served)
-    assert [len(ids(one())) for one in both] == [1, 1]
+    assert [len(ids(poll())) for poll in both] == [1, 1]
 
 
 def test_the_number_of_long_polls_is_bounded(postgres, waits):
@@ -84,11 +84,11 @@ def test_the_number_of_long_polls_is_bounded(postgres, waits):
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         [letter] = ids(acme.get("/v1/dead-letters"))
         acme.post(f"/v1/dead-letters/{letter}/discard")
-        one = in_background(lambda: acme.get("/v1/dead-letters?wait_s=60"))
+        poll = in_background(lambda: acme.get("/v1/dead-letters?wait_s=60"))
         assert happens(waits.begun)
         refused = other.get("/v1/dead-letters?wait_s=1")
         assert (refused.status, refused.headers["retry-after"]) == (503, "2")
-    assert ids(one()) == []  # a server that stops answers the polls that wait
+    assert ids(poll()) == []  # a server that stops answers the polls that wait
 
 
 def test_long_polls_do_not_block_other_requests(postgres, waits):
@@ -99,7 +99,7 @@ def test_long_polls_do_not_block_other_requests(postgres, waits):
             both.append(in_background(lambda: other.get("/v1/dead-letters?wait_s=60")))
             assert happens(waits.begun)
         assert acme.get("/v1/endpoints").status == 200
-    assert [ids(one()) for one in both] == [[], []]
+    assert [ids(poll()) for poll in both] == [[], []]
 
 
 def test_a_long_poll_ends_when_its_key_is_revoked(postgres, waits, monkeypatch):
@@ -107,10 +107,10 @@ def test_a_long_poll_ends_when_its_key_is_revoked(postgres, waits, monkeypatch):
     with world.served(postgres) as served, served.registry() as opened:
         key = keys.create(opened, customer_id="other", scope=Scope.POLLER)
         client = served.client(key.text.reveal().decode())
-        one = in_background(lambda: client.get("/v1/dead-letters?wait_s=20"))
+        poll = in_background(lambda: client.get("/v1/dead-letters?wait_s=20"))
         assert happens(waits.begun)
         keys.revoke(opened, key.key_id)
-        assert one().status == 401
+        assert poll().status == 401
 
 
 def test_a_disconnected_poller_gets_no_lease(served, poller, waits):

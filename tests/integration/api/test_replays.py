@@ -70,10 +70,10 @@ def test_a_resend_names_the_position_of_the_event_in_kafka(served, acme):
 def test_a_batch_or_an_old_attempt_cannot_be_resent(served, acme):
     asked = {"events": 3, "topic": None}
     for place, (column, value) in enumerate(asked.items(), 2):
-        told = archive.taken_attempts(place, archive.outcome(customer="acme", endpoint="acme-orders", at=later(place)))
-        told = dataclasses.replace(told, attempts=[told.attempts[0]._replace(**{column: value})])
+        record = archive.taken_attempts(place, archive.outcome(customer="acme", endpoint="acme-orders", at=later(place)))
+        record = dataclasses.replace(record, attempts=[record.attempts[0]._replace(**{column: value})])
         with served.registry() as opened:
-            writer.write(opened, [told], archive.KEPT, now=archive.NOW)
+            writer.write(opened, [record], archive.KEPT, now=archive.NOW)
         newest = acme.get("/v1/attempts?limit=1").json["items"][0]["id"]
         answer = acme.post(f"/v1/attempts/{newest}/resend")
         assert (answer.status, "replay its time" in answer.json["detail"]) == (409, True)

@@ -55,7 +55,7 @@ def reader(served):
         return served.client(keys.create(opened, customer_id=None, scope=Scope.EXECUTOR).text.reveal().decode())
 
 
-def told(reader, path=PATH, **headers):
+def document_of(reader, path=PATH, **headers):
     answer = reader.get(path, **headers)
     assert answer.status == 200, answer.text
     return answer.json
@@ -74,7 +74,7 @@ def change(served, statement="update tenants set name = name || 'x'"):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_reader_reaches_the_drivers_registry_from_any_revision(served, reader, seed):
     ring = keyring.KeyRing.from_settings(served.config.keys)
-    known = [sealed_document.whole(told(reader), ring, GUARD)]
+    known = [sealed_document.whole(document_of(reader), ring, GUARD)]
     assert known[0] == straight(served, ring)
     for statement in random.Random(seed).sample(CHANGES, k=7):
         try:
@@ -82,9 +82,9 @@ def test_a_reader_reaches_the_drivers_registry_from_any_revision(served, reader,
         except connect.psycopg.errors.IntegrityError:
             continue  # an earlier step took away what this one refers to
         now = straight(served, ring)
-        assert sealed_document.whole(told(reader), ring, GUARD) == now
+        assert sealed_document.whole(document_of(reader), ring, GUARD) == now
         for before in known:
-            document = told(reader, f"{PATH}?since={before.revision}")
+            document = document_of(reader, f"{PATH}?since={before.revision}")
             assert document["since"] == before.revision
             assert updated(before, sealed_document.changes(document, ring, GUARD)) == now
         known.append(now)
@@ -104,7 +104,7 @@ def test_secrets_in_the_answer_are_sealed_as_in_postgres(served, reader):
 @pytest.mark.parametrize("since", [0, 10_000, 2**63 - 1])
 def test_a_revision_before_the_log_of_changes_gets_everything(served, reader, since):
     change(served, "delete from revisions where revision < 5")
-    document = told(reader, f"{PATH}?since={since}&wait_s=10")
+    document = document_of(reader, f"{PATH}?since={since}&wait_s=10")
     assert document["since"] is None
     assert len(document["tenants"]) == 2
 
@@ -118,9 +118,9 @@ def test_an_invalid_revision_is_refused(reader, since):
 def test_a_known_revision_gets_304(served, reader):
     answer = reader.get(PATH, accept_encoding="gzip")
     assert answer.headers["content-encoding"] == "gzip"
-    assert json.loads(zlib.decompress(answer.text, wbits=31)) == told(reader)
+    assert json.loads(zlib.decompress(answer.text, wbits=31)) == document_of(reader)
     tag = answer.headers["etag"]
-    assert tag == f'W/"{told(reader)["revision"]}"'
+    assert tag == f'W/"{document_of(reader)["revision"]}"'
     for known in (tag, tag.removeprefix("W/"), f'"1", {tag}'):
         again = reader.get(PATH, if_none_match=known)
         assert (again.status, again.text, again.headers["etag"]) == (304, b"", tag)
@@ -129,8 +129,8 @@ def test_a_known_revision_gets_304(served, reader):
 
 
 def test_a_waiting_reader_gets_the_next_change_or_304(served, reader):
-    revision = told(reader)["revision"]
-    nothing = told(reader, f"{PATH}?since={revision}&wait_s=0.1")
+    revision = document_of(reader)["revision"]
+    nothing = document_of(reader, f"{PATH}?since={revision}&wait_s=0.1")
     assert (nothing["revision"], nothing["since"], nothing["tenants"], nothing["gone"]) == (revision, revision, [], {})
     tag = f'"{revision}"'
     assert reader.get(f"{PATH}?wait_s=0.1", if_none_match=tag).status == 304
@@ -153,9 +153,9 @@ def test_waiting_readers_share_one_query_and_one_answer(served, reader, monkeypa
         "_newest",
         lambda self, real=snapshot_feed.SnapshotFeed._newest: asked.append(1) or real(self),
     )
-    revision = told(reader)["revision"]
+    revision = document_of(reader)["revision"]
     read.clear()
-    polls = [world.in_background(lambda: told(reader, f"{PATH}?since={revision}&wait_s=10")) for _ in range(20)]
+    polls = [world.in_background(lambda: document_of(reader, f"{PATH}?since={revision}&wait_s=10")) for _ in range(20)]
     waited_for(served)
     began, before = time.monotonic(), len(asked)
     change(served)
@@ -185,7 +185,7 @@ def test_a_key_revoked_during_the_wait_gets_no_answer(served):
     with served.registry() as opened:
         made = keys.create(opened, customer_id=None, scope=Scope.EXECUTOR)
         reader = served.client(made.text.reveal().decode())
-        revision = told(reader)["revision"]
+        revision = document_of(reader)["revision"]
         poll = world.in_background(lambda: reader.get(f"{PATH}?since={revision}&wait_s=5"))
         keys.revoke(opened, made.key_id)
     assert poll().status == 401

@@ -16,7 +16,7 @@ def made(acme):
     answer = acme.post("/v1/subscriptions", wanted)
     assert answer.status == 201
     shown = answer.json
-    assert [one["path"] for one in shown.pop("warnings")] == ["event_type"]  # the catalogue has no invoice
+    assert [warning["path"] for warning in shown.pop("warnings")] == ["event_type"]  # the catalogue has no invoice
     return shown
 
 
@@ -32,12 +32,12 @@ def test_a_subscription_is_shown_as_created(acme, made):
 
 def test_a_subscription_has_a_description_metadata_and_times(acme, made, served):
     assert (made["description"], made["metadata"], made["created_at"]) == ("", {}, made["updated_at"])
-    told = {"description": "Invoices", "metadata": {"team": "billing"}}
+    described = {"description": "Invoices", "metadata": {"team": "billing"}}
     with served.registry() as opened:
         revision = registered_rows.revision(opened)
-        changed = acme.patch(f"/v1/subscriptions/{made['id']}", told).json
+        changed = acme.patch(f"/v1/subscriptions/{made['id']}", described).json
         assert registered_rows.revision(opened) == revision, "executors do not read it"
-    assert {name: changed[name] for name in told} == told
+    assert {name: changed[name] for name in described} == described
     assert changed["updated_at"] > made["updated_at"]
     assert acme.patch(f"/v1/subscriptions/{made['id']}", {"metadata": {"": "x"}}).fields == ["metadata."]
 
@@ -101,7 +101,7 @@ def test_another_customers_endpoint_is_not_found(acme):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({}, (True, "matches", "it would be sent")),
         ({"type": "order.made"}, (False, "event_type", "the type order.made is not invoice.*")),
@@ -127,10 +127,12 @@ def test_another_customers_endpoint_is_not_found(acme):
         ),
     ],
 )
-def test_an_event_is_explained_by_the_rule_that_decides(acme, made, change, told):
+def test_an_event_is_explained_by_the_rule_that_decides(acme, made, change, expected):
     answer = acme.post(f"/v1/subscriptions/{made['id']}/explain", {"event": EVENT | change})
-    told = {"subscription": made["id"], "endpoint": "acme-orders"} | dict(zip(("is_due", "rule", "detail"), told, strict=True))
-    assert answer.json["items"] == [told]
+    expected = {"subscription": made["id"], "endpoint": "acme-orders"} | dict(
+        zip(("is_due", "rule", "detail"), expected, strict=True)
+    )
+    assert answer.json["items"] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_a_subscription_with_warnings_is_refused_if_strict(acme, operator):
     assert "data.status" in str(refused.json)
     made = acme.post("/v1/subscriptions", forgotten)
     assert made.status == 201
-    assert [one["path"] for one in made.json["warnings"]] == ["filter.status"]
+    assert [warning["path"] for warning in made.json["warnings"]] == ["filter.status"]
     path = f"/v1/subscriptions/{made.json['id']}"
     assert acme.patch(f"{path}?strict=true", {"tenants": ["t1"]}).status == 422
     assert acme.patch(f"{path}?strict=true", {"filter": {"data": {"status": ["paid"]}}}).status == 200

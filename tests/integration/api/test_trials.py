@@ -49,11 +49,11 @@ def test_a_test_event_is_signed_and_arrives(acme, served, listening, received, m
     listening.secrets.append(endpoint["signing_secret"])
     answer = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {"type": "order.created", "data": {"amount": 5}})
     assert answer.status == 200
-    told = answer.json
-    assert (told["is_delivered"], told["status"], told["error_class"]) == (True, 200, None)
-    [one] = received
-    assert (one.webhook_id, one.is_verified) == (told["webhook_id"], True)
-    body = orjson.loads(one.body)
+    result = answer.json
+    assert (result["is_delivered"], result["status"], result["error_class"]) == (True, 200, None)
+    [request] = received
+    assert (request.webhook_id, request.is_verified) == (result["webhook_id"], True)
+    body = orjson.loads(request.body)
     event = body[0] if mode == "batch" else body
     assert (event["type"], event["tenant_id"], event["data"]) == ("order.created", "fanout-test", {"amount": 5})
     assert [entry["action"] for entry in served.audit(endpoint["id"])] == ["create", "test"]
@@ -63,21 +63,21 @@ def test_a_test_event_has_the_first_example_of_its_type(acme, listening, receive
     for body in ({"type": "order.created"}, {"type": "order.created", "data": None}):
         endpoint = made(acme, url=f"{listening.url}/hook")
         acme.post(f"/v1/endpoints/{endpoint['id']}/test", body)
-    assert [orjson.loads(one.body)["data"] for one in received] == [{"amount": 20}, None]
+    assert [orjson.loads(request.body)["data"] for request in received] == [{"amount": 20}, None]
 
 
 def test_the_response_of_the_endpoint_is_shown(acme, listening):
     endpoint = made(acme, url=f"{listening.url}/broken")
-    told = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
-    assert (told["is_delivered"], told["status"], told["error_class"]) == (False, 503, "unavailable")
+    result = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
+    assert (result["is_delivered"], result["status"], result["error_class"]) == (False, 503, "unavailable")
 
 
 def test_a_test_event_has_the_timeout_of_a_delivery(acme):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as hanging:
         endpoint = made(acme, url=f"http://127.0.0.1:{hanging.getsockname()[1]}/")
         began = time.monotonic()
-        told = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
-    assert told["error_class"] == "timeout"
+        result = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
+    assert result["error_class"] == "timeout"
     assert time.monotonic() - began < 5
 
 
@@ -127,7 +127,7 @@ def connections(listening):
 
 def test_a_name_of_an_internal_address_is_refused_on_connect(acme, served, lead):
     """The URL is valid, so only the guard at the connection keeps the request from the listening socket."""
-    told = set()
+    results = set()
     closed = served.config.model_copy(update={"delivery": CLOSED})
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as inside, world.running(closed) as closed_port:
         guarded = world.Client(closed_port, served.keys["acme"])
@@ -137,10 +137,10 @@ def test_a_name_of_an_internal_address_is_refused_on_connect(acme, served, lead)
             lead(f"hooks-{number}.example.com", address)
             answer = guarded.post(f"/v1/endpoints/{made(acme, url=url % f'hooks-{number}')['id']}/test", {})
             assert answer.status == 200
-            told.add(tuple(value for name, value in answer.json.items() if name not in {"webhook_id", "duration_ms"}))
+            results.add(tuple(value for name, value in answer.json.items() if name not in {"webhook_id", "duration_ms"}))
         assert connections(inside) == 0
         # Where that network is open, such a name does lead to the listener.
         lead("opened.example.com", "127.0.0.1")
         assert acme.post(f"/v1/endpoints/{made(acme, url=url % 'opened')['id']}/test", {}).json["error_class"] == "timeout"
         assert connections(inside) == 1
-    assert told == {(False, None, "dns", "the host name leads to no address that is allowed", "")}
+    assert results == {(False, None, "dns", "the host name leads to no address that is allowed", "")}

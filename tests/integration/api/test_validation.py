@@ -100,9 +100,9 @@ def as_read(served, endpoint):
 
 def callback(receiver):
     """Return the path of the newest callback URL that the receiver got."""
-    told = receiver.asked[-1][2]["webhook-request-callback"]
-    assert told.startswith(PUBLIC)
-    return told.removeprefix(PUBLIC)
+    callback_url = receiver.asked[-1][2]["webhook-request-callback"]
+    assert callback_url.startswith(PUBLIC)
+    return callback_url.removeprefix(PUBLIC)
 
 
 def validated_again(client, endpoint):
@@ -132,8 +132,8 @@ def test_a_permission_limits_the_rate_of_deliveries(acme, served, receiver):
     shown = acme.get(path(endpoint)).json
     assert (shown["awaits_permission"], shown["permitted_origin"], shown["permitted_per_minute"]) == (False, ORIGIN, 120)
     assert shown["max_per_second"] == 5
-    told = served.audit(endpoint["id"])[-1]
-    assert (told["action"], told["after"]["state"], told["after"]["permitted_per_minute"]) == ("validate", "permitted", 120)
+    entry = served.audit(endpoint["id"])[-1]
+    assert (entry["action"], entry["after"]["state"], entry["after"]["permitted_per_minute"]) == ("validate", "permitted", 120)
 
 
 def test_the_endpoints_own_lower_rate_stays(acme, served, receiver):
@@ -160,9 +160,9 @@ def test_the_headers_of_the_reply_count_whatever_its_status(acme, receiver, made
 def test_another_origin_or_an_invalid_rate_is_a_refusal(acme, served, receiver, headers, reason):
     endpoint = make(acme, receiver)
     receiver.answer = headers
-    told = validated(acme, endpoint)
-    assert told["state"] == "refused"
-    assert reason in told["reason"]
+    reply = validated(acme, endpoint)
+    assert reply["state"] == "refused"
+    assert reason in reply["reason"]
     assert as_read(served, endpoint) == WAITING
 
 
@@ -280,8 +280,8 @@ def test_a_question_has_the_timeout_of_a_delivery(acme):
         endpoint = acme.post(
             "/v1/endpoints", {"url": f"http://127.0.0.1:{hanging.getsockname()[1]}/", "validation": "cloudevents"}
         ).json
-        told = validated(acme, endpoint)
-    assert (told["state"], "no answer (timeout)" in told["reason"]) == ("refused", True)
+        reply = validated(acme, endpoint)
+    assert (reply["state"], "no answer (timeout)" in reply["reason"]) == ("refused", True)
 
 
 def test_an_endpoint_gets_one_question_a_second(acme, receiver, made):
@@ -338,9 +338,9 @@ def test_callbacks_are_limited_in_rate(postgres):
 def test_the_command_validates_as_the_api_does(served, receiver, made):
     receiver.answer = PERMITTED
     assert registry_commands.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
-    told = served.audit(made["id"])[-1]
-    assert (told["key_id"], told["action"], told["customer_id"]) == ("command", "validate", "acme")
-    assert (told["after"]["state"], told["after"]["permitted_per_minute"]) == ("permitted", 120)
+    entry = served.audit(made["id"])[-1]
+    assert (entry["key_id"], entry["action"], entry["customer_id"]) == ("command", "validate", "acme")
+    assert (entry["after"]["state"], entry["after"]["permitted_per_minute"]) == ("permitted", 120)
     assert as_read(served, made) == (EndpointStatus.ACTIVE, 2, ORIGIN)
     closed = served.config.model_copy(update={"delivery": settings.Delivery(webhook_origin=ORIGIN)})
     with pytest.raises(errors.RegistrationError, match="cannot be used"):

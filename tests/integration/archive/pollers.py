@@ -15,7 +15,7 @@ def after(seconds):
 
 
 def settled(results):
-    return sorted(one.position for one in results if one.refusal is None)
+    return sorted(result.position for result in results if result.refusal is None)
 
 
 class Pollers:
@@ -29,14 +29,14 @@ class Pollers:
         return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
 
     def acknowledge(self, *leased):
-        return settled(receipts.ack(*self._of, [one.receipt for one in leased]))
+        return settled(receipts.ack(*self._of, [letter.receipt for letter in leased]))
 
     def give_back(self, *leased, at=0, wait_s=0):
-        return settled(receipts.nack(*self._of, [one.receipt for one in leased], now=after(at), wait_s=wait_s))
+        return settled(receipts.nack(*self._of, [letter.receipt for letter in leased], now=after(at), wait_s=wait_s))
 
     def extend(self, *leased, at, lease_s):
-        found = receipts.extend(*self._of, [one.receipt for one in leased], now=after(at), lease_s=lease_s)
-        return [one.refusal or (one.until - NOW).total_seconds() for one in found]
+        found = receipts.extend(*self._of, [letter.receipt for letter in leased], now=after(at), lease_s=lease_s)
+        return [result.refusal or (result.until - NOW).total_seconds() for result in found]
 
     def seek(self, position):
         consumers.seek(*self._of, after=position)
@@ -49,7 +49,7 @@ class Pollers:
 
 
 def positions(given):
-    return [one.letter.position for one in given.leased]
+    return [entry.letter.position for entry in given.leased]
 
 
 def all_of(connection, selection=EVERYTHING, limit=3):

@@ -95,7 +95,7 @@ class Platform:
             return connection.execute("select count(*) as count from dead_letters").fetchone()["count"]
 
     def event_ids(self):
-        return [orjson.loads(one.letter)["event_id"] for one in self.letters()]
+        return [orjson.loads(letter.letter)["event_id"] for letter in self.letters()]
 
     @contextlib.contextmanager
     def archiving(self):
@@ -151,7 +151,7 @@ def test_records_are_archived_once_over_many_starts(platform):
     for _ in range(2):
         platform.archive_once()
     assert platform.event_ids() == ["e1", "e2", "e3"]
-    assert [orjson.loads(one.written()) for one in platform.letters()][:2] == [orjson.loads(one) for one in written]
+    assert [orjson.loads(letter.written()) for letter in platform.letters()][:2] == [orjson.loads(letter) for letter in written]
     with platform.connected() as connection:
         assert len(attempts.search(connection, "c1", attempts.AttemptSearch(endpoint_id="ep1"), limit=10).attempts) == 2
         assert len(connection.execute("select from pg_inherits where inhparent = 'attempts'::regclass").fetchall()) == 3
@@ -199,10 +199,10 @@ def test_a_delivery_without_attempt_has_the_time_of_its_record(platform):
         platform.archive_once()
     with platform.connected() as connection:
         found = deliveries.search(connection, "c1", deliveries.DeliverySearch(), limit=10).deliveries
-    assert {(one.event_id, one.status, one.reason) for one in found} == {
+    assert {(delivery.event_id, delivery.status, delivery.reason) for delivery in found} == {
         ("e1", "skipped", "subscription_paused"), ("e2", "waiting", "endpoint_paused"),
     }  # fmt: skip
-    assert all(began <= one.began_at <= ended for one in found)
+    assert all(began <= delivery.began_at <= ended for delivery in found)
 
 
 def test_a_foreign_record_is_logged_counted_and_left_out(platform, caplog):
@@ -264,8 +264,8 @@ def test_sigkill_and_sigterm_leave_each_dead_letter_once(platform):
         platform.publish_letters(*ids[number * 1000 : (number + 1) * 1000])
         assert_eventually(platform.archived, lambda count, before=before: count > before)
         job.send_signal(how)
-        _, told = job.communicate(timeout=60)
-        assert job.returncode == (0 if how == signal.SIGTERM else -how), told
+        _, output = job.communicate(timeout=60)
+        assert job.returncode == (0 if how == signal.SIGTERM else -how), output
     platform.archive_once()
     with platform.connected() as connection:
         found = [
@@ -281,7 +281,7 @@ def test_records_deleted_before_archiving_are_reported_lost(platform, caplog):
     platform.archive_once()
     platform.publish_letters("e2", "e3", "e4")
     topic = platform.config.delivery.dead_letter_topic
-    [at] = [one["letter_partition"] for one in platform_places(platform)]
+    [at] = [place["letter_partition"] for place in platform_places(platform)]
     admin = AdminClient(kafka_clients.for_librdkafka(platform.config.kafka))
     for deleted in admin.delete_records([TopicPartition(topic, at, 3)]).values():
         deleted.result(10)
@@ -314,7 +314,7 @@ def test_a_recreated_topic_is_archived_from_its_first_record(platform, caplog):
 def test_a_redrive_of_the_archive_equals_one_of_the_command(platform):
     written = platform.publish_letters("e1", "e2", "e3")
     platform.archive_once()
-    first, second, _ = [one.position for one in platform.letters()]
+    first, second, _ = [letter.position for letter in platform.letters()]
     with platform.connected() as connection:
         archived_dead_letters.redrive(connection, "c1", [first, second], now=archive.NOW)
     platform.archive_once()
@@ -324,11 +324,11 @@ def test_a_redrive_of_the_archive_equals_one_of_the_command(platform):
     [record] = read
     assert [name for name, _ in topic_scanner.headers(record)] == [redrive_plan.NOTE]
     postponed = retry_messages.message(record.value())
-    events = [segment.unpacked(one.packed[0]) for one in postponed.entries]
+    events = [segment.unpacked(entry.packed[0]) for entry in postponed.entries]
     assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
     redriven = redrive_plan.Redriven()
     redriven.add(log_records.decode(dict(topic_scanner.headers(record))[redrive_plan.NOTE]))
-    assert [redriven.has(dead_letter_records.decode(one)) for one in written] == [True, True, False]
+    assert [redriven.has(dead_letter_records.decode(letter)) for letter in written] == [True, True, False]
     assert platform.event_ids() == ["e3"]
     with platform.connected() as connection:
         assert writer.offsets(connection)
@@ -348,7 +348,7 @@ def test_a_letter_redriven_by_the_command_waits_no_longer(platform):
 def test_a_redrive_that_kafka_refuses_is_made_later(platform, monkeypatch, caplog):
     platform.publish_letters("e1")
     platform.archive_once()
-    [asked] = [one.position for one in platform.letters()]
+    [asked] = [letter.position for letter in platform.letters()]
     with platform.connected() as connection:
         archived_dead_letters.redrive(connection, "c1", [asked], now=archive.NOW)
     with monkeypatch.context() as refusing:
@@ -372,7 +372,7 @@ def test_with_once_all_requested_redrives_are_made(platform, monkeypatch):
     platform.publish_letters(*(f"e{n}" for n in range(5)))
     platform.archive_once()
     with platform.connected() as connection:
-        archived_dead_letters.redrive(connection, "c1", [one.position for one in platform.letters()], now=archive.NOW)
+        archived_dead_letters.redrive(connection, "c1", [letter.position for letter in platform.letters()], now=archive.NOW)
     platform.archive_once()
     with platform.connected() as connection:
         states = connection.execute("select distinct state from dead_letters").fetchall()

@@ -32,13 +32,13 @@ def accepted(seconds=0, number=1, **fields):
     )
 
 
-def told(kind, reason, event_id="e1", **fields):
+def outcome_of(kind, reason, event_id="e1", **fields):
     return archive.without_attempt(kind, reason, event_id=event_id, **fields)
 
 
-SKIPPED = told(OutcomeKind.SKIPPED, "subscription_paused")
-POSTPONED = told(OutcomeKind.POSTPONED, "circuit_open")
-EXPIRED = told(OutcomeKind.DEAD_LETTERED, "expired")
+SKIPPED = outcome_of(OutcomeKind.SKIPPED, "subscription_paused")
+POSTPONED = outcome_of(OutcomeKind.POSTPONED, "circuit_open")
+EXPIRED = outcome_of(OutcomeKind.DEAD_LETTERED, "expired")
 GIVEN_UP = archive.outcome(event_id="e1")
 
 
@@ -141,11 +141,11 @@ def test_a_delivery_is_sorted_by_its_first_record(keep, found):
     for number in range(4):
         keep(failed(number, event_id=f"e{number}"), at_s=number)
     keep(accepted(60, 2, event_id="e1"), at_s=60)
-    assert [one.event_id for one in found()] == ["e3", "e2", "e1", "e0"]
-    assert [(one.event_id, one.began_at, one.newest_at) for one in found(status=DeliveryStatus.DELIVERED)] == [
-        ("e1", after(1), after(60))
-    ]
-    assert [one.event_id for one in found(since=after(1), until=after(3))] == ["e2", "e1"]
+    assert [delivery.event_id for delivery in found()] == ["e3", "e2", "e1", "e0"]
+    assert [
+        (delivery.event_id, delivery.began_at, delivery.newest_at) for delivery in found(status=DeliveryStatus.DELIVERED)
+    ] == [("e1", after(1), after(60))]
+    assert [delivery.event_id for delivery in found(since=after(1), until=after(3))] == ["e2", "e1"]
     assert found(since=after(4)) == []
 
 
@@ -158,7 +158,7 @@ def test_deliveries_are_found_by_search_criteria(keep, found):
     )
 
     def ids(**asked):
-        return [one.event_id for one in found(**asked)]
+        return [delivery.event_id for delivery in found(**asked)]
 
     assert ids() == ["c", "b", "a"]
     assert ids(endpoint_id="ep1") == ["c", "a"]
@@ -180,7 +180,7 @@ def test_each_delivery_is_on_one_page(connection, keep):
         paged += page.deliveries
         before = page.before
         keep(failed(100, 3, event_id="e0"), at_s=100)  # what comes meanwhile moves nothing
-    assert [one.event_id for one in paged + page.deliveries] == [f"e{number}" for number in reversed(range(9))]
+    assert [delivery.event_id for delivery in paged + page.deliveries] == [f"e{number}" for number in reversed(range(9))]
 
 
 def test_a_rare_delivery_is_found_over_several_pages(connection, keep, monkeypatch):
@@ -191,7 +191,7 @@ def test_a_rare_delivery_is_found_over_several_pages(connection, keep, monkeypat
         page := deliveries.search(connection, "c1", DeliverySearch(status=DeliveryStatus.WAITING), before=before, limit=5)
     ).deliveries:
         pages, before = pages + 1, page.before
-    assert (pages, [one.event_id for one in page.deliveries]) == (3, ["rare"])
+    assert (pages, [delivery.event_id for delivery in page.deliveries]) == (3, ["rare"])
     [rare] = page.deliveries
     assert deliveries.get(connection, "c1", rare.webhook_id) == rare
     assert deliveries.get(connection, "c2", rare.webhook_id) is None
@@ -209,15 +209,15 @@ def test_the_newest_records_of_a_reused_webhook_id_are_examined(keep, found, mon
     monkeypatch.setattr(deliveries, "MAX_LETTERS", 2)
     for number in range(5):
         keep(failed(number), at_s=number)
-    assert [(one.began_at, one.newest_at, one.attempts) for one in found()] == [(archive.NOW, after(4), 3)]
+    assert [(delivery.began_at, delivery.newest_at, delivery.attempts) for delivery in found()] == [(archive.NOW, after(4), 3)]
     keep(archive.batch_outcome(count=5), at_s=1)
-    assert [one.dead_letters for one in found(status=DeliveryStatus.DEAD_LETTERED)] == [2]
+    assert [delivery.dead_letters for delivery in found(status=DeliveryStatus.DEAD_LETTERED)] == [2]
 
 
 def test_an_outcome_without_attempt_is_not_listed_as_attempt(connection, keep):
     keep(SKIPPED, failed(1, event_id="e2"))
     found = attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10)
-    assert [one.event_id for one in found.attempts] == ["e2"]
+    assert [attempt.event_id for attempt in found.attempts] == ["e2"]
     [row] = connection.execute("select started_at, position from attempts where outcome is not null").fetchall()
     assert attempts.get(connection, "c1", attempts.AttemptPosition(**row)) is None
 

@@ -66,18 +66,19 @@ class Platform:
         config = settings.Settings.model_validate(self.document | overrides)
         process.run(config, stop=threading.Event(), once=True)
 
-    def told(self):
+    def published(self):
         """Return the events of the topic: type, customer and endpoint, and their headers and data."""
         read = []
         with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([self.topic]), "operational events", read.append)
         return [
-            ({name: value.decode() for name, value in topic_scanner.headers(one)}, orjson.loads(one.value())) for one in read
+            ({name: value.decode() for name, value in topic_scanner.headers(message)}, orjson.loads(message.value()))
+            for message in read
         ]
 
     def kinds(self):
-        told = [(headers["ce_type"], headers["ce_subtenantid"], data) for headers, data in self.told()]
-        return sorted((kind, customer, data.get("endpoint_id") or data["key_id"]) for kind, customer, data in told)
+        published = [(headers["ce_type"], headers["ce_subtenantid"], data) for headers, data in self.published()]
+        return sorted((kind, customer, data.get("endpoint_id") or data["key_id"]) for kind, customer, data in published)
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_operational_events_are_published_once_over_many_starts(platform):
         ("fanout.dead-letters.waiting", "c1", "ep1"),
         ("fanout.endpoint.disabled", "c1", "ep1"),
     ]
-    for headers, data in platform.told():
+    for headers, data in platform.published():
         assert (headers["ce_tenantid"], headers["ce_source"], headers["ce_specversion"]) == ("fanout", "fanout", "1.0")
         assert abs((dt.datetime.fromisoformat(headers["ce_time"]) - now).total_seconds()) < 600
         assert next(iter(data)) in {"endpoint_id", "key_id"}
@@ -116,12 +117,12 @@ def test_an_endpoint_fails_and_recovers_by_the_times_of_records(platform, monkey
     log = platform.config.delivery.attempts_topic
     platform.publish(log, *[failed] * 4)
     platform.archive_once()
-    assert platform.told() == []
+    assert platform.published() == []
     platform.publish(log, failed, failed, accepted)
     platform.archive_once()
-    told = [(headers["ce_type"], data) for headers, data in platform.told()]
+    published = [(headers["ce_type"], data) for headers, data in platform.published()]
     since = "2026-05-10T12:00:00.000Z"
-    assert told == [
+    assert published == [
         ("fanout.endpoint.failing", {"endpoint_id": "ep1", "since": since, "failures": 5, "error_class": "server_error"}),
         ("fanout.endpoint.recovered", {"endpoint_id": "ep1", "since": since}),
     ]
@@ -165,7 +166,7 @@ def test_an_event_that_kafka_refuses_is_published_later(platform, monkeypatch):
         with pytest.raises(errors.KafkaUnavailable, match="not today"):
             platform.archive_once()
     platform.archive_once()
-    first, second = [headers["ce_id"] for headers, _ in platform.told()]
+    first, second = [headers["ce_id"] for headers, _ in platform.published()]
     assert first == second
 
 
@@ -183,7 +184,7 @@ insert into api_keys (key_id, customer_id, scope, name, digest, expires_at, revo
 
 def reported_keys(connection):
     with outbox.claim_page(connection) as waiting:
-        return [(one.kind, one.customer_id, one.data["key_id"]) for one in waiting]
+        return [(event.kind, event.customer_id, event.data["key_id"]) for event in waiting]
 
 
 def test_each_key_that_expires_soon_is_reported_once(connection):
@@ -223,7 +224,7 @@ def test_a_record_that_is_read_again_counts_once_for_health(connection):
     for _ in range(3):
         writer.write(connection, [taken], archive.KEPT, now=archive.NOW, policy=POLICY)
     with outbox.claim_page(connection) as waiting:
-        assert [one.kind for one in waiting] == [EventKind.FAILING]
+        assert [event.kind for event in waiting] == [EventKind.FAILING]
     with outbox.claim_page(connection) as waiting:
         assert waiting == []
 
@@ -258,7 +259,7 @@ def test_dead_letters_in_the_quiet_time_are_reported_after_it(connection):
     for at_s in (0, 3599, 3600, 3601):
         outbox.record_due(connection, POLICY, now=archive.NOW + dt.timedelta(seconds=at_s))
     with outbox.claim_page(connection) as waiting:
-        assert [one.data["letters"] for one in waiting] == [1, 2]
+        assert [event.data["letters"] for event in waiting] == [1, 2]
 
 
 def test_an_endpoint_disabled_long_ago_is_not_reported(connection):
@@ -271,13 +272,13 @@ def test_an_endpoint_disabled_long_ago_is_not_reported(connection):
     for _ in range(2):
         outbox.record_due(connection, POLICY, now=now)
     with outbox.claim_page(connection) as waiting:
-        assert [(one.kind, one.data["reason"]) for one in waiting] == [(EventKind.DISABLED, "gone")]
+        assert [(event.kind, event.data["reason"]) for event in waiting] == [(EventKind.DISABLED, "gone")]
     endpoint_status.enable(connection, "ep1")
     endpoint_status.disable(connection, "ep1", "again")
     for after_s in (10, 3600, 3601):
         outbox.record_due(connection, POLICY, now=now + dt.timedelta(seconds=after_s))
     with outbox.claim_page(connection) as waiting:
-        assert [one.data["reason"] for one in waiting] == ["again"]
+        assert [event.data["reason"] for event in waiting] == ["again"]
     outbox.delete_orphans(connection)
     assert len(connection.execute("select from endpoint_conditions").fetchall()) == 1
     connection.execute("delete from endpoints")

@@ -23,15 +23,15 @@ def test_a_dead_letter_is_parked_after_max_receives(connection, write):
     again = pollers.poll(10, limit=3)
     assert pollers.parked().parked[0][1:] == (2, after(10))
     assert positions(again)[0] == positions(first)[1]
-    assert [one.times for one in again.leased] == [2, 1, 1]
+    assert [letter.times for letter in again.leased] == [2, 1, 1]
     assert positions(pollers.poll(1000)) == positions(again)[1:]
-    assert [one.letter.position for one in pollers.parked().parked] == positions(first)
+    assert [entry.letter.position for entry in pollers.parked().parked] == positions(first)
     assert pollers.poll(5000, limit=10).leased == []
     assert len(pollers.parked().parked) == 4
     [known] = consumers.list_consumers(connection, "c1")
     assert (known.unacknowledged, known.max_receives) == (0, 2)
     write(1)
-    assert [one.times for one in pollers.poll(5000).leased] == [1]
+    assert [letter.times for letter in pollers.poll(5000).leased] == [1]
 
 
 def test_a_parked_dead_letter_is_leased_again_after_unpark(connection, write):
@@ -42,7 +42,7 @@ def test_a_parked_dead_letter_is_leased_again_after_unpark(connection, write):
     assert pollers.unpark(*positions(first)[:1], 999, at=10) == (positions(first)[:1], False)
     assert pollers.unpark(positions(first)[0], at=10) == ([], False)  # it is not parked
     again = pollers.poll(10, lease_s=10)
-    assert [(one.letter.position, one.times) for one in again.leased] == [(positions(first)[0], 1)]
+    assert [(entry.letter.position, entry.times) for entry in again.leased] == [(positions(first)[0], 1)]
     assert pollers.acknowledge(*first.leased[:1]) == []
     assert pollers.poll(20).leased == []
     assert pollers.unpark(at=20) == (positions(first), False)
@@ -57,7 +57,7 @@ def test_the_last_poller_of_a_parked_dead_letter_can_only_ack_it(connection, wri
     assert pollers.extend(first, at=10, lease_s=10) == [ReceiptRefusal.PARKED]
     assert pollers.give_back(first) == []
     assert pollers.acknowledge(first) == [first.letter.position]
-    assert [one.letter.position for one in pollers.parked().parked] == [second.letter.position]
+    assert [entry.letter.position for entry in pollers.parked().parked] == [second.letter.position]
 
 
 def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatch):
@@ -74,7 +74,7 @@ def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatc
         polled = pollers.poll(at, lease_s=1)
         given |= set(positions(polled))
         at += 0 if polled.has_more else 10
-    assert given == {one.position for one in all_of(connection)}
+    assert given == {letter.position for letter in all_of(connection)}
     assert len(pollers.parked().parked) == 10
     assert len(pollers.unpark(at=at).positions) == 4
     assert pollers.unpark(at=at) == ([], True)  # no room before an ack
@@ -90,7 +90,7 @@ def test_parked_dead_letters_are_paged_and_only_those_that_wait(connection, writ
     pages, past, more = [], 0, True
     while more:
         page = pollers.parked(past=past, limit=2)
-        pages.append([one.letter.position for one in page.parked])
+        pages.append([entry.letter.position for entry in page.parked])
         past, more = page.until, page.has_more
     assert pages == [positions(first)[:1], positions(first)[2:4], positions(first)[4:]]
     pollers.unpark(at=20)
@@ -104,7 +104,7 @@ def test_a_page_of_parked_dead_letters_is_bounded_in_bytes(connection, write, mo
     pollers.poll(10)
     monkeypatch.setattr(answer_size, "MAX_BYTES", 1)
     pages = [pollers.parked(past=past) for past in (0, *positions(first))]
-    assert [[one.letter.position for one in page.parked] for page in pages] == [[at] for at in positions(first)] + [[]]
+    assert [[entry.letter.position for entry in page.parked] for page in pages] == [[at] for at in positions(first)] + [[]]
     assert [page.has_more for page in pages] == [True, True, False, False]
 
 
@@ -114,7 +114,7 @@ def test_a_seek_unparks_what_is_read_again(connection, write):
     first = pollers.poll(lease_s=1)
     pollers.poll(10)
     pollers.seek(positions(first)[1])
-    assert [one.letter.position for one in pollers.parked().parked] == positions(first)[:2]
+    assert [entry.letter.position for entry in pollers.parked().parked] == positions(first)[:2]
     assert positions(pollers.poll(20)) == positions(first)[2:]
     assert pollers.acknowledge(*first.leased) == []
     pollers.seek(0)
@@ -130,7 +130,7 @@ def test_parked_dead_letters_go_with_their_day(connection, write):
     pollers.poll(10)
     assert len(partitions.drop(connection, "dead_letters", partitions.day_of(after(86_400)))) >= 1
     left = connection.execute("select position from dead_letter_leases").fetchall()
-    assert [row["position"] for row in left] == [one.position for one in all_of(connection)]
+    assert [row["position"] for row in left] == [letter.position for letter in all_of(connection)]
 
 
 def test_the_version_before_leases_no_parked_dead_letter(connection, write):

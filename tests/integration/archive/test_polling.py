@@ -50,7 +50,7 @@ def test_dead_letters_are_found_by_search_criteria(connection, write, monkeypatc
     for looked_at in (5000, 2):
         monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", looked_at)
         for selection, wanted in ASKED_FOR:
-            found = [orjson.loads(one.letter)["event_id"] for one in all_of(connection, selection)]
+            found = [orjson.loads(entry.letter)["event_id"] for entry in all_of(connection, selection)]
             assert found == [f"e{n}" for n in wanted], selection
 
 
@@ -60,7 +60,7 @@ def test_two_pollers_of_a_consumer_share_the_dead_letters(connection, write, pol
     assert (len(first.leased), len(second.leased), len(third.leased)) == (10, 10, 5)
     assert (first.has_more, third.has_more) == (True, False)
     shared = positions(first) + positions(second) + positions(third)
-    assert shared == [one.position for one in all_of(connection)]
+    assert shared == [letter.position for letter in all_of(connection)]
     assert pollers.poll().leased == []
 
 
@@ -77,7 +77,7 @@ def test_a_dead_letter_without_ack_is_leased_again_after_expiry(write, pollers):
     assert pollers.poll(29.9).leased == []
     again = pollers.poll(30)
     assert positions(again) == [positions(first)[0], positions(first)[2]]
-    assert [one.times for one in again.leased] == [2, 2]
+    assert [letter.times for letter in again.leased] == [2, 2]
     assert pollers.acknowledge(*first.leased) == []  # another has them by now
     assert pollers.acknowledge(*again.leased) == positions(again)
     assert pollers.poll(1000).leased == []
@@ -106,7 +106,7 @@ def test_a_poller_extends_its_lease_up_to_the_maximum_after_its_poll(write, poll
     first, second = pollers.poll(lease_s=30).leased
     assert pollers.extend(first, first, at=20, lease_s=60) == [80, 80]
     assert pollers.extend(second, at=20, lease_s=5) == [25]
-    assert [one.letter.position for one in pollers.poll(29.9).leased] == [second.letter.position]
+    assert [entry.letter.position for entry in pollers.poll(29.9).leased] == [second.letter.position]
     assert pollers.extend(second, first, at=40_000, lease_s=10_000) == [ReceiptRefusal.LEASED_AGAIN, consumers.MAX_LEASE_S]
     assert pollers.extend(first, at=consumers.MAX_LEASE_S, lease_s=1) == [ReceiptRefusal.TOO_LONG]
     assert pollers.acknowledge(first) == [first.letter.position]
@@ -130,11 +130,11 @@ def test_each_receipt_handle_has_its_own_result(write, pollers):
     asked = [lost.receipt, held.receipt, late.receipt, unknown, returned.receipt, held.receipt]
     again, none = ReceiptRefusal.LEASED_AGAIN, ReceiptRefusal.NOT_LEASED
     nacked = receipts.nack(*pollers._of, asked, now=after(100))
-    assert [one.refusal for one in nacked] == [again, None, None, none, none, None]
-    [one] = pollers.poll(100, limit=1).leased
-    acked = receipts.ack(*pollers._of, [held.receipt, one.receipt, late.receipt, one.receipt])
-    assert [one.refusal for one in acked].count(None) == 2
-    assert acked[1] == acked[3] == (one.letter.position, None, None)
+    assert [result.refusal for result in nacked] == [again, None, None, none, none, None]
+    [leased] = pollers.poll(100, limit=1).leased
+    acked = receipts.ack(*pollers._of, [held.receipt, leased.receipt, late.receipt, leased.receipt])
+    assert [result.refusal for result in acked].count(None) == 2
+    assert acked[1] == acked[3] == (leased.letter.position, None, None)
 
 
 def test_a_consumer_seeks_forwards_and_backwards(connection, write, pollers):
@@ -161,7 +161,7 @@ def test_the_selection_of_a_consumer_does_not_change(connection, write, monkeypa
     while has_more:
         polled = pollers.poll()
         given, has_more = given + polled.leased, polled.has_more
-    assert [orjson.loads(one.letter.letter)["event_type"] for one in given] == ["order.created"] * 2
+    assert [orjson.loads(entry.letter.letter)["event_type"] for entry in given] == ["order.created"] * 2
     assert not consumers.create(connection, "c1", "k", EVERYTHING)
     [known] = consumers.list_consumers(connection, "c1")
     assert (known.name, known.selection.event_type, known.unacknowledged) == ("k", "order.*", 2)
@@ -192,7 +192,7 @@ def test_a_discarded_or_redriven_letter_is_not_leased(connection, write, pollers
     assert archived_dead_letters.discard(connection, "c1", [second, third], now=NOW) == []
     assert archived_dead_letters.redrive(connection, "c2", [fourth], now=NOW) == []
     assert positions(pollers.poll(10)) == [fourth, fifth]
-    assert [one.position for one in all_of(connection)] == [fourth, fifth]
+    assert [letter.position for letter in all_of(connection)] == [fourth, fifth]
     assert archived_dead_letters.get(connection, "c1", first).state is LetterState.DISCARDED
     assert archived_dead_letters.get(connection, "c2", first) is None
     [known] = consumers.list_consumers(connection, "c1")
@@ -218,15 +218,17 @@ def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened
         pass
 
     write(3)
-    asked = archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
+    asked = archived_dead_letters.redrive(connection, "c1", [letter.position for letter in all_of(connection)], now=NOW)
     with contextlib.suppress(Killed), redrive_requests.claim_page(opened(), now=NOW) as turn:
         assert len(turn) == 3
         with redrive_requests.claim_page(connection, now=NOW) as meanwhile:
             assert meanwhile == []  # another process has them
         raise Killed
     with redrive_requests.claim_page(connection, now=NOW) as turn:
-        assert [orjson.loads(one.written)["webhook_id"] for one in turn]
-        assert [(one.topic, one.partition, one.offset) for one in turn] == [("dead-letters", 0, n) for n in range(3)]
+        assert [orjson.loads(request.written)["webhook_id"] for request in turn]
+        assert [(request.topic, request.partition, request.offset) for request in turn] == [
+            ("dead-letters", 0, n) for n in range(3)
+        ]
     with redrive_requests.claim_page(connection, now=NOW) as turn:
         assert turn == []
     assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {LetterState.REDRIVEN}
@@ -235,7 +237,7 @@ def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened
 def test_a_page_of_redrive_requests_is_bounded_in_bytes(connection, write, monkeypatch):
     monkeypatch.setattr(redrive_requests, "MAX_BYTES", 5000)
     write(4, data=b"x" * 3000)
-    archived_dead_letters.redrive(connection, "c1", [one.position for one in all_of(connection)], now=NOW)
+    archived_dead_letters.redrive(connection, "c1", [letter.position for letter in all_of(connection)], now=NOW)
     turns = []
     while True:
         with redrive_requests.claim_page(connection, now=NOW) as turn:
@@ -260,13 +262,13 @@ def test_crashing_pollers_lose_nothing_and_repeat_only_leases(connection, opened
                 published += (count := min(rng.randint(1, 8), 40 - published))
                 write(count)
             case "poll":
-                for one in both[who].poll(clock, limit=rng.randint(1, 7), lease_s=10).leased:
-                    position = one.letter.position
+                for leased in both[who].poll(clock, limit=rng.randint(1, 7), lease_s=10).leased:
+                    position = leased.letter.position
                     # Nobody else has it: it was never given, or its lease was over, or it was given back.
                     assert given.get(position, 0) <= clock
                     given[position] = clock + 10
                     assert position not in handled
-                    held[who].append(one)
+                    held[who].append(leased)
             case "acknowledge":
                 handled |= set(both[who].acknowledge(*held[who]))
                 held[who] = []

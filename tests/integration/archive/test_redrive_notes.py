@@ -26,7 +26,7 @@ def taken(offset, written, *, partition=0):
 
 def note(*written, offset=0):
     """Return the record of the attempts topic that `fanout dead-letters redrive` writes for these dead letters."""
-    requests = [[dead_letter_records.decode(one)] for one in written]
+    requests = [[dead_letter_records.decode(letter)] for letter in written]
     [record] = redrive_plan.records(requests, now_ms=0)
     return ArchivedRecord(
         topic="attempts", partition=0, offset=offset, redriven=archived_rows.redriven_rows(log_records.decode(record.note))
@@ -67,8 +67,8 @@ def test_only_a_redrive_by_command_is_audited_with_its_note(connection):
     connection.execute("update dead_letters set state = 'redriven' where state = 'redriving'")
     write(connection, note(E1, E2, e3))
     noted = connection.execute("select key_id, customer_id, action, entity, entity_id, after from audit_log").fetchall()
-    told = {"key_id": "command", "customer_id": "c1", "action": "redrive", "entity": "dead_letters", "entity_id": "c1"}
-    assert noted == [told | {"after": {"count": 2}}]
+    entry = {"key_id": "command", "customer_id": "c1", "action": "redrive", "entity": "dead_letters", "entity_id": "c1"}
+    assert noted == [entry | {"after": {"count": 2}}]
 
 
 def test_a_dead_letter_and_its_note_may_be_read_together(connection):
@@ -95,7 +95,7 @@ def test_an_older_dead_letter_of_the_delivery_is_marked_too(connection):
 
 def test_a_note_is_about_one_endpoint_of_one_customer(connection):
     others = [archive.letter(event_id="e1", customer="c2"), archive.letter(event_id="e1", endpoint="ep2")]
-    write(connection, taken(0, E1), *(taken(1 + place, one) for place, one in enumerate(others)), note(E1))
+    write(connection, taken(0, E1), *(taken(1 + place, event) for place, event in enumerate(others)), note(E1))
     assert [state for _, state in states(connection)] == ["redriven", "waiting", "waiting"]
 
 

@@ -83,9 +83,9 @@ class World:
         scanner.read(scanner.extents([self.config.delivery.retries_topic]), "retries", found.append)
         scanner.close()
         return [
-            (message.endpoint_id, segment.unpacked(one.packed[0]).event_id, one.replay)
+            (message.endpoint_id, segment.unpacked(entry.packed[0]).event_id, entry.replay)
             for message in retry_records.messages(*(record.value() for record in found))
-            for one in message.entries
+            for entry in message.entries
         ]
 
 
@@ -109,8 +109,8 @@ def test_a_time_range_is_replayed_in_chunks_within_a_bound(world, monkeypatch):
     assert world.handed_over() == [("ep1", f"e{number}", replay) for number in range(6)]
     progress.add_counts(world.connection, [progress.ReplayCounts(replay, delivered=2, skipped=1)])
     world.carry_out(replay_max_pending=4)
-    told = world.replay(replay)
-    assert (told.state, told.handed_over, told.records, told.delivered, told.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
+    shown = world.replay(replay)
+    assert (shown.state, shown.handed_over, shown.records, shown.delivered, shown.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
 
 
 def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):
@@ -150,7 +150,9 @@ def test_a_replay_follows_the_present_registry_and_its_request(world):
     after = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
     nothing = [world.ask("ep1", event_types=["user.*"]), world.ask("ep2", since=after, until=after + dt.timedelta(days=1))]
     world.carry_out()
-    assert [(world.replay(one).state, world.replay(one).handed_over) for one in nothing] == [(ReplayState.DONE, 0)] * 2
+    assert [(world.replay(replay_id).state, world.replay(replay_id).handed_over) for replay_id in nothing] == [
+        (ReplayState.DONE, 0)
+    ] * 2
     world.connection.execute("update subscriptions set event_type = 'user' where subscription_id = 's1'")
     world.connection.execute("delete from endpoints where endpoint_id = 'ep2'")
     changed, gone = world.ask(), world.ask("ep2")
@@ -168,8 +170,8 @@ def test_a_cancelled_replay_stops_and_permits_another(world, monkeypatch):
     assert requests.cancel(world.connection, "c1", replay, now=dt.datetime.now(dt.UTC))
     progress.add_counts(world.connection, [progress.ReplayCounts(replay, delivered=1)])
     world.carry_out()
-    told = world.replay(replay)
-    assert (told.state, told.handed_over, told.delivered) == (ReplayState.CANCELLED, 1, 1)
+    shown = world.replay(replay)
+    assert (shown.state, shown.handed_over, shown.delivered) == (ReplayState.CANCELLED, 1, 1)
     assert world.ask() != replay
 
 

@@ -56,9 +56,9 @@ def test_counts_of_an_hour_add_up_for_endpoint_and_customer(connection):
 
 def test_a_broken_session_counts_each_record_once(connection, opened):
     """The session breaks before the n-th statement, for every n. The next process begins at the archived offsets."""
-    one = archive.taken_attempts(0, archive.outcome())
+    record = archive.taken_attempts(0, archive.outcome())
     for number in range(8):
-        records = [dataclasses.replace(one, offset=4 * number + n, statistics={("c1", "ep1", HOUR): HourCounts(attempts=1)})
+        records = [dataclasses.replace(record, offset=4 * number + n, statistics={("c1", "ep1", HOUR): HourCounts(attempts=1)})
                    for n in range(4)]  # fmt: skip
         dying = opened()
         has_ended = archive.end_session_after(number, dying, connection)

@@ -114,8 +114,8 @@ def test_the_longest_names_fit_into_the_indexes(connection):
     ids = {"customer": "c" * 128, "endpoint": "e" * 128, "tenant_id": "t" * 128}
     long = archive.taken_letter(0, **ids, reason="r" * 100, event_type="\U0001f600" * 10_000)
     assert writer.write(connection, [long], archive.KEPT, now=archive.NOW).refused == 0
-    told = archive.taken_attempts(1, archive.outcome(**ids, event_type="\U0001f600" * 10_000))
-    assert writer.write(connection, [told], archive.KEPT, now=archive.NOW).attempts == 1
+    record = archive.taken_attempts(1, archive.outcome(**ids, event_type="\U0001f600" * 10_000))
+    assert writer.write(connection, [record], archive.KEPT, now=archive.NOW).attempts == 1
 
 
 def test_a_cursor_never_skips_a_letter_that_commits_later(connection, opened, in_background):
@@ -133,7 +133,7 @@ def test_a_cursor_never_skips_a_letter_that_commits_later(connection, opened, in
         assert (page.letters, page.until, page.has_more) == ([], 0, False)
     late.result(30)
     page = browse(connection, after=page.until)
-    assert [orjson.loads(one.letter)["event_type"] for one in page.letters] == ["slow", "fast"]
+    assert [orjson.loads(letter.letter)["event_type"] for letter in page.letters] == ["slow", "fast"]
 
 
 def test_a_clock_set_back_over_midnight_hides_no_letter(connection, write):
@@ -169,18 +169,18 @@ def test_creating_a_partition_waits_for_no_reader_dropping_yields(connection, op
 
 def test_attempts_are_found_by_search_criteria_newest_first(connection):
     minutes = [archive.NOW - dt.timedelta(minutes=n) for n in range(30)]
-    told = [
+    outcomes = [
         archive.outcome(at=at, endpoint=f"ep{n % 3}", event_type="order.created" if n % 2 else "user.created")
         for n, at in enumerate(minutes)
     ]
-    writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
+    writer.write(connection, [archive.taken_attempts(0, *outcomes)], archive.KEPT, now=archive.NOW)
 
     def found(limit=100, before=None, **asked):
         return attempts.search(connection, "c1", attempts.AttemptSearch(**asked), before=before, limit=limit)
 
-    assert [one.started_at for one in found().attempts] == minutes
-    assert [one.started_at for one in found(endpoint_id="ep1", event_type="order.*").attempts] == minutes[1::6]
-    assert [one.started_at for one in found(since=minutes[5], until=minutes[2]).attempts] == minutes[3:6]
+    assert [attempt.started_at for attempt in found().attempts] == minutes
+    assert [attempt.started_at for attempt in found(endpoint_id="ep1", event_type="order.*").attempts] == minutes[1::6]
+    assert [attempt.started_at for attempt in found(since=minutes[5], until=minutes[2]).attempts] == minutes[3:6]
     assert found(status=500, error_class="server_error", is_accepted=False).attempts == found().attempts
     assert found(is_accepted=True) == found(status=200) == attempts.FoundAttempts([], None)
     assert attempts.search(connection, "c2", attempts.AttemptSearch(), limit=1).attempts == []
@@ -189,23 +189,23 @@ def test_attempts_are_found_by_search_criteria_newest_first(connection):
     while (page := found(limit=7, before=before)).before:
         paged += page.attempts
         before = page.before
-    assert [one.started_at for one in paged + page.attempts] == minutes
+    assert [attempt.started_at for attempt in paged + page.attempts] == minutes
 
 
 def test_a_rare_attempt_is_found_over_several_pages(connection, monkeypatch):
     monkeypatch.setattr(attempts, "MAX_LOOKED_AT", 10)
-    told = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
-    writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
+    outcomes = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
+    writer.write(connection, [archive.taken_attempts(0, *outcomes)], archive.KEPT, now=archive.NOW)
     pages, before = 0, None
     asked = attempts.AttemptSearch(event_type="t34")
     while not (page := attempts.search(connection, "c1", asked, before=before, limit=5)).attempts:
         pages, before = pages + 1, page.before
-    assert (pages, [one.event_type for one in page.attempts]) == (3, ["t34"])
+    assert (pages, [attempt.event_type for attempt in page.attempts]) == (3, ["t34"])
 
 
 def test_attempts_too_old_or_too_far_ahead_are_left_out(connection):
-    told = [archive.outcome(at=archive.NOW + dt.timedelta(days=n)) for n in (-8, -7, 0, 2, 3)]
-    written = writer.write(connection, [archive.taken_attempts(0, *told)], archive.KEPT, now=archive.NOW)
+    outcomes = [archive.outcome(at=archive.NOW + dt.timedelta(days=n)) for n in (-8, -7, 0, 2, 3)]
+    written = writer.write(connection, [archive.taken_attempts(0, *outcomes)], archive.KEPT, now=archive.NOW)
     assert (written.attempts, written.expired) == (3, 2)
 
 
@@ -243,8 +243,8 @@ def test_postgres_refuses_a_dead_letter_archived_twice(connection, write):
 def test_customers_see_only_their_own_rows(connection, write):
     write(2, customer="c1")
     write(3, customer="c2")
-    told = archive.taken_attempts(0, archive.outcome(customer="c1"), archive.outcome(customer="c2", endpoint="ep2"))
-    writer.write(connection, [told], archive.KEPT, now=archive.NOW)
+    record = archive.taken_attempts(0, archive.outcome(customer="c1"), archive.outcome(customer="c2", endpoint="ep2"))
+    writer.write(connection, [record], archive.KEPT, now=archive.NOW)
     counts = {}
     for customer in ("c1", "c2", ""):
         with connection.transaction():
@@ -314,8 +314,8 @@ def test_the_documented_grants_are_enough_to_archive(connection):
     redriven = [
         archived_rows.RedrivenRow(customer_id="c1", endpoint_id="ep1", webhook_id="msg_1", dead_lettered_at=archive.NOW)
     ]
-    told = dataclasses.replace(archive.taken_attempts(0, archive.outcome()), redriven=redriven)
-    written = writer.write(connection, [archive.taken_letter(0), told], archive.KEPT, now=archive.NOW)
+    record = dataclasses.replace(archive.taken_attempts(0, archive.outcome()), redriven=redriven)
+    written = writer.write(connection, [archive.taken_letter(0), record], archive.KEPT, now=archive.NOW)
     assert (written.letters, written.attempts) == (1, 1)
     redrive_notes.forget(connection, dt.date(2100, 1, 1))
     [found] = browse(connection).letters

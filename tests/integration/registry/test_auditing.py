@@ -51,10 +51,10 @@ def test_a_created_row_has_an_audit_entry_with_its_customer(connection, ring, no
     ]  # fmt: skip
     assert {(entry["key_id"], entry["login"]) for entry in entries} == {("command", "postgres")}
     assert {entry["before"] for entry in entries} == {None}
-    told = {entry["entity_id"]: entry["after"] for entry in entries}
-    assert told["ep1"]["url"] == "https://example.com/1"
-    assert told["s1"]["scopes"] == [["exclude", "2", None]]
-    assert told["s2"]["filter"] == {"data": {"a": [1]}}
+    after = {entry["entity_id"]: entry["after"] for entry in entries}
+    assert after["ep1"]["url"] == "https://example.com/1"
+    assert after["s1"]["scopes"] == [["exclude", "2", None]]
+    assert after["s2"]["filter"] == {"data": {"a": [1]}}
 
 
 def test_a_changed_row_has_an_audit_entry_with_old_fields(registered, ring, noted):
@@ -114,7 +114,7 @@ def test_rotations_and_status_changes_have_audit_entries(registered, ring, noted
         endpoint_status.disable(registered, "ep1", "moving")
     endpoint_status.enable(registered, "ep1")
     entries = noted()
-    assert [(entry["key_id"], *told) for entry, told in zip(entries, said(entries), strict=True)] == [
+    assert [(entry["key_id"], *fields) for entry, fields in zip(entries, said(entries), strict=True)] == [
         ("command", "rotate_secret", "endpoint", "ep1", "c1"), *2 * [("command", "update", "endpoint", "ep1", "c1")],
     ]  # fmt: skip
     assert entries[0]["after"] == {"scheme": "v1a", "overlap_s": 3600}
@@ -156,6 +156,13 @@ def test_no_audit_entry_has_a_secret(connection, ring, noted):
     applied(connection, ring, {"customers": [{"id": "c1"}]}, prune=True)
     text = json.dumps(noted(), default=str)
     assert "https://example.com/whole" in text
-    told = rotation.secret_document("ep2", rotated)["secret"]
-    for secret in ("hunter2", "hunter3", SIGNING.removeprefix("whsec_"), "whsk_", "PRIVATE KEY", told.removeprefix("whsec_")):
+    new_secret = rotation.secret_document("ep2", rotated)["secret"]
+    for secret in (
+        "hunter2",
+        "hunter3",
+        SIGNING.removeprefix("whsec_"),
+        "whsk_",
+        "PRIVATE KEY",
+        new_secret.removeprefix("whsec_"),
+    ):
         assert secret not in text

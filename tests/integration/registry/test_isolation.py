@@ -185,7 +185,7 @@ def test_faults_finds_other_ways_to_rows_of_others(migrated, fault, statements):
     with migrated.transaction(force_rollback=True):
         for statement in statements:
             migrated.execute(statement)
-        assert [one for one in apartness.faults(migrated) if one.startswith(fault)]
+        assert [message for message in apartness.faults(migrated) if message.startswith(fault)]
 
 
 def test_a_view_with_the_rights_of_its_reader_is_no_fault(migrated):

@@ -29,10 +29,10 @@ WITH_DOUBTS = DOCUMENT | {"subscriptions": [*DOCUMENT["subscriptions"], DOUBTFUL
 
 
 def assert_named(found, prefix):
-    of_it = [one for one in found if one.path.startswith(prefix)]
-    assert [one.path for one in of_it] == [f"{prefix}.{path}" for path, _ in PROBLEMS]
-    for one, (_, problem) in zip(of_it, PROBLEMS, strict=True):
-        assert problem in one.problem
+    of_it = [warning for warning in found if warning.path.startswith(prefix)]
+    assert [warning.path for warning in of_it] == [f"{prefix}.{path}" for path, _ in PROBLEMS]
+    for warning, (_, problem) in zip(of_it, PROBLEMS, strict=True):
+        assert problem in warning.problem
 
 
 def test_subscriptions_with_warnings_are_registered(connection, ring):
@@ -69,5 +69,5 @@ def test_a_subscription_of_plain_sql_is_found_by_its_id(connection, ring):
         "insert into scopes (subscription_id, scope, effect, tenant_id) "
         "select subscription_id, scope, 'exclude', 'nobody' from subscriptions where subscription_id = 's1'"
     )
-    found = {(one.path, one.problem) for one in lint.subscriptions(connection, None)}
+    found = {(warning.path, warning.problem) for warning in lint.subscriptions(connection, None)}
     assert ("s1.except_tenants", "tenant nobody is not registered") in found

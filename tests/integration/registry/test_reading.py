@@ -35,10 +35,14 @@ def test_a_snapshot_has_the_registered_rows(connection, ring):
     applied(connection, ring, DOCUMENT)
     read = registry_reader.read_full(connection, ring, GUARD)
     assert read.tenants == {"1": TenantStatus.ACTIVE, "2": TenantStatus.ACTIVE, "3": TenantStatus.SUSPENDED}
-    one, two = read.subscriptions["s1"], read.subscriptions["s2"]
-    assert (one.scope.everything, one.scope.without_tenants) == (True, {"2"})
-    assert (two.scope.tenants, two.scope.sub_tenants, two.status) == (("1",), (("2", "100"),), SubscriptionStatus.PAUSED)
-    assert two.filter_pattern == {"data": {"a": [1]}}
+    first, second = read.subscriptions["s1"], read.subscriptions["s2"]
+    assert (first.scope.everything, first.scope.without_tenants) == (True, {"2"})
+    assert (second.scope.tenants, second.scope.sub_tenants, second.status) == (
+        ("1",),
+        (("2", "100"),),
+        SubscriptionStatus.PAUSED,
+    )
+    assert second.filter_pattern == {"data": {"a": [1]}}
     endpoint = read.endpoints["ep1"]
     assert (endpoint.auth.kind, endpoint.auth.username, endpoint.auth.secret) == (AuthKind.BASIC, "ann", Secret(b"hunter2"))
     assert [key.secret for key in endpoint.signing_keys] == [Secret(b"0123456789abcdef0123456789abcdef")]

@@ -170,10 +170,15 @@ def test_both_sources_know_if_a_tenant_is_active_or_suspended(connection, databa
 
 
 def test_both_sources_quarantine_and_skip_alike(connection, database, source):
-    one = {"endpoint": "ep1", "event_type": "order.created", "everything": True}
+    subscription = {"endpoint": "ep1", "event_type": "order.created", "everything": True}
     register(
         connection,
-        [one | {"id": "fine"}, one | {"id": "paused", "status": "paused"}, one | {"id": "odd"}, one | {"id": "moved"}],
+        [
+            subscription | {"id": "fine"},
+            subscription | {"id": "paused", "status": "paused"},
+            subscription | {"id": "odd"},
+            subscription | {"id": "moved"},
+        ],
     )
     connection.execute("insert into filters values ('odd', '{\"data\": 1}')")
     connection.execute("update subscriptions set endpoint_id = 'ep3' where subscription_id = 'moved'")
@@ -225,8 +230,8 @@ def test_both_sources_know_deleted_tenants_of_waiting_events(connection, databas
 
 
 def test_both_sources_have_the_same_retry_settings_and_order(connection, database, source):
-    one = {"id": "s1", "endpoint": "ep1", "event_type": "order.created", "everything": True}
-    register(connection, [one])
+    subscription = {"id": "s1", "endpoint": "ep1", "event_type": "order.created", "everything": True}
+    register(connection, [subscription])
     connection.execute("update endpoints set retry_schedule_s = '{}', retry_timeout_s = 3, order_by = 'a.b'")
     [(_, found)] = routed(source(database).registry, [builders.event(tenant_id="1")])
     endpoint, _ = found["s1"]
