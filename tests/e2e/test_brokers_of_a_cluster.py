@@ -101,9 +101,7 @@ class Traffic(threading.Thread):
         self.ids.append(orjson.loads(placed.message.value)["id"])
 
 
-def test_one_of_three_brokers_is_killed_then_each_is_restarted_in_turn_and_all_that_comes_meanwhile_arrives_once(
-    platform, cluster
-):
+def test_each_event_arrives_once_while_brokers_are_killed_and_restarted(platform, cluster):
     """One job, one story, because its start takes most of the time. One endpoint takes events, one batches, and one may fail.
 
     1. The broker that leads most is killed: all lanes go on by the other two, the one that had nothing to do as well, which was

@@ -120,7 +120,7 @@ class Holding(Customers):
 
 
 @pytest.mark.parametrize("kill", [slow(kill_driver), slow(kill_jvm), kill_workers])
-def test_what_a_turn_of_the_retry_lane_had_delivered_before_a_kill_is_not_delivered_again(platform, kill):
+def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
     accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
     waits_for_all = {"retry": {"settle_s": 60}}
     platform.migrate()

@@ -119,7 +119,7 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     platform.assert_adds_up()
 
 
-def test_a_job_with_another_key_ring_than_the_registrys_ends_and_delivers_and_skips_nothing(platform):
+def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
     """One job, one story, because its start takes most of the time.
 
     1. The registry lacks the newest migration: the job says so, stays unready, and waits.

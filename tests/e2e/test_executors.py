@@ -40,7 +40,7 @@ def executors_of(job):
 
 
 @pytest.mark.parametrize("mode", ["direct", "batch"])
-def test_an_executor_that_is_killed_is_replaced_and_what_it_had_delivered_is_not_sent_again(platform, cluster, mode):
+def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platform, cluster, mode):
     count, at_once, fields = {"direct": (6_000, 1, {}), "batch": (20_000, 10, {"mode": "batch", "batch": {"max_events": 10}})}[
         mode
     ]

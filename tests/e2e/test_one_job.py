@@ -152,7 +152,7 @@ class Refusing(Customers):
         return web.Response(status=422)
 
 
-def test_who_refuses_all_or_fails_without_a_schedule_is_disabled_and_who_accepts_all_but_one_event_is_not(platform, job):
+def test_an_endpoint_is_disabled_only_if_it_accepts_no_event(platform, job):
     names = ("accepts", "refuses", "unscheduled")
     platform.statuses |= {"refuses": 404, "unscheduled": 500}
     with Refusing("e0") as customers:

@@ -15,7 +15,7 @@ from tests.e2e.conftest import SECRET, START_S, assert_eventually
 pytestmark = pytest.mark.e2e
 
 
-def test_an_endpoint_that_fails_or_is_gone_is_told_to_its_customer_and_the_operator_and_to_nobody_else(platform):
+def test_only_its_customer_and_the_operator_learn_of_a_failing_endpoint(platform):
     topic = f"{platform.name}.fanout.operational"
     told = {"operations": {"topic": topic, "failing_after_s": 0.001}}
     platform.migrate()

@@ -20,7 +20,7 @@ def times_accepted(platform):
     return collections.Counter(platform.accepted())
 
 
-def test_over_http_a_customer_polls_redrives_recovers_resends_and_replays_what_it_is_due(platform):
+def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     """One platform, one story: the steps share its start, which takes most of the time.
 
     1. What was refused is polled, byte for byte, and acknowledged; once the endpoint is mended it is redriven.

@@ -148,7 +148,7 @@ class Slow(Customers):
         return web.Response()
 
 
-def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch_waits_for_it(platform):
+def test_a_slow_endpoint_gets_each_event_once_and_delays_no_micro_batch(platform):
     platform.migrate()
     platform.register([{}, {"endpoint": "slow"}], endpoints=("ep1", "slow"), retry={})
     with Slow() as customers:
@@ -169,7 +169,7 @@ def test_an_endpoint_that_takes_its_time_gets_each_event_once_and_no_micro_batch
     assert retry_reasons.UNDER_WAY in reasons <= {retry_reasons.UNDER_WAY, retry_reasons.SLOW}
 
 
-def test_a_job_that_is_to_stop_ends_the_attempts_of_the_retry_lane_and_hands_back_the_rest(platform):
+def test_a_stopping_job_ends_attempts_of_the_retry_lane_and_requeues_others(platform):
     platform.migrate()
     platform.register([{}], max_in_flight=1)
     with Slow(takes_s=6) as customers:

@@ -170,7 +170,7 @@ def guarded(platform, jars, tmp_path):
     broker.kill()
 
 
-def test_the_job_has_enough_by_the_rights_of_the_document_and_a_customers_login_reads_nothing(platform, guarded):
+def test_the_documented_rights_suffice_and_a_customers_login_reads_nothing(platform, guarded):
     operator = settings.Kafka(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
     admin = AdminClient(kafka_clients.for_librdkafka(operator))
     for made in admin.create_acls(of_the_document("fanout")).values():

@@ -78,7 +78,7 @@ def test_what_the_receiver_rejects_of_a_batch_is_dead_lettered_alone():
 
 
 @pytest.mark.parametrize(("event_bytes", "read_by_then"), [(400, 100), (600_000, 2)])
-def test_small_batches_are_read_in_one_piece_and_large_ones_hardly_ahead_of_what_is_sent(event_bytes, read_by_then):
+def test_small_batches_are_read_together_and_large_ones_as_they_are_sent(event_bytes, read_by_then):
     read = []
 
     def waiting():

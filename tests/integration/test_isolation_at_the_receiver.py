@@ -76,7 +76,7 @@ def platform():
         yield customers, here, registry(customers.url)
 
 
-def test_one_of_many_that_hangs_is_waited_for_a_moment_by_one_micro_batch_and_not_at_all_by_later_ones(platform):
+def test_one_hanging_endpoint_delays_only_one_micro_batch(platform):
     customers, here, source = platform
     written = queue.SimpleQueue()
     here.write_background_results_by(lambda results, ended, _: written.put((results, ended)))
@@ -115,7 +115,7 @@ def test_an_endpoint_that_the_retry_lane_holds_back_is_not_asked(platform):
     assert took_s < TIMEOUT_S / 2
 
 
-def test_when_no_endpoint_can_be_reached_that_is_told_and_none_of_them_is_thought_ill_of(platform):
+def test_an_outage_is_reported_and_suppresses_no_endpoint(platform):
     _, here, _ = platform
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -40,7 +40,7 @@ def own_kafka(own_kafka, tmp_path):
     assert processes_of(tmp_path) == {}
 
 
-def test_what_a_killed_broker_had_confirmed_is_there_when_it_is_started_again_on_the_same_port(own_kafka):
+def test_a_restarted_broker_has_the_records_that_it_had_confirmed(own_kafka):
     servers = own_kafka.bootstrap_servers
     topics.ensure(settings.Kafka(bootstrap_servers=servers), ["kept"], 1)
     producer = Producer({"bootstrap.servers": servers})
@@ -189,7 +189,7 @@ def test_jars_that_are_there_are_not_fetched_again(fetched):
     assert said == []
 
 
-def test_a_changed_declaration_is_fetched_and_a_failure_is_one_line_that_leaves_what_was_there(fetched, monkeypatch, tmp_path):
+def test_changed_jars_are_fetched_and_a_failure_keeps_the_old_ones(fetched, monkeypatch, tmp_path):
     no_network = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=1 -Dhttp.proxyHost=127.0.0.1 -Dhttp.proxyPort=1"
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Divy.default.ivy.user.dir={tmp_path}/cache {no_network}")
     fetched.write_text(fetched.read_text() + "<!-- changed -->\n")

@@ -66,7 +66,7 @@ def test_a_name_that_was_found_is_not_looked_up_for_each_connection(names):
     assert names.asked == ["hooks.example.com"]
 
 
-def test_a_server_is_told_by_which_name_it_is_asked_and_may_choose_its_certificate_by_it(names):
+def test_a_server_gets_the_host_name_before_it_chooses_a_certificate(names):
     of_the_name = certificates.server_context(certificates.issue("hooks", issuer=AUTHORITY, address="hooks.example.com"))
     context = certificates.server_context(certificates.issue("server", issuer=AUTHORITY))
 

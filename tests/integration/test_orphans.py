@@ -41,7 +41,7 @@ class Holding:
 
 
 @pytest.mark.parametrize("noticed", ["by the signal", "by the pipe"])
-def test_what_is_under_way_when_the_jvm_is_gone_is_told_and_nothing_begins_and_the_task_fails(monkeypatch, noticed):
+def test_an_orphan_reports_its_requests_in_flight_and_begins_none(monkeypatch, noticed):
     async def main():
         here, endpoint, outcomes = worker.Worker(PLAN), Holding(), []
         loop, is_gone = asyncio.get_running_loop(), asyncio.Event()

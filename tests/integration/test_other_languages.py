@@ -129,7 +129,7 @@ def if_there_is(tool, asked):
 @pytest.mark.parametrize(
     "library", [pytest.param(in_java, id="java"), if_there_is("npm", in_javascript), if_there_is("go", in_go)]
 )
-def test_the_libraries_of_other_languages_verify_what_we_sign_and_refuse_what_was_changed(library, tmp_path):
+def test_libraries_of_other_languages_verify_our_signatures(library, tmp_path):
     asked = cases()
     said = library([request for request, _ in asked.values()], tmp_path)
     assert dict(zip(asked, said, strict=True)) == {what: expected for what, (_, expected) in asked.items()}

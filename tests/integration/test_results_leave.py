@@ -47,7 +47,7 @@ def test_results_leave_while_an_endpoint_does_not_answer():
     serving.run(main())
 
 
-def test_that_an_endpoint_accepts_something_leaves_with_the_first_task_and_not_with_each():
+def test_an_accepting_endpoint_is_reported_by_the_first_task_only():
     async def main():
         async with serving.serve(serving.saying(serving.OK)) as server:
             here = worker.Worker(PLAN)

@@ -77,7 +77,7 @@ class Late(Customers):
         return web.Response()
 
 
-def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_lane_any_more(here):
+def test_a_late_report_leaves_without_a_further_task_of_the_retry_lane(here):
     """It waited for one for so long that its turn was given up for lost, and was delivered again without a crash."""
     assert here.drain_leases() is None
     with Late() as customers:
@@ -92,7 +92,7 @@ def test_a_late_report_leaves_also_when_the_process_gets_no_task_of_the_retry_la
     assert here.drain_leases() is None
 
 
-def test_when_no_endpoint_can_be_reached_that_is_told_and_what_the_fast_lanes_circuits_know_is_forgotten(here):
+def test_the_retry_lane_reports_an_outage_and_forgets_circuit_breakers(here):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

@@ -36,7 +36,7 @@ def test_the_topics_are_made_as_they_have_to_be(config):
     assert doctor(config).is_fine
 
 
-def test_a_retries_topic_that_takes_no_large_batch_stops_the_start_and_the_doctor_finds_it_too(config):
+def test_a_retries_topic_with_too_little_room_is_refused_at_the_start(config):
     """Somebody had made it with Kafka's default of 1 MiB; the first batch of 1 MiB that failed was sent again and again."""
     name = config.delivery.retries_topic
     topics.ensure(config.kafka, [name], 1)

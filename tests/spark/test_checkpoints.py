@@ -33,7 +33,7 @@ def cause_of_refusal(lane):
     return streaming_lane.cause_of(str(failure.value))
 
 
-def test_state_that_is_gone_in_part_or_whole_is_refused_and_what_waits_is_there_when_it_is_restored(spark, tmp_path):
+def test_missing_state_is_refused_and_restored_state_keeps_its_events(spark, tmp_path):
     lane = Lane(spark, tmp_path)
     for name in ("a", "b"):
         lane.write(postponed(name))
@@ -117,9 +117,7 @@ class Topic:
         return streaming_lane.Result.COMMITTED
 
 
-def test_records_that_expired_unread_end_the_lane_by_their_partition_and_a_new_checkpoint_takes_the_rest(
-    spark, kafka, tmp_path
-):
+def test_records_that_expired_unread_end_the_lane_and_name_the_partition(spark, kafka, tmp_path):
     topic = Topic(spark, kafka, tmp_path)
     topic.publish(b"0", b"1")
     topic.run("checkpoint")
@@ -148,7 +146,7 @@ def test_a_lane_whose_loss_is_accepted_goes_on_behind_it_and_takes_the_rest(spar
     assert topic.taken == [b"0", b"1", b"4", b"5"]
 
 
-def test_a_micro_batch_that_was_broken_off_and_has_lost_a_part_runs_again_with_what_is_left(spark, kafka, tmp_path):
+def test_an_interrupted_micro_batch_that_lost_records_runs_with_the_others(spark, kafka, tmp_path):
     topic = Topic(spark, kafka, tmp_path)
     topic.publish(b"0")
     topic.run("checkpoint")
@@ -162,9 +160,7 @@ def test_a_micro_batch_that_was_broken_off_and_has_lost_a_part_runs_again_with_w
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_topic_that_was_deleted_ends_the_lane_by_its_name_and_a_new_checkpoint_takes_what_is_left(
-    spark, kafka, tmp_path, is_made_anew
-):
+def test_a_deleted_topic_ends_the_lane_and_is_named(spark, kafka, tmp_path, is_made_anew):
     topic, other = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
     topic.publish(b"0", b"1")
     topic.run("checkpoint", beside=other)
@@ -182,9 +178,7 @@ def test_a_topic_that_was_deleted_ends_the_lane_by_its_name_and_a_new_checkpoint
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_lane_goes_on_without_a_topic_of_which_the_loss_is_accepted_and_reads_all_of_one_that_was_made_anew(
-    spark, kafka, tmp_path, is_made_anew
-):
+def test_after_accept_loss_a_lane_skips_a_lost_topic_and_reads_a_new_one(spark, kafka, tmp_path, is_made_anew):
     topic, other = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
     topic.publish(b"0", b"1")
     topic.run("checkpoint", beside=other)

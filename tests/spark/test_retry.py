@@ -152,7 +152,7 @@ def test_a_micro_batch_that_runs_again_lets_the_same_turns_leave(spark, tmp_path
     assert waits.events == 2
 
 
-def test_a_micro_batch_that_is_removed_from_a_damaged_checkpoint_runs_again_and_what_waits_is_there_once(spark, tmp_path):
+def test_a_micro_batch_removed_from_a_checkpoint_runs_again_once(spark, tmp_path):
     lane = Lane(spark, tmp_path)
     lane.write(postponed("a"))
     lane.run()

@@ -28,7 +28,7 @@ def running(folder, *lanes):
             other.kill()
 
 
-def test_a_lane_that_another_process_runs_is_refused_by_its_name_and_the_process_and_the_other_lanes_are_not(tmp_path):
+def test_a_lane_of_another_process_is_refused_and_other_lanes_run(tmp_path):
     with running(tmp_path / "new", "direct", "retry") as other:
         with pytest.raises(errors.CheckpointInUse, match=rf"lane retry .*new is run by another job \(process {other.pid} on"):
             file_lock.acquire(str(tmp_path / "new"), ["batch", "retry"])

@@ -53,7 +53,7 @@ def test_a_micro_batch_that_is_handed_back_untouched_needs_no_journal(monkeypatc
     assert read == [1000]
 
 
-def test_what_an_earlier_run_had_done_is_known_when_the_micro_batch_is_handed_back_untouched(monkeypatch, read):
+def test_an_untouched_micro_batch_keeps_the_completed_work_of_its_first_run(monkeypatch, read):
     made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
     made.begin(7)
     made.mark_untouched()
@@ -69,7 +69,7 @@ def test_where_nothing_was_broken_off_nothing_is_read_until_a_task_runs_again(mo
     assert (made.work_log.ended(attempt_number=1), read) == ({KEY}, [made.work_log.since_ms])
 
 
-def test_a_task_that_runs_again_in_a_micro_batch_that_runs_again_reads_from_its_first_beginning(monkeypatch, read):
+def test_a_retried_task_of_a_rerun_micro_batch_reads_from_the_first_start(monkeypatch, read):
     made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
     made.begin(7)
     made.work_log.ended(attempt_number=1)

@@ -57,7 +57,7 @@ def test_rows_are_written_when_the_broker_has_said_where_each_is(written_at):
     assert "forgotten" not in made
 
 
-def test_a_row_of_which_nobody_says_where_it_is_is_not_written_and_its_producer_not_used_again(written_at):
+def test_a_row_without_an_offset_counts_as_unwritten_and_ends_its_producer(written_at):
     """Regression: librdkafka 2.16 confirmed 1 in 15 rows that the broker had refused as too large, without an offset."""
     writing, made = written_at(7, None)
     writing.write(ROWS)

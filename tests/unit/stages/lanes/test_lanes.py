@@ -82,7 +82,7 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     assert ours.is_broken
 
 
-def test_an_endpoint_that_did_not_answer_one_worker_is_asked_by_none_until_an_attempt_has_had_its_time_twice():
+def test_an_unresponsive_endpoint_is_attempted_by_no_worker_for_a_time():
     context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, clock := Clock()),
         network=network_outage.Network(),

@@ -68,7 +68,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_forgotten(disabler
     assert registry.wait() == (["ep1"], "gone")
 
 
-def test_what_was_told_while_the_registry_was_away_for_long_is_told_again_or_not_written(disabler, now):
+def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disabler, now):
     """Written hours later it would disable an endpoint that is well, or that an operator has enabled."""
     away, is_back = threading.Event(), threading.Event()
 

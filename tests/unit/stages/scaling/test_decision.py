@@ -100,7 +100,7 @@ def test_a_first_start_that_is_behind_asks_for_twice_as_many_and_no_more():
     assert loads.decide(known, 3).wanted == 6
 
 
-def test_executors_that_were_asked_for_are_awaited_before_more_are_by_an_unknown_throughput():
+def test_with_unknown_throughput_requested_executors_are_awaited_first():
     known = loads.measured(lag=1_000_000, arrival_per_s=100, per_executor=None, executors=3)
     state = decision.State(wanted=4, lanes={"direct": known})
     seen = {"direct": loads.seen(1000.0, 1_000_000, handled=known.window[-1].handled + 500)}

@@ -86,7 +86,7 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     assert retry_messages.message(told_of[1]) == report
 
 
-def test_a_task_that_begins_puts_aside_what_its_worker_knows_and_its_end_leaves_the_rest_to_the_collector(monkeypatch):
+def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):
     frozen = []
     monkeypatch.setattr(gc_tuning.GarbageCollector, "freeze", lambda _: frozen.append("once"))
     tools = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=Writing)

@@ -77,7 +77,7 @@ def test_known_topics_outlive_readings_that_fail(known, kafka, clock, age_s):
         missing(known, "a", "new")
 
 
-def test_a_new_topic_is_found_within_a_second_and_invented_ones_cost_one_reading_a_second(known, kafka, clock):
+def test_a_new_topic_is_found_within_a_second_by_one_reading_a_second(known, kafka, clock):
     assert [missing(known, "new") for _ in range(10)] == [{"new"}] * 10
     assert kafka.read_count == 1
     kafka.names.add("new")

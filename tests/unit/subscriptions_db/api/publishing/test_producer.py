@@ -87,7 +87,7 @@ def test_the_ids_are_those_of_the_events(events_to, clients):
     assert len(clients) == 1
 
 
-def test_nothing_is_connected_before_the_first_event_and_the_settings_loosen_no_guarantee(events_to, clients):
+def test_the_first_event_connects_and_settings_weaken_no_guarantee(events_to, clients):
     assert clients == []
     publish(events_to, "a")
     options = clients[0].options
