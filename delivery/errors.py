@@ -7,6 +7,7 @@ Runs on the driver and in the executors. Imports the standard library only. All 
     ├── LocalStackError          the embedded Postgres or Kafka cannot run here
     ├── KafkaUnavailable         Kafka does not respond to the command or the starting job
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
+    ├── SchemaRegistryUnavailable  the schema registry gives no answer now; the records of its topics wait
     ├── RegistryOutdated         the schema in Postgres is of another version
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
@@ -58,6 +59,10 @@ class KafkaUnavailable(FanoutError):
 
 class RegistryUnavailable(FanoutError):
     """Postgres cannot be reached or did not answer in time."""
+
+
+class SchemaRegistryUnavailable(FanoutError):
+    """The schema registry cannot be reached, or gave no answer that decides. A task fails with it, so its records wait."""
 
 
 class RegistryOutdated(FanoutError):

@@ -82,7 +82,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     for name, given in environ.items():
         if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
             continue
-        area, _, field = name.removeprefix(PREFIX).lower().partition("_")
+        area, field = _area_and_field(name.removeprefix(PREFIX).lower())
         if not field.endswith(IN_A_FILE) or f"{area}.{field}" in known:
             layer.setdefault(area, {})[field] = given
             continue
@@ -93,6 +93,15 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             )
         layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _content_of(Path(given), name)
     return layer
+
+
+def _area_and_field(name: str) -> tuple[str, str]:
+    """Return the area and the field of a variable. An area of two words is known by its name; any other has one word."""
+    for area in settings.Settings.model_fields:
+        if name.startswith(f"{area}_"):
+            return area, name.removeprefix(f"{area}_")
+    area, _, field = name.partition("_")
+    return area, field
 
 
 def _content_of(path: Path, name: str) -> str:

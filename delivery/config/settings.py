@@ -12,6 +12,7 @@ from typing import Annotated
 import pydantic
 from pydantic import Field, SecretStr
 
+from delivery.config.schema_settings import SchemaRegistry
 from delivery.config.service_settings import Api, Archive, Operations
 from delivery.config.setting_types import Area, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
 
@@ -338,6 +339,7 @@ class Settings(Area):
     keys: Keys = Keys()
     kafka: Kafka = Kafka()
     source: Source = Source()
+    schema_registry: SchemaRegistry = SchemaRegistry()
     snapshot: Snapshot = Snapshot()
     delivery: Delivery = Delivery()
     batch: Batch = Batch()

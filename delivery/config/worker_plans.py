@@ -1,7 +1,7 @@
 """Build, from the settings, the plain values that the executors get.
 
-Runs on the driver. A plan has all settings of a worker (`worker_plan.Plan`). A plan contains no secret, because plans are
-pickled into every task.
+Runs on the driver. A plan has all settings of a worker (`worker_plan.Plan`), and is pickled into every task. Its only secret is
+the password of the schema registry, wrapped in a Secret.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import dataclasses
 import logging
 import math
 
-from delivery.config import settings
+from delivery.config import schema_settings, settings
+from delivery.secret import Secret
 from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder, registry_client
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.policy import backoff
@@ -34,6 +36,7 @@ def plan_of(config: settings.Settings) -> worker_plan.Plan:
         ),
         guard=guard_of(lane),
         layout=layout_of(config),
+        formats=formats_of(config.schema_registry),
         limits=limits.Limits(
             max_in_flight=lane.max_in_flight,
             max_in_flight_per_endpoint=lane.max_in_flight_per_endpoint,
@@ -80,6 +83,24 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
         max_bytes=source.max_event_bytes,
         tenant_of_topic=source.tenant_of_topic,
         operational_topic=config.operations.topic,
+    )
+
+
+def formats_of(registry: schema_settings.SchemaRegistry) -> decoder.Formats | None:
+    """Return the settings by which values of records are decoded; None: no topic has a schema registry."""
+    if not registry.topic_pattern:
+        return None
+    return decoder.Formats(
+        access=registry_client.Access(
+            url=registry.url,
+            username=registry.username,
+            password=Secret(registry.password.get_secret_value().encode()),
+            ca_file=registry.ca_file,
+            timeout_s=registry.timeout_s,
+            wait_s=registry.wait_s,
+        ),
+        topic_pattern=registry.topic_pattern,
+        max_schemas=registry.max_schemas,
     )
 
 

@@ -23,6 +23,7 @@ from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
 from delivery.stages import local_address
 from delivery.stages.checkpoint import object_store
 from delivery.stages.kafka import topics
+from delivery.webhooks.formats import registry_client
 from fanout.admin import registry_commands
 from fanout.jvm import jars, java
 from subscriptions_db.manifest import lint
@@ -58,6 +59,7 @@ def examine(config: settings.Settings) -> list[Finding]:
         "jars": _jars,
         "kafka": _kafka,
         "topics": _topics,
+        "schema registry": _schema_registry,
         "postgres": _postgres,
         "keys": lambda config: f"secrets are encrypted with key {keyring.KeyRing.from_settings(config.keys).active}",
         "registry": _registry,
@@ -126,6 +128,14 @@ def _topics(config: settings.Settings) -> str:
         )
     topics.require_room(config.kafka, config.delivery.retries_topic)
     return f"{sum(topic_pattern.matches(pattern, name) for name in names)} match {pattern}"
+
+
+def _schema_registry(config: settings.Settings) -> str:
+    formats = worker_plans.formats_of(config.schema_registry)
+    if formats is None:
+        return "none, because schema_registry.topic_pattern is empty"
+    registry_client.RegistryClient(formats.access).require_answer()
+    return f"{config.schema_registry.url} answers, for topics that match {formats.topic_pattern}"
 
 
 def _postgres(config: settings.Settings) -> str:

@@ -183,7 +183,8 @@ class Archiver:
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish operational events, and run redrives and replays, a page each. Return their number.
 
-        If Kafka refuses their records, these steps pause, and archiving continues.
+        If Kafka refuses their records, or a replay needs a schema that cannot be read now, these steps pause, and archiving
+        continues.
         """
         if time.monotonic() < self._steps_allowed_at:
             return 0
@@ -193,7 +194,7 @@ class Archiver:
                 notified = notify_step.publish(self._config, connection)
             redriven = redrive_step.redrive(self._config, connection, now=_now())
             replayed = self._replayer.step(connection)
-        except errors.KafkaUnavailable as exc:
+        except (errors.KafkaUnavailable, errors.SchemaRegistryUnavailable) as exc:
             if once:
                 raise
             log.warning(

@@ -18,6 +18,7 @@ from delivery.config import settings, worker_plans
 from delivery.model import EndpointId, EndpointStatus, Record, SubscriptionId
 from delivery.observability import metrics
 from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
 from fanout.kafka import publishing, topic_scanner
@@ -43,7 +44,8 @@ class Replayer:
 
     def __init__(self, config: settings.Settings) -> None:
         self._config = config
-        self._layout = worker_plans.plan_of(config).layout
+        self._layout = worker_plans.layout_of(config)
+        self._formats = decoder.decoder_of(worker_plans.formats_of(config.schema_registry), self._layout)
         self._scanner: topic_scanner.Scanner | None = None
         self._publisher: publishing.Publisher | None = None
         self._routes: tuple[tuple[str, int], replay_plan.Routes | None] | None = None
@@ -52,7 +54,7 @@ class Replayer:
     def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Advance all running replays by one chunk each, repeatedly for about STEP_S; return the number of chunks.
 
-        Raises KafkaUnavailable. The next step repeats the chunk. `clock` is for tests.
+        Raises KafkaUnavailable and SchemaRegistryUnavailable. The next step repeats the chunk. `clock` is for tests.
         """
         began, chunks = clock(), 0
         try:
@@ -158,7 +160,7 @@ class Replayer:
             return None
         for record in self._read(place, asked.offset, asked.offset + 1):
             try:
-                event = parsing.parse(record, self._layout)
+                event = parsing.parse(record, self._layout) if self._formats is None else self._formats.event_now(record)
             except errors.EventRejected:
                 return None
             if payload.webhook_id(event, subscription_id) == asked.webhook_id:
@@ -192,7 +194,7 @@ class Replayer:
         if self._routes is None or self._routes[0] != key:
             read = registry_reader.read_routes(connection, EndpointId(replay.endpoint_id))
             endpoint = read.endpoints.get(EndpointId(replay.endpoint_id))
-            self._routes = (key, None if endpoint is None else replay_plan.Routes(read, endpoint, self._layout))
+            self._routes = (key, None if endpoint is None else replay_plan.Routes(read, endpoint, self._layout, self._formats))
         routes = self._routes[1]
         return None if routes is None or routes.endpoint.customer_id != replay.customer_id else routes
 

@@ -33,6 +33,7 @@ AREAS = (
             "delivery.errors delivery.payload_form delivery.secret delivery.webhooks.clocks",
             "delivery.model",
             "delivery.webhooks.events delivery.webhooks.filters delivery.webhooks.policy delivery.webhooks.state",
+            "delivery.webhooks.formats",
             "delivery.webhooks.routing delivery.webhooks.scheduling delivery.webhooks.batching",
             "delivery.webhooks.http",
             "delivery.webhooks.sending",

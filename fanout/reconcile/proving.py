@@ -20,6 +20,7 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.model import Record
 from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
 from delivery.webhooks.retries import retry_records
 from fanout.kafka import topic_scanner
@@ -86,7 +87,8 @@ class _Reading:
         self.evidence = evidence.Evidence()
         self._config, self._scanner, self._since_ms = config, scanner, since_ms
         self._logged_since_ms = None if since_ms is None else since_ms - MARGIN_MS
-        self._layout = worker_plans.plan_of(config).layout
+        self._layout = worker_plans.layout_of(config)
+        self._formats = decoder.decoder_of(worker_plans.formats_of(config.schema_registry), self._layout)
         known = scanner.names()
         if config.delivery.attempts_topic not in known:
             raise errors.SettingsError(
@@ -149,7 +151,8 @@ class _Reading:
         place, offset = Place(str(message.topic()), message.partition() or 0), message.offset() or 0
         record = Record(*place, offset, message.timestamp()[1], message.value(), topic_scanner.headers(message))
         try:
-            event_type = parsing.parse(record, self._layout).event_type
+            event = parsing.parse(record, self._layout) if self._formats is None else self._formats.event_now(record)
+            event_type = event.event_type
         except errors.EventRejected:
             event_type = None
         self.evidence.add_event(place, offset, event_type)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from delivery.model import Endpoint, Event, LeaveReason, NextAttempt, Record, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import ordering_key, parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.retries import retry_messages
@@ -35,18 +36,24 @@ class Due(NamedTuple):
 class Routes:
     """Decide by a snapshot of the registry which events are due to one endpoint."""
 
-    def __init__(self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout) -> None:
+    def __init__(
+        self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout, formats: decoder.Decoder | None = None
+    ) -> None:
         self.endpoint = endpoint
         self.revision = registry.revision
         self._registry = registries.WholeRegistry("", registry)
         self._layout = layout
+        self._formats = formats
 
     def due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
-        """Return the due deliveries of these records. Records that the lanes reject are left out without a report."""
+        """Return the due deliveries of these records. Records that the lanes reject are left out without a report.
+
+        Raise SchemaRegistryUnavailable if the schema of a record cannot be read now.
+        """
         return asyncio.run(self._due(records, event_types))
 
     async def _due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
-        accepted = intake.Intake(self._registry, self._layout, self.endpoint.mode, _prepared)
+        accepted = intake.Intake(self._registry, self._layout, self.endpoint.mode, _prepared, formats=self._formats)
         found: list[Due] = []
         for record in records:
             found += await accepted.accept(record, []) or ()

@@ -32,6 +32,7 @@ ENVIRON = {
     "FANOUT_KAFKA_SASL_PASSWORD": CANARY,
     "FANOUT_KAFKA_SPARK_OPTIONS": f"ssl.key.password={CANARY}",
     "FANOUT_KAFKA_LIBRDKAFKA_OPTIONS": f"ssl.key.password={CANARY}",
+    "FANOUT_SCHEMA_REGISTRY_PASSWORD": CANARY,
     "FANOUT_SPARK_CONF": f"spark.hadoop.fs.s3a.secret.key={CANARY}",
 }
 ENDPOINT = builders.endpoint(
@@ -50,9 +51,13 @@ LOOK_UP = lookup_source.LookupSource(
 OBSERVER = observer.Observer(
     total=Counters(), gone=frozenset(), unresponsive=frozenset(), level="INFO", format="json", attempt_sample=0.0
 )
-TOOLS = task_context.Tools(
-    plan=worker_plans.plan_of(CONFIG), observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka))
-)
+REGISTRY = CONFIG.schema_registry.model_copy(update={"url": "https://registry.example.com", "topic_pattern": "events[.].+"})
+PLAN = worker_plans.plan_of(CONFIG.model_copy(update={"schema_registry": REGISTRY}))
+TOOLS = task_context.Tools(plan=PLAN, observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka)))
+
+
+def test_a_plan_has_the_password_of_the_schema_registry_wrapped():
+    assert PLAN.formats.access.password == Secret(CANARY.encode())
 
 
 @pytest.mark.parametrize(

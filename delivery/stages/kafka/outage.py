@@ -1,8 +1,8 @@
-"""Recognise a query that failed because Kafka did not answer, and test whether Kafka answers again.
+"""Recognise a query that failed because Kafka or the schema registry did not answer, and test whether they answer again.
 
 Runs on the driver. While Kafka is absent, Spark waits only for some minutes for the end offsets of the topics
 (delivery.stages.kafka.source), and a task fails sooner. The lane itself has no fault then: its query starts again once Kafka
-answers.
+answers. The same holds for the schema registry, of which a task needs a schema.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 
 from confluent_kafka.admin import AdminClient
 
-from delivery.config import kafka_clients, settings
+from delivery import errors
+from delivery.config import kafka_clients, schema_settings, settings, worker_plans
+from delivery.webhooks.formats import registry_client
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,31 @@ def is_kafka_outage(failure: str) -> bool:
     return _KAFKA_OUTAGE.search(failure) is not None
 
 
-def is_over(kafka: settings.Kafka) -> bool:
-    """Return True if Kafka answers a request. Takes at most TIMEOUT_S."""
+def is_schema_outage(failure: str) -> bool:
+    """Return True if the error text of a query or a task says that the schema registry did not answer."""
+    return errors.SchemaRegistryUnavailable.__name__ in failure
+
+
+def is_over(config: settings.Settings) -> bool:
+    """Return True if Kafka answers a request, and the schema registry too if there is one.
+
+    Takes at most TIMEOUT_S, and `schema_registry.timeout_s` for each URL of the registry.
+    """
+    return _kafka_answers(config.kafka) and _schema_registry_answers(config.schema_registry)
+
+
+def _schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
+    if (formats := worker_plans.formats_of(config)) is None:
+        return True
+    try:
+        registry_client.RegistryClient(formats.access).require_answer()
+    except errors.SchemaRegistryUnavailable as exc:
+        log.debug("the schema registry does not answer yet: %s", exc)
+        return False
+    return True
+
+
+def _kafka_answers(kafka: settings.Kafka) -> bool:
     try:
         admin = AdminClient(kafka_clients.for_librdkafka(kafka))  # must live until the answer has come
         admin.describe_cluster(request_timeout=TIMEOUT_S).result()

@@ -49,7 +49,7 @@ class Direct:
             handle=self._handle,
             stop=self._stop,
             watch=watch,
-            is_kafka_back=functools.partial(outage.is_over, self._config.kafka),
+            is_kafka_back=functools.partial(outage.is_over, self._config),
             on_begin=self._reruns.begin,
         )
         config = self._config.spark

@@ -78,7 +78,7 @@ class StatefulLane:
             handle=handle,
             stop=self._stop,
             watch=watch,
-            is_kafka_back=functools.partial(outage.is_over, self._config.kafka),
+            is_kafka_back=functools.partial(outage.is_over, self._config),
             on_begin=self._reruns.begin,
             is_woken=True,
         )

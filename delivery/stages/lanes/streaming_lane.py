@@ -33,7 +33,7 @@ ASK_S = 3.0
 which may run for `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
 """Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
-an outage, and when planning timed out."""
+an outage, and when planning timed out. Restarts for the schema registry do not count: the lane waits as long as it takes."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
 """Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
 waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
@@ -41,6 +41,10 @@ WAITS_FOR_KAFKA = (
     "lane %s waits for Kafka (%s). Nothing is lost, and the lane restarts by itself when Kafka answers: check the brokers"
 )
 """Log message when a query ended because Kafka did not answer: the lane and the cause."""
+WAITS_FOR_SCHEMAS = (
+    "lane %s waits for the schema registry (%s). Nothing is lost, and the lane restarts by itself when the registry answers"
+)
+"""Log message when a task needed a schema and the schema registry did not answer: the lane and the cause."""
 REASON = "Reason: "
 """Prefix of the line in which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"
@@ -59,7 +63,7 @@ class Result(enum.Enum):
     STOP = enum.auto()
     """The job was asked to stop. The micro-batch is not committed, and runs when the job starts again."""
     KAFKA_AWAY = enum.auto()
-    """Kafka did not answer for too long. The query restarts when it answers."""
+    """Kafka, or the schema registry, did not answer for too long. The query restarts when both answer."""
 
 
 class Uncommitted(Exception):
@@ -79,9 +83,10 @@ class Lane(Generic[Registry]):
     """A lane whose streaming query passes each micro-batch to `handle`. Restarts the query, and stops between micro-batches.
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
-    with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
-    called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even without records, and the lane is
-    ready once this micro-batch is committed. So no event waits for the slow first micro-batch of a process.
+    with the number of each micro-batch before `handle`. After a query ended because Kafka or the schema registry did not
+    answer, `is_kafka_back` is called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even
+    without records, and the lane is ready once this micro-batch is committed. So no event waits for the slow first micro-batch of
+    a process.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class Lane(Generic[Registry]):
             log.info("lane %s restarts with a new plan", self._name)
 
     def _await_kafka(self) -> bool:
-        """Wait until Kafka answers; return False when the job is asked to stop."""
+        """Wait until Kafka and the schema registry answer; return False when the job is asked to stop."""
         while not self._stop.wait(ASK_S):
             if self._is_kafka_back():
                 return True
@@ -197,7 +202,8 @@ class Lane(Generic[Registry]):
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
-        A restart helps if Kafka did not answer, or if planning timed out. `written` returns the folders that the query writes.
+        A restart helps if Kafka or the schema registry did not answer, or if planning timed out. `written` returns the folders
+        that the query writes.
         """
         failure = query.exception()
         if failure is None or self._result is not Result.COMMITTED:
@@ -206,6 +212,9 @@ class Lane(Generic[Registry]):
         if outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
             log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
+            return Result.KAFKA_AWAY
+        if outage.is_schema_outage(text):
+            log.warning(WAITS_FOR_SCHEMAS, self._name, cause_of(text))
             return Result.KAFKA_AWAY
         if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
             self._absences += 1

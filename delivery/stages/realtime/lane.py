@@ -72,7 +72,7 @@ class Outcome(enum.Enum):
     FAULT = enum.auto()
     """A task failed or was lost. Its deliveries in flight may continue for a moment."""
     KAFKA_AWAY = enum.auto()
-    """Kafka did not answer."""
+    """Kafka, or the schema registry, did not answer."""
 
 
 WITHOUT_LANE = (
@@ -167,7 +167,7 @@ class RealtimeLane:
             if outcome is Outcome.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
             while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
-                if outage.is_over(self._config.kafka):
+                if outage.is_over(self._config):
                     break
             self._topics.find()
 
@@ -204,6 +204,8 @@ class RealtimeLane:
         finally:
             server.close()
         if outcome is Outcome.FAULT:
+            if outage.is_schema_outage(server.fault() or ""):
+                return Outcome.KAFKA_AWAY
             self._count_restart(server)
         return outcome
 

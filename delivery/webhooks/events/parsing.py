@@ -23,7 +23,7 @@ from delivery import errors
 from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import attributes as further
-from delivery.webhooks.events import opaque
+from delivery.webhooks.events import content_encoding, opaque
 
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
@@ -71,8 +71,8 @@ class Layout:
 def parse(record: Record, layout: Layout) -> Event:
     """Return the event in `record`. Raise EventRejected if the record is not an event.
 
-    The reason of EventRejected is one of: tombstone, empty, too_large, not_json, missing_attribute, bad_attribute, unsupported,
-    tenant_mismatch.
+    The reason of EventRejected is one of: tombstone, empty, too_large, undecodable, not_json, missing_attribute, bad_attribute,
+    unsupported, tenant_mismatch.
     """
     event = _read(record, layout)
     if (event.tenant_id == PLATFORM) != (record.topic == layout.operational_topic):
@@ -92,6 +92,14 @@ def _platform_mismatch(event: Event) -> str:
     return "the topic is for the platform's own events: write the event to another topic"
 
 
+def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
+    """Raise EventRejected if the record with this value has more than `Layout.max_bytes`."""
+    # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
+    size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
+    if size > layout.max_bytes:
+        raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
+
+
 def header_bytes(name: str, content: bytes) -> int:
     """Return the size that a record's header counts towards `Layout.max_bytes`.
 
@@ -108,7 +116,7 @@ def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
 
 
 def _read(record: Record, layout: Layout) -> Event:
-    """Return the event in a record, parsed in the mode in which the record was written.
+    """Return the event in a record, decompressed and parsed in the mode in which the record was written.
 
     1. `content-type: application/cloudevents+json` is structured mode.
     2. A `ce_specversion` header is binary mode.
@@ -117,12 +125,12 @@ def _read(record: Record, layout: Layout) -> Event:
     value = record.value
     if value is None or not value.strip():
         _require_blank_payload(record, value)
-    # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
-    size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
-    if size > layout.max_bytes:
-        raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
+    require_size(record, value, layout)
     if record.headers:
         headers = {name.lower(): content for name, content in record.headers}
+        if value and content_encoding.HEADER in headers:
+            value = content_encoding.decoded(value, headers[content_encoding.HEADER], layout.max_bytes)
+            require_size(record, value, layout)
         content_type = headers.get("content-type", b"").strip().lower()
         if content_type.startswith(STRUCTURED.encode()):
             return _structured(record, value or b"", content_type, layout)

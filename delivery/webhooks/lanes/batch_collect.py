@@ -20,6 +20,7 @@ from typing import NamedTuple
 from delivery.model import Delivery, DeliveryMode, Endpoint, EndpointId, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake, matching, registries, seen_ids
 from delivery.webhooks.sending import payload
@@ -66,8 +67,10 @@ class Collector:
         now_ms: int,
         immediate_flush_s: float = 0.0,
         seen: seen_ids.SeenIds | None = None,
+        formats: decoder.Decoder | None = None,
     ) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, functools.partial(_match_event, now_ms), seen)
+        prepare = functools.partial(_match_event, now_ms)
+        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, prepare, seen, formats=formats)
         self._shards = shards
         self._immediate_flush_ms = immediate_flush_s * 1000
         self._open: dict[EndpointId, segment.PendingBatch] = {}

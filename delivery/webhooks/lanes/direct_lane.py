@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
 from delivery.webhooks.events import ordering_key, parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results, final_results
 from delivery.webhooks.routing import intake, matching, registries, seen_ids
@@ -41,8 +42,9 @@ class DirectLane:
         ended: completed_work.CompletedKeys = frozenset(),
         *,
         seen: seen_ids.SeenIds | None = None,
+        formats: decoder.Decoder | None = None,
     ) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared, seen)
+        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared, seen, formats=formats)
         self._dispatcher = dispatcher
         self._deferrals = deferrals
         self._ended_before = ended

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from delivery import errors
 from delivery.model import Record
 from delivery.webhooks.lanes import direct_lane, drain_gate
 from delivery.webhooks.results.results import Results
@@ -212,6 +213,9 @@ class RealtimeLane:
                 await self._arrived.wait()
                 self._arrived.clear()
                 await self._deliver_waiting()
+        except errors.SchemaRegistryUnavailable as away:
+            log.warning("a real-time task fails, and its query starts again when the schema registry answers: %s", away)
+            self.fail(away)
         except Exception as fault:  # a fault of ours: the task fails, and the query starts again
             log.exception(UNFORESEEN)
             self.fail(fault)

@@ -18,6 +18,7 @@ import cachetools
 from delivery import errors
 from delivery.model import Record, Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.http import transport
 from delivery.webhooks.lanes import (
     batch_collect,
@@ -93,6 +94,7 @@ class Worker:
         )
         self._gate = drain_gate.DrainGate(self._sender)
         """The gate of the current task."""
+        self._formats = decoder.decoder_of(plan.formats, plan.layout)
         self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self._is_orphan = False
         self._retry: retry_lane.RetryLane | None = None
@@ -180,7 +182,13 @@ class Worker:
             deferrals = self._deferrals_of(suppressed)
             dispatcher = self._dispatcher_of(deferrals)
             lane = direct_lane.DirectLane(
-                self._registry, dispatcher, deferrals, self._plan.layout, ended, seen=self._seen_direct
+                self._registry,
+                dispatcher,
+                deferrals,
+                self._plan.layout,
+                ended,
+                seen=self._seen_direct,
+                formats=self._formats,
             )
             return realtime_lane.Slice(lane, self._gate)
 
@@ -321,6 +329,7 @@ class Worker:
             self._plan.layout,
             ended,
             seen=self._seen_direct,
+            formats=self._formats,
         )
 
     async def _begin_batch_lane(
@@ -353,6 +362,7 @@ class Worker:
             now_ms=now_ms,
             immediate_flush_s=immediate_flush_s,
             seen=self._seen_batch,
+            formats=self._formats,
         )
 
     def _registry_from(self, source: registries.Source) -> registries.Registry:

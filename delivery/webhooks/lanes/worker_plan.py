@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.http import exchange_deadlines, guard
 from delivery.webhooks.policy import backoff, retry_after
 from delivery.webhooks.results import topic_rows
@@ -13,11 +14,13 @@ from delivery.webhooks.scheduling import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of a worker process, as plain values without secrets."""
+    """All settings of a worker process, as plain values. Only `formats` has a secret, which no repr shows."""
 
     topics: topic_rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)
     layout: parsing.Layout = field(default_factory=parsing.Layout)
+    formats: decoder.Formats | None = None
+    """The schema registry, by which values of records are decoded. None: there is none."""
     limits: limits.Limits = field(default_factory=limits.Limits)
     quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0

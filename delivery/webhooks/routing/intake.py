@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from delivery import errors
 from delivery.model import PLATFORM, DeliveryMode, Event, Record, Revision, TenantStatus
 from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder
 from delivery.webhooks.routing import matching, registries, seen_ids
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class Intake(Generic[Prepared]):
     """The intake of one lane in one task: it turns a record into prepared deliveries.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
-    `seen` remembers the ids of due events, for longer than the task.
+    `seen` remembers the ids of due events, for longer than the task. `formats` decodes values by the schema registry,
+    if the job has one.
     """
 
     def __init__(
@@ -72,9 +74,12 @@ class Intake(Generic[Prepared]):
         mode: DeliveryMode,
         prepare: Callable[[Event, list[matching.Match]], Prepared],
         seen: seen_ids.SeenIds | None = None,
+        *,
+        formats: decoder.Decoder | None = None,
     ) -> None:
         self._registry = registry
         self._layout = layout
+        self._formats = formats
         self._mode = mode
         self._prepare = prepare
         self._seen = seen_ids.SeenIds() if seen is None else seen
@@ -83,11 +88,12 @@ class Intake(Generic[Prepared]):
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
         """Return the prepared deliveries of a record. None: no subscription matches, or the record was added to `rejections`.
 
-        Count the record in its offset receipt.
+        Count the record in its offset receipt. Raise SchemaRegistryUnavailable if the record's schema cannot be read now. The
+        task must then fail, so that the record is read again.
         """
         receipt = self._receipt(record)
         try:
-            event = parsing.parse(record, self._layout)
+            event = parsing.parse(record, self._layout) if self._formats is None else await self._formats.event(record)
             router = await self._registry.router_for(event)
             _require_active(event, router)
             due = [match for match in router.matches(event) if match.endpoint.mode is self._mode]
@@ -96,6 +102,8 @@ class Intake(Generic[Prepared]):
             receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
             return None
+        except errors.SchemaRegistryUnavailable:
+            raise
         except Exception:
             # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
             log.exception(

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.config import kafka_clients, loader, settings, worker_plans
+from delivery.config import kafka_clients, loader, schema_settings, settings, worker_plans
 
 CANARY = "canary-5d1f"
 
@@ -142,3 +142,37 @@ def test_the_guards_exceptions_for_development_are_listed():
     assert worker_plans.opened_for_development(settings.Delivery()) == ""
     opened = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
     assert worker_plans.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"
+
+
+def test_an_area_of_two_words_is_read_from_the_environment(folder):
+    secret = folder / "password"
+    secret.write_text("canary\n")
+    environ = {
+        "FANOUT_SCHEMA_REGISTRY_URL": "https://a.example.com, https://b.example.com:8081",
+        "FANOUT_SCHEMA_REGISTRY_TOPIC_PATTERN": "events[.].+",
+        "FANOUT_SCHEMA_REGISTRY_USERNAME": "fanout",
+        "FANOUT_SCHEMA_REGISTRY_PASSWORD_FILE": str(secret),
+    }
+    loaded = loader.read(environ, root=folder)
+    formats = worker_plans.formats_of(loaded.schema_registry)
+    assert formats.topic_pattern == "events[.].+"
+    assert (formats.access.username, formats.access.password.reveal()) == ("fanout", b"canary")
+    assert worker_plans.formats_of(schema_settings.SchemaRegistry()) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"topic_pattern": "events[.].+"}, "needs schema_registry.url"),
+        ({"topic_pattern": "(", "url": "http://a"}, "topic_pattern"),
+        ({"url": "https://user:canary@a.example.com"}, "schema_registry.url"),
+        ({"url": "ftp://a.example.com"}, "schema_registry.url"),
+    ],
+)
+def test_a_schema_registry_that_cannot_be_asked_is_refused(folder, wrong, said):
+    lines = "\n".join(f"{name} = '{value}'" for name, value in wrong.items())
+    (folder / "fanout.toml").write_text(f"[schema_registry]\n{lines}")
+    with pytest.raises(errors.SettingsError) as refused:
+        loader.read({}, root=folder)
+    assert said in str(refused.value)
+    assert "canary" not in str(refused.value)

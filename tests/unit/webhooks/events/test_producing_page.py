@@ -1,5 +1,7 @@
 """docs/producing.md: its examples are events, and it explains every refusal."""
 
+import datetime as dt
+import decimal
 import re
 import types
 
@@ -9,7 +11,7 @@ import pytest
 from delivery import errors
 from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import intake
-from tests.support import builders
+from tests.support import builders, framing
 from tests.support.reading import ROOT, blocks
 
 PAGE = "docs/producing.md"
@@ -25,10 +27,16 @@ REFUSED = {
     "not_json": builders.record(value=b"<order/>"),
     "missing_attribute": builders.record(value=b'{"id":"order-17"}'),
     "bad_attribute": builders.record(value=b"{}", headers=(*BINARY, ("ce_time", b"today"))),
+    "undecodable": builders.record(value=b"\x1f\x8b", headers=(("content-encoding", b"gzip"),)),
     "unsupported": builders.record(value=b"[]", headers=(("content-type", b"application/cloudevents-batch+json"),)),
     "tenant_mismatch": builders.record(value=b'{"tenant_id":"fanout"}'),
 }
 """A record for each reason of the parser."""
+REFUSED_IN_FRAMES = {
+    "bad_frame": builders.record(value=b"\0\0"),
+    "unknown_schema": builders.record(value=framing.framed(7, b"")),
+}
+"""A record for each reason that only topics with a schema registry have."""
 
 
 def parsed(value, headers=()):
@@ -82,7 +90,7 @@ def by_the_console(block):
     ],
 )
 def test_each_language_writes_the_same_event(language, read):
-    [block] = blocks(PAGE, language)
+    [block] = [block for block in blocks(PAGE, language) if "SCHEMA" not in block]
     value, headers = read(block)
     event = parsed(value, headers)
     assert (event.event_id, event.event_type, event.source, event.tenant_id) == (
@@ -96,7 +104,9 @@ def test_each_language_writes_the_same_event(language, read):
 
 
 def test_the_documents_are_events():
-    plain, structured = [parsed(text.encode(), STRUCTURED if "specversion" in text else ()) for text in blocks(PAGE, "json")]
+    plain, structured = [
+        parsed(text.encode(), STRUCTURED if "specversion" in text else ()) for text in blocks(PAGE, "json")[:2]
+    ]
     assert (plain.source, structured.source) == ("events.order.created", "/shop")
     for event in (plain, structured):
         assert (event.event_id, event.tenant_id, event.time) == ("order-17", "tenant-1", "2026-05-01T10:00:00Z")
@@ -111,15 +121,36 @@ def test_each_refusal_of_the_parser_can_happen(reason, record):
     assert rejected.value.reason == reason
 
 
+@pytest.mark.parametrize(("reason", "record"), REFUSED_IN_FRAMES.items())
+def test_each_refusal_of_a_frame_can_happen(reason, record):
+    with pytest.raises(errors.EventRejected) as rejected:
+        framing.event_of(record, framing.Reader())
+    assert rejected.value.reason == reason
+
+
+def test_the_schema_of_the_page_gives_the_event_that_follows_it():
+    """tests/integration/test_schema_registry.py runs the example itself."""
+    [block] = [block for block in blocks(PAGE, "python") if "SCHEMA" in block]
+    [document] = [orjson.loads(text) for text in blocks(PAGE, "json") if "placed_at" in text]
+    text = re.search(r'SCHEMA = """(.*?)"""', block, re.DOTALL)[1]
+    placed = dt.datetime(2026, 5, 1, 10, tzinfo=dt.UTC)
+    order = {"id": "order-17", "tenant_id": "tenant-1", "amount": decimal.Decimal(700), "placed_at": placed}
+    value = framing.framed(1, framing.avro(orjson.loads(text), order))
+    event = framing.event_of(builders.record(value=value), framing.Reader(framing.avro_schema(orjson.loads(text))))
+    assert event.content == document
+    assert "events.order.created" in block
+
+
 def test_the_page_explains_every_refusal():
     explained = re.findall(r"^\| `(\w+)` \|", (ROOT / PAGE).read_text(), re.MULTILINE)
     modules = [
         *(ROOT / "delivery" / "webhooks" / "events").glob("*.py"),
+        *(ROOT / "delivery" / "webhooks" / "formats").glob("*.py"),
         *(ROOT / "delivery" / "webhooks" / "routing").glob("*.py"),
     ]
     used = {reason for module in modules for reason in re.findall(r'EventRejected\(\s*"(\w+)"', module.read_text())}
     assert set(explained) == used | {intake.UNFORESEEN}
-    assert set(explained) - set(REFUSED) == intake.LANE_SPECIFIC
+    assert set(explained) - set(REFUSED) - set(REFUSED_IN_FRAMES) == intake.LANE_SPECIFIC
     assert len(explained) == len(set(explained))
 
 

@@ -1,0 +1,40 @@
+"""The settings of the schema registry. See `delivery.config.settings`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pydantic
+from pydantic import Field, SecretStr
+
+from delivery.config.setting_types import Area, Seconds, pattern_or_none
+
+
+class SchemaRegistry(Area):
+    """The schema registry: values in Avro, Protobuf and JSON Schema become JSON (docs/producing.md#schema-registry)."""
+
+    topic_pattern: Annotated[str, pydantic.AfterValidator(pattern_or_none)] = ""
+    """Regular expression, in the syntax of `source.topic_pattern`, for the whole name of each topic whose values may be in the
+    Confluent wire format. A value without its frame is read as in any other topic. Empty: no topic has a schema registry."""
+    url: Annotated[str, Field(pattern=r"^(https?://[^@\s,]+(\s*,\s*https?://[^@\s,]+)*)?$")] = ""
+    """URL of the registry, several separated by commas. The registry speaks the API of Confluent's Schema Registry. The user
+    name and the password are settings of their own."""
+    username: str = ""
+    """User name for basic authentication. Empty: none."""
+    password: SecretStr = SecretStr("")
+    """Password for basic authentication."""
+    ca_file: str = ""
+    """PEM file of the trusted authorities; empty: those of Mozilla (`certifi`). Each executor needs the file."""
+    timeout_s: Seconds = 5
+    """Longest time of one request."""
+    wait_s: Seconds = 10
+    """Time for which a task waits for a registry that does not answer. Then the task fails, and its lane starts the micro-batch
+    again when the registry answers. Meanwhile the records wait in Kafka."""
+    max_schemas: Annotated[int, Field(gt=0)] = 1000
+    """Most schemas in the cache of one worker process. The least recently used schemas are dropped first."""
+
+    @pydantic.model_validator(mode="after")
+    def _has_url(self) -> SchemaRegistry:
+        if self.topic_pattern and not self.url:
+            raise ValueError("topic_pattern needs schema_registry.url, the URL of the registry")
+        return self

@@ -1,0 +1,136 @@
+"""Decode Avro by the schema of its writer, and write it as JSON. Pure. Runs in the executors.
+
+docs/producing.md lists the JSON of each type. Bytes come from producers, so no bytes may harm a worker:
+
+1. fastavro's compiled reader recurses on the C stack without a limit. Bytes of a recursive schema could end the process, so
+   such schemas are read by fastavro's Python reader, which raises RecursionError.
+2. An array's items could have no bytes (`null`), and their count is only a number. Such schemas are refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import decimal
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from delivery import errors
+
+MAX_SCALE = 1000
+"""Most digits behind the point of a decimal. The JSON of a decimal has as many characters as digits."""
+_VALUE = "value"
+_WRAPPER = "fanout.Wrapper"
+"""Name of a record around each schema: its encoding is that of its one field, and fastavro keeps its named types. fastavro
+parses any other kind of schema again for each value, and then does not know the types of references."""
+
+
+def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
+    """Return the function from a body to JSON by the schema `text`.
+
+    `references` has the schemas of its named types, each after those that it needs itself. Raise ValueError if
+    the schema cannot be used, with the reason.
+    """
+    import fastavro  # noqa: PLC0415  # only jobs with a schema registry need it
+    from fastavro import _read_py  # noqa: PLC0415
+
+    named: dict[str, Any] = {}
+    try:
+        for reference in references:
+            fastavro.parse_schema(json.loads(reference), named_schemas=named)
+        wrapper = {"type": "record", "name": _WRAPPER, "fields": [{"name": _VALUE, "type": json.loads(text)}]}
+        schema = fastavro.parse_schema(wrapper, named_schemas=named)
+        is_recursive = _Examined(named).is_recursive(schema)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
+        raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
+    except Exception as exc:  # fastavro's own classes have no common base
+        raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
+    read: Any = _read_py.schemaless_reader if is_recursive else fastavro.schemaless_reader
+
+    def decode(body: bytes) -> bytes:
+        stream = io.BytesIO(body)
+        try:
+            content = read(stream, schema, None)[_VALUE]
+            written = orjson.dumps(content, default=_plain, option=orjson.OPT_UTC_Z)
+        except Exception as exc:  # broken bytes raise errors of many classes, and none may leave: one record is at fault
+            raise errors.EventRejected("undecodable", f"the Avro does not decode ({type(exc).__name__}: {exc})"[:200]) from exc
+        if stream.tell() != len(body):
+            raise errors.EventRejected("undecodable", f"the Avro ends after {stream.tell()} of {len(body)} bytes")
+        return written
+
+    return decode
+
+
+def _plain(value: Any) -> str:
+    """Return the JSON of a value for which orjson has none."""
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+class _Examined:
+    """Examine a parsed schema. `named` has the definition of each named type."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._open: set[str] = set()
+        self._done: set[str] = set()
+        self._empty: dict[str, bool] = {}
+
+    def is_recursive(self, schema: Any) -> bool:
+        """Return True if a type contains itself. Raise ValueError for a type that is refused."""
+        if isinstance(schema, str):
+            if schema not in self._named or schema in self._done:
+                return False
+            if schema in self._open:
+                return True
+            return self.is_recursive(self._named[schema])
+        if isinstance(schema, list):
+            return self._any_recursive(schema)
+        kind, name = schema["type"], schema.get("name")
+        if int(schema.get("scale") or 0) > MAX_SCALE:
+            raise ValueError(f"a decimal has a scale above {MAX_SCALE}")
+        if kind == "array" and self._may_be_empty(schema["items"], frozenset()):
+            raise ValueError("the items of an array may have no bytes")
+        if name is not None:
+            self._open.add(name)
+        inner = [schema[part] for part in ("items", "values") if part in schema]
+        inner += [field["type"] for field in schema.get("fields", ())]
+        if not isinstance(kind, str):
+            inner.append(kind)
+        found = self._any_recursive(inner)
+        if name is not None:
+            self._open.discard(name)
+            self._done.add(name)
+        return found
+
+    def _any_recursive(self, parts: Iterable[Any]) -> bool:
+        """Return True if one of the types is recursive. Examines all of them, as a later one may be refused."""
+        found = False
+        for part in parts:
+            found |= self.is_recursive(part)
+        return found
+
+    def _may_be_empty(self, schema: Any, within: frozenset[str]) -> bool:
+        """Return True if a value of this type may have no bytes."""
+        if isinstance(schema, str):
+            if schema not in self._named:
+                return schema == "null"
+            if schema in within:
+                return True
+            if schema not in self._empty:  # without the memory, types that name others twice would take exponential time
+                self._empty[schema] = self._may_be_empty(self._named[schema], within | {schema})
+            return self._empty[schema]
+        if isinstance(schema, list):
+            return False  # a union has the number of its branch
+        kind = schema["type"]
+        if kind in {"record", "error"}:
+            return all(self._may_be_empty(field["type"], within | {schema["name"]}) for field in schema["fields"])
+        if kind == "fixed":
+            return int(schema["size"]) <= 0
+        return kind == "null" or (not isinstance(kind, str) and self._may_be_empty(kind, within))

@@ -1,0 +1,117 @@
+"""Read records of topics with a schema registry as events. Runs in the event loop of a worker, and in the commands.
+
+Each worker process has one Decoder. A schema never changes under its id, so cached schemas do not expire. They go on working
+while the registry is away. A record whose schema is missing then makes its task fail: nothing is committed, and
+nothing is rejected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import cachetools
+
+from delivery import errors
+from delivery.model import Event, Record
+from delivery.webhooks.events import content_encoding, parsing
+from delivery.webhooks.formats import registry_client, schemas, wire_format
+
+UNKNOWN_S = 30.0
+"""Seconds for which the registry is not asked again for a schema that it does not have. Records with the same wrong id come in
+numbers."""
+_CONTENT_TYPE = "content-type"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """The settings of a Decoder, as plain values. Only `access` has a secret, which no repr shows."""
+
+    access: registry_client.Access
+    topic_pattern: str
+    """Regular expression for the whole names of topics whose values may be framed."""
+    max_schemas: int = 1000
+    """Most schemas in the cache. The least recently used are dropped."""
+
+
+class Reader(Protocol):
+    """Reads schemas from the registry. Called in a thread."""
+
+    def schema(self, schema_id: int) -> schemas.Schema | None:
+        """Return a schema; None: the registry does not have it. Raise SchemaRegistryUnavailable if the registry is away."""
+
+
+class Decoder:
+    """Return the event of a record. In the topics of `formats`, decode framed values before."""
+
+    def __init__(
+        self, formats: Formats, layout: parsing.Layout, reader: Reader, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pattern = re.compile(formats.topic_pattern)
+        self._layout = layout
+        self._reader = reader
+        self._known: cachetools.LRUCache[int, schemas.Decode] = cachetools.LRUCache(maxsize=formats.max_schemas)
+        self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
+        self._reads_topic = functools.lru_cache(maxsize=10_000)(self._matches)
+
+    async def event(self, record: Record) -> Event:
+        """Return the event in `record`. Raise EventRejected, or SchemaRegistryUnavailable if the record must wait.
+
+        The reasons of EventRejected are those of `parsing.parse`, and: bad_frame, unknown_schema.
+        """
+        value = record.value
+        if not value or not self._reads_topic(record.topic):
+            return parsing.parse(record, self._layout)
+        parsing.require_size(record, value, self._layout)
+        headers = {name.lower(): content for name, content in record.headers}
+        if content_encoding.HEADER in headers:
+            value = content_encoding.decoded(value, headers[content_encoding.HEADER], self._layout.max_bytes)
+        if not wire_format.is_framed(value):
+            return parsing.parse(record, self._layout)
+        frame = wire_format.frame_of(value)
+        decode = self._known.get(frame.schema_id) or await self._compiled(frame.schema_id)
+        decoded = record._replace(value=decode(frame.body), headers=tuple(filter(_is_kept, record.headers)))
+        parsing.require_size(record, decoded.value, self._layout)  # with the headers that are not kept: a dead letter has them
+        return parsing.parse(decoded, self._layout)._replace(record=record)
+
+    def event_now(self, record: Record) -> Event:
+        """Return the event in `record`, as `event` does. Called where no event loop runs."""
+        return asyncio.run(self.event(record))
+
+    def _matches(self, topic: str) -> bool:
+        return topic != self._layout.operational_topic and self._pattern.fullmatch(topic) is not None
+
+    async def _compiled(self, schema_id: int) -> schemas.Decode:
+        if schema_id not in self._unknown:
+            # In a thread: requests in flight must not time out while the registry is slow or away.
+            decode = await asyncio.to_thread(self._read, schema_id)
+            if decode is not None:
+                self._known[schema_id] = decode
+                return decode
+            self._unknown[schema_id] = None
+        raise errors.EventRejected("unknown_schema", f"the schema registry has no schema {schema_id}, or not all that it needs")
+
+    def _read(self, schema_id: int) -> schemas.Decode | None:
+        found = self._reader.schema(schema_id)
+        return None if found is None else schemas.compiled(schema_id, found)
+
+
+def decoder_of(formats: Formats | None, layout: parsing.Layout) -> Decoder | None:
+    """Return the decoder of a process; None: there is no schema registry."""
+    return None if formats is None else Decoder(formats, layout, registry_client.RegistryClient(formats.access))
+
+
+def _is_kept(header: tuple[str, bytes]) -> bool:
+    """Return False for a header that describes the bytes before they were decoded.
+
+    A `content-type` of structured mode is kept: it says that the JSON is a CloudEvent.
+    """
+    name, content = header[0].lower(), header[1]
+    if name == _CONTENT_TYPE:
+        return content.strip().lower().startswith(f"{parsing.STRUCTURED}+json".encode())
+    return name != content_encoding.HEADER

@@ -1,0 +1,126 @@
+"""Read schemas from a registry that speaks the API of Confluent's Schema Registry.
+
+Runs in the executors and the commands, never in the event loop: each call may wait. Every answer that does not decide means
+that the registry is away. So a wrong URL or password never rejects a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from delivery import errors
+from delivery.secret import Secret
+from delivery.webhooks.formats import schemas
+
+NOT_FOUND = frozenset({40401, 40402, 40403})
+"""Error codes of the registry: no such subject, version or schema. A 404 of a proxy has none of them."""
+SERIALIZED = "serialized"
+"""Format of Protobuf schemas in which the registry returns descriptors, not the text of the `.proto` file."""
+MAX_REFERENCES = 1000
+"""Most schemas that one schema needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The settings of a registry, as plain values."""
+
+    url: str
+    """URL, several separated by commas."""
+    username: str = ""
+    password: Secret = field(default_factory=lambda: Secret(b""))
+    ca_file: str = ""
+    timeout_s: float = 5.0
+    """Seconds for one request."""
+    wait_s: float = 10.0
+    """Seconds for which a task waits for a registry that is away, before it fails."""
+
+
+class RegistryClient:
+    """Reads schemas. A call raises SchemaRegistryUnavailable after `wait_s` without an answer. Thread-safe."""
+
+    def __init__(self, access: Access) -> None:
+        import tenacity  # noqa: PLC0415  # for jobs with a registry only
+
+        self._access = access
+        self._patiently = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(errors.SchemaRegistryUnavailable),
+            wait=tenacity.wait_exponential(multiplier=0.2, max=2),
+            stop=tenacity.stop_after_delay(access.wait_s),
+            reraise=True,
+        )
+
+    def schema(self, schema_id: int) -> schemas.Schema | None:
+        """Return a schema with all schemas that it needs; None: the registry does not have one of them."""
+        return self._patiently.copy()(self._schema, schema_id)
+
+    def require_answer(self) -> None:
+        """Raise SchemaRegistryUnavailable if the registry does not answer one request for a schema."""
+        self._schema(1)
+
+    def _schema(self, schema_id: int) -> schemas.Schema | None:
+        from confluent_kafka.schema_registry import error  # noqa: PLC0415  # takes 0.1 s and 22 MB: for jobs with a registry only
+
+        try:
+            found, needed = self._read(schema_id)
+        except error.SchemaRegistryError as exc:
+            if exc.error_code in NOT_FOUND:
+                return None
+            raise self._unavailable(schema_id, f"it answered with status {exc.http_status_code}") from None
+        except Exception as exc:  # noqa: BLE001  # the client raises errors of many classes; none is the record's fault
+            raise self._unavailable(schema_id, type(exc).__name__) from None
+        if not found.schema_str:
+            raise self._unavailable(schema_id, "its answer has no schema")
+        return schemas.Schema(found.schema_type or schemas.SchemaType.AVRO, found.schema_str, needed)
+
+    def _read(self, schema_id: int) -> tuple[Any, tuple[schemas.Reference, ...]]:
+        """Return a schema, and those that it needs. A process reads each schema once, so no connection is kept."""
+        with self._client() as client:
+            found = client.get_schema(schema_id)
+            if found.schema_type == schemas.SchemaType.JSON:
+                return found, ()
+            if found.schema_type != schemas.SchemaType.PROTOBUF:
+                return found, _needed(client, found, None)
+        with self._client() as client:  # another one: the client's cache does not tell the formats of a schema apart
+            found = client.get_schema(schema_id, fmt=SERIALIZED)
+            return found, _needed(client, found, SERIALIZED)
+
+    def _client(self) -> Any:
+        from confluent_kafka import schema_registry  # noqa: PLC0415  # as above
+
+        access = self._access
+        # No retries of its own, as a task waits at most `wait_s`.
+        options: dict[str, Any] = {"url": access.url, "timeout": access.timeout_s, "max.retries": 0}
+        if access.username:
+            options["basic.auth.user.info"] = f"{access.username}:{access.password.reveal().decode()}"
+        if access.ca_file:
+            options["ssl.ca.location"] = access.ca_file
+        return schema_registry.SchemaRegistryClient(options)
+
+    def _unavailable(self, schema_id: int, cause: str) -> errors.SchemaRegistryUnavailable:
+        return errors.SchemaRegistryUnavailable(
+            f"the schema registry does not give schema {schema_id} ({cause}): the records that need it wait. Start the "
+            "registry, or correct schema_registry.url, username, password and ca_file"
+        )
+
+
+def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Reference, ...]:
+    """Return the schemas that `schema` needs, each after those that it needs itself."""
+    needed: dict[tuple[str, int], schemas.Reference] = {}
+    begun: set[tuple[str, int]] = set()
+
+    def collect(of: Any) -> None:
+        for reference in of.references or ():
+            key = (reference.subject, reference.version)
+            if key in begun:
+                continue
+            if len(begun) >= MAX_REFERENCES:
+                raise ValueError(f"a schema needs more than {MAX_REFERENCES} others")
+            begun.add(key)
+            # Deleted too: a schema that was deleted softly still describes the records that were written by it.
+            found = client.get_version(*key, deleted=True, fmt=form).schema
+            collect(found)
+            needed[key] = schemas.Reference(reference.name, found.schema_str)
+
+    collect(schema)
+    return tuple(needed.values())

@@ -1,0 +1,62 @@
+"""A schema of the registry, and the function that decodes bodies by it. Pure. Runs in the executors."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple
+
+from delivery import errors
+from delivery.webhooks.formats import avro, protobuf
+
+Decode = Callable[[bytes], bytes]
+"""Returns the JSON of a framed value's body. Raises EventRejected."""
+
+
+class SchemaType(enum.StrEnum):
+    """The types of schemas, as the registry names them."""
+
+    AVRO = "AVRO"
+    PROTOBUF = "PROTOBUF"
+    JSON = "JSON"
+
+
+class Reference(NamedTuple):
+    """A schema that another schema needs."""
+
+    name: str
+    """Avro: the type's name. Protobuf: the name in `import`."""
+    text: str
+
+
+class Schema(NamedTuple):
+    """A schema with all schemas that it needs, each after those that it needs itself."""
+
+    schema_type: str
+    text: str
+    """Avro: JSON. Protobuf: a FileDescriptorProto in base64."""
+    references: tuple[Reference, ...] = ()
+
+
+def compiled(schema_id: int, schema: Schema) -> Decode:
+    """Return the function that decodes bodies by a schema. If the schema cannot be used, the function rejects each record."""
+    try:
+        if schema.schema_type == SchemaType.AVRO:
+            return avro.compiled(schema.text, [reference.text for reference in schema.references])
+        if schema.schema_type == SchemaType.PROTOBUF:
+            return protobuf.compiled(schema.text, {reference.name: reference.text for reference in schema.references})
+        if schema.schema_type == SchemaType.JSON:
+            return _unchanged
+        fault = f"its type {schema.schema_type[:40]!a} is not known"
+    except ValueError as exc:
+        fault = str(exc)
+
+    def reject(_: bytes) -> bytes:
+        raise errors.EventRejected("undecodable", f"schema {schema_id} cannot be used: {fault}")
+
+    return reject
+
+
+def _unchanged(body: bytes) -> bytes:
+    """Return the body, which is JSON. The producer's serializer has validated it by the schema."""
+    return body

@@ -1,0 +1,255 @@
+"""Values that Confluent's own serializers have framed, read by a real worker from a registry on a real port."""
+
+import datetime as dt
+import decimal
+import json
+import socket
+
+import confluent_kafka
+import orjson
+import pytest
+from confluent_kafka import schema_registry
+from confluent_kafka.schema_registry import avro, json_schema, protobuf
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pool, message_factory, timestamp_pb2
+
+from delivery import errors
+from delivery.config import settings
+from delivery.secret import Secret
+from delivery.stages.kafka import outage
+from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder, registry_client, schemas
+from delivery.webhooks.routing import matching
+from fanout.admin import diagnosis
+from tests.integration.customers import Keeping, Source, working
+from tests.support import builders, framing
+from tests.support.reading import blocks
+from tests.support.schema_registry import PASSWORD, USERNAME, SchemaRegistry
+
+pytestmark = pytest.mark.integration
+TOPIC = "events.order.created"
+CONTEXT = SerializationContext(TOPIC, MessageField.VALUE)
+ORDER = {"id": "order-17", "tenant_id": "t1", "amount": 700}
+AVRO = {
+    "type": "record", "name": "Order",
+    "fields": [{"name": "id", "type": "string"}, {"name": "tenant_id", "type": "string"}, {"name": "amount", "type": "int"}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def registry():
+    with SchemaRegistry() as made:
+        yield made
+
+
+@pytest.fixture
+def client(registry):
+    """Return Confluent's client, with which the producers' serializers register their schemas."""
+    with schema_registry.SchemaRegistryClient({"url": registry.url}) as made:
+        yield made
+
+
+def access(registry, **fields):
+    return registry_client.Access(**{"url": registry.url, "wait_s": 0.01, "timeout_s": 5.0} | fields)
+
+
+def formats(registry, **fields):
+    return decoder.Formats(access=access(registry, **fields), topic_pattern=r"events\..+")
+
+
+def event_of(registry, value):
+    here = decoder.decoder_of(formats(registry), parsing.Layout())
+    return here.event_now(builders.record(value=value))
+
+
+def by_avro(client, value, schema=AVRO):
+    return avro.AvroSerializer(client, json.dumps(schema))(value, CONTEXT)
+
+
+def by_json_schema(client, value):
+    schema = {"title": "Order", "type": "object", "properties": {"amount": {"type": "integer"}}}
+    return json_schema.JSONSerializer(json.dumps(schema), client)(value, CONTEXT)
+
+
+def by_protobuf(client, value):
+    """Write the second message of a file that imports another file and a file of Google's."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    money = framing.proto("shop/money.proto", Money={"amount": (1, 5, "")})
+    order = framing.proto(
+        "shop/order.proto",
+        "shop/money.proto",
+        "google/protobuf/timestamp.proto",
+        Other={"x": (1, 9, "")},
+        Order={
+            "id": (1, 9, ""), "tenant_id": (2, 9, ""), "amount": (3, 5, ""), "price": (4, 11, ".shop.Money"),
+            "at": (5, 11, ".google.protobuf.Timestamp"),
+        },
+    )  # fmt: skip
+    for file in (money, order):
+        pool.AddSerializedFile(file.SerializeToString())
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))(**value)
+    message.price.amount = 7
+    message.at.FromDatetime(dt.datetime(2026, 5, 1, 10, tzinfo=dt.UTC))
+    return protobuf.ProtobufSerializer(type(message), client, {"use.deprecated.format": False})(message, CONTEXT)
+
+
+PROTOBUF_ONLY = {"price": {"amount": 7}, "at": "2026-05-01T10:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("write", "more"),
+    [
+        pytest.param(by_avro, {}, id="avro"),
+        pytest.param(by_json_schema, {}, id="json schema"),
+        pytest.param(by_protobuf, PROTOBUF_ONLY, id="protobuf"),
+    ],
+)
+def test_what_confluents_serializers_write_is_read(registry, client, write, more):
+    value = write(client, ORDER)
+    assert value[:1] == b"\0"
+    event = event_of(registry, value)
+    assert (event.event_id, event.tenant_id) == ("order-17", "t1")
+    assert event.content == ORDER | more
+
+
+def test_the_example_of_the_page_writes_what_the_page_says(registry, monkeypatch):
+    [block] = [block for block in blocks("docs/producing.md", "python") if "SCHEMA" in block]
+    [document] = [orjson.loads(text) for text in blocks("docs/producing.md", "json") if "placed_at" in text]
+    written = []
+
+    class Producer:
+        def __init__(self, options):
+            assert options["enable.idempotence"]
+
+        def produce(self, topic, *, key, value):
+            written.append((topic, key, value))
+
+        def flush(self, _):
+            return 0
+
+    monkeypatch.setattr(confluent_kafka, "Producer", Producer)
+    example = {}
+    exec(block.replace("http://localhost:8081", registry.url), example)  # noqa: S102 - an example of our own page
+    placed = dt.datetime(2026, 5, 1, 10, tzinfo=dt.UTC)
+    example["write"]({"id": "order-17", "tenant_id": "tenant-1", "amount": decimal.Decimal(700), "placed_at": placed})
+    [(topic, key, value)] = written
+    assert (topic, key, event_of(registry, value).content) == (TOPIC, "tenant-1", document)
+
+
+def test_each_event_is_decoded_by_the_version_of_its_writer(registry, client):
+    newer = {**AVRO, "fields": [{"name": "paid", "type": "boolean", "default": False}, *AVRO["fields"]]}
+    old, new = by_avro(client, ORDER), by_avro(client, ORDER | {"paid": True}, newer)
+    assert (event_of(registry, old).content, event_of(registry, new).content) == (ORDER, ORDER | {"paid": True})
+
+
+def test_a_schema_comes_with_all_that_it_needs_each_after_its_own(registry):
+    currency = {"type": "enum", "name": "shop.Currency", "symbols": ["EUR"]}
+    money = {"type": "record", "name": "shop.Money", "fields": [{"name": "in", "type": "shop.Currency"}]}
+    registry.register("currency", json.dumps(currency))
+    of_currency = {"name": "shop.Currency", "subject": "currency", "version": 1}
+    registry.register("money", json.dumps(money), references=[of_currency])
+    order = {**AVRO, "fields": [*AVRO["fields"], {"name": "price", "type": "shop.Money"}]}
+    needed = [{"name": "shop.Money", "subject": "money", "version": 1}, of_currency]
+    number = registry.register("order", json.dumps(order), references=needed)
+    read = registry_client.RegistryClient(access(registry)).schema(number)
+    assert [reference.name for reference in read.references] == ["shop.Currency", "shop.Money"]
+    decode = schemas.compiled(number, read)
+    assert orjson.loads(decode(b"\x02a\x04t1\x0a\0")) == {"id": "a", "tenant_id": "t1", "amount": 5, "price": {"in": "EUR"}}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_any_answer_that_does_not_decide_means_that_the_registry_is_away(registry, status):
+    """A 404 without the registry's own code comes from a proxy, or from a wrong path."""
+    registry.status = status
+    with pytest.raises(errors.SchemaRegistryUnavailable, match=f"schema 1 .it answered with status {status}"):
+        registry_client.RegistryClient(access(registry)).schema(1)
+
+
+def test_a_registry_that_is_not_there_or_takes_too_long_is_away(registry):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(errors.SchemaRegistryUnavailable, match="ReadTimeout"):
+            registry_client.RegistryClient(access(registry, url=url, timeout_s=0.1)).schema(1)
+    registry.stop()
+    client = registry_client.RegistryClient(access(registry))
+    with pytest.raises(errors.SchemaRegistryUnavailable, match="ConnectError"):
+        client.schema(1)
+    registry.start()
+    assert client.schema(1) is None
+
+
+def test_a_missing_schema_or_reference_is_no_schema(registry):
+    client = registry_client.RegistryClient(access(registry))
+    assert client.schema(1) is None
+    needed = [{"name": "shop.Money", "subject": "money", "version": 3}]
+    assert client.schema(registry.register("order", json.dumps(AVRO), references=needed)) is None
+    registry.register("money", '"int"')
+    assert client.schema(1) is None
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_wrong_password_rejects_nothing_and_is_in_no_message(is_right):
+    with SchemaRegistry(is_protected=True) as registry:
+        number = registry.register("order", json.dumps(AVRO))
+        password = Secret((PASSWORD if is_right else f"other {PASSWORD}").encode())
+        client = registry_client.RegistryClient(access(registry, username=USERNAME, password=password))
+        assert "canary" not in repr(client._access)
+        if is_right:
+            assert client.schema(number).schema_type == "AVRO"
+            return
+        with pytest.raises(errors.SchemaRegistryUnavailable, match="401") as away:
+            client.schema(number)
+        assert "canary" not in str(away.value)
+
+
+def test_a_task_fails_while_the_registry_is_away_and_delivers_all_when_it_is_back(registry, client):
+    """The first record's schema is known. The second record stops the task, and no receipt covers either."""
+    first = builders.record(offset=0, value=by_avro(client, ORDER))
+    second = builders.record(offset=1, value=by_json_schema(client, ORDER | {"id": "order-18"}))
+    with Keeping() as customers, working(formats=formats(registry)) as here:
+        endpoint = builders.endpoint(url=f"{customers.url}/ep1")
+        source = Source(builders.snapshot(endpoint, builders.subscription()))
+        assert [len(one.outcomes) for one in here.deliver([[first]], source)][-1:] != []
+        registry.stop()
+        seen = []
+        with pytest.raises(errors.SchemaRegistryUnavailable):
+            seen.extend(here.deliver([[first, second]], source))
+        assert [rejection for one in seen for rejection in one.rejections] == []
+        assert [receipt for one in seen for receipt in one.receipts] == []
+        registry.start()
+        results = list(here.deliver([[first, second]], source))
+    assert [receipt.due for one in results for receipt in one.receipts] == [2]
+    assert orjson.loads(customers.received[-1][2])["data"] == ORDER | {"id": "order-18"}
+
+
+def test_the_batch_lane_collects_nothing_while_the_registry_is_away(registry, client):
+    value = by_avro(client, ORDER)
+    endpoint = builders.endpoint()
+    source = Source(builders.snapshot(endpoint, builders.subscription()))
+    registry.status = 503
+    with working(formats=formats(registry)) as here:
+        collect = here.collect([[builders.record(value=value)]], source, shards=1, immediate_flush_s=0)
+        with pytest.raises(errors.SchemaRegistryUnavailable):
+            list(collect)
+
+
+def test_filters_see_the_decoded_content(registry, client):
+    value = by_avro(client, ORDER)
+    wanted = {"data": {"amount": [{"numeric": [">", 500]}]}}
+    subscription = builders.subscription(filter_pattern=wanted)
+    router = matching.Router(builders.snapshot(builders.endpoint(), subscription))
+    assert len(router.matches(event_of(registry, value))) == 1
+
+
+def test_the_driver_and_the_doctor_know_if_the_registry_answers(registry, monkeypatch):
+    monkeypatch.setattr(outage, "_kafka_answers", lambda _: True)
+    config = settings.Settings.model_validate({"schema_registry": {"url": registry.url, "topic_pattern": "events[.].+"}})
+    assert outage.is_over(config)
+    assert f"{registry.url} answers" in diagnosis._schema_registry(config)
+    registry.status = 503
+    assert not outage.is_over(config)
+    with pytest.raises(errors.SchemaRegistryUnavailable):
+        diagnosis._schema_registry(config)
+    assert outage.is_over(settings.Settings())
+    assert "none" in diagnosis._schema_registry(settings.Settings())

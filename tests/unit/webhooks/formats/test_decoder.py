@@ -1,0 +1,144 @@
+"""Framed values of matching topics become events in both forms. A missing schema rejects, and an absent registry does not."""
+
+import asyncio
+import gzip
+
+import orjson
+import pytest
+
+from delivery import errors
+from delivery.model import DeliveryMode
+from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder, schemas
+from delivery.webhooks.routing import intake, registries
+from tests.support import builders, framing
+from tests.support.fakes import Clock
+
+ORDER = {
+    "type": "record", "name": "Order",
+    "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")] + [{"name": "amount", "type": "int"}],
+}  # fmt: skip
+PAYLOAD = {"type": "record", "name": "Payload", "fields": [{"name": "amount", "type": "int"}]}
+JSON = schemas.Schema(schemas.SchemaType.JSON, "{}")
+BINARY = tuple(
+    (f"ce_{name}", b"1.0" if name == "specversion" else b"t1") for name in ("specversion", "id", "type", "source", "tenantid")
+)
+ORDER_VALUE = framing.framed(1, framing.avro(ORDER, {"id": "e1", "tenant_id": "t1", "amount": 5}))
+
+
+@pytest.fixture
+def reader():
+    return framing.Reader(framing.avro_schema(ORDER), framing.avro_schema(PAYLOAD), JSON)
+
+
+def test_a_decoded_object_is_a_plain_event(reader):
+    record = builders.record(value=ORDER_VALUE, headers=(("content-type", b"application/avro"),))
+    event = framing.event_of(record, reader)
+    assert (event.event_id, event.tenant_id, event.content) == ("e1", "t1", {"id": "e1", "tenant_id": "t1", "amount": 5})
+    assert orjson.loads(event.data) == event.content
+    assert (event.record, event.opaque) == (record, None)
+
+
+def test_a_cloud_event_in_binary_mode_has_the_decoded_payload(reader):
+    value = framing.framed(2, framing.avro(PAYLOAD, {"amount": 5}))
+    record = builders.record(value=value, headers=(*BINARY, ("Content-Type", b"application/vnd.shop+avro")))
+    event = framing.event_of(record, reader)
+    assert (event.event_type, event.data, event.opaque, event.attributes) == ("t1", b'{"amount":5}', None, ())
+
+
+def test_json_schema_is_the_json_behind_the_frame(reader):
+    document = b'{"specversion": "1.0", "id": "e1", "type": "a", "source": "/s", "tenantid": "t1", "data": {"amount":  5}}'
+    structured = (("content-type", b"application/cloudevents+json"),)
+    event = framing.event_of(builders.record(value=framing.framed(3, document), headers=structured), reader)
+    assert (event.source, event.data) == ("/s", b'{"amount":  5}')
+
+
+def test_a_value_is_decompressed_before_its_frame_is_read(reader):
+    record = builders.record(value=gzip.compress(ORDER_VALUE), headers=(("content-encoding", b"gzip"),))
+    assert framing.event_of(record, reader).content["amount"] == 5
+
+
+@pytest.mark.parametrize(
+    ("record", "layout"),
+    [
+        pytest.param(builders.record(), {}, id="no frame: JSON"),
+        pytest.param(builders.record(topic="other", value=b'{"tenant_id": "t1"}'), {}, id="a topic that does not match"),
+        pytest.param(
+            builders.record(value=b'{"tenant_id": "fanout"}'), {"operational_topic": "events.order.created"}, id="operational"
+        ),
+        pytest.param(builders.record(value=None, headers=BINARY), {}, id="no payload"),
+    ],
+)
+def test_other_values_are_read_as_in_other_topics(reader, record, layout):
+    layout = parsing.Layout(**layout)
+    assert framing.event_of(record, reader, layout) == parsing.parse(record, layout)
+    assert reader.asked == []
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        pytest.param(b"\0\0\0", "bad_frame", id="cut"),
+        pytest.param(framing.framed(9, b"x"), "unknown_schema", id="no such schema"),
+        pytest.param(framing.framed(1, b"x"), "undecodable", id="other bytes"),
+        pytest.param(framing.framed(2, b"\x0a"), "missing_attribute", id="no tenant"),
+        pytest.param(framing.framed(3, b"<x/>"), "not_json", id="no JSON behind the frame"),
+        pytest.param(framing.framed(3, b""), "empty", id="nothing behind the frame"),
+    ],
+)
+def test_a_bad_record_is_rejected_with_a_reason_of_its_own(reader, value, reason):
+    with pytest.raises(errors.EventRejected) as rejected:
+        framing.event_of(builders.record(value=value), reader)
+    assert rejected.value.reason == reason
+
+
+@pytest.mark.parametrize("spare", [1000, 0])
+def test_the_bound_counts_the_json_and_every_header_of_the_record(reader, spare):
+    """A dead letter has both, and must fit into Kafka."""
+    record = builders.record(value=ORDER_VALUE, headers=(("content-type", b"x" * 900),))
+    layout = parsing.Layout(max_bytes=900 + len('{"id":"e1","tenant_id":"t1","amount":5}') + spare)
+    if spare:
+        assert framing.event_of(record, reader, layout)
+        return
+    with pytest.raises(errors.EventRejected, match="too_large"):
+        framing.event_of(record, reader, layout)
+
+
+def test_a_schema_is_read_once_and_goes_on_working_while_the_registry_is_away(reader):
+    here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)
+    here.event_now(builders.record(value=ORDER_VALUE))
+    reader.is_away = True
+    assert here.event_now(builders.record(value=ORDER_VALUE)).content["amount"] == 5
+    with pytest.raises(errors.SchemaRegistryUnavailable):
+        here.event_now(builders.record(value=framing.framed(2, b"\x0a")))
+    assert reader.asked == [1, 2]
+
+
+def test_a_schema_that_the_registry_does_not_have_is_asked_for_again_after_a_while(reader):
+    clock = Clock()
+    here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader, lambda: clock.now)
+    record = builders.record(value=framing.framed(4, framing.avro(ORDER, {"id": "e", "tenant_id": "t1", "amount": 1})))
+    for _ in range(3):
+        with pytest.raises(errors.EventRejected, match="unknown_schema"):
+            here.event_now(record)
+    assert reader.asked == [4]
+    clock.now += decoder.UNKNOWN_S + 1
+    reader.known[4] = framing.avro_schema(ORDER)
+    assert here.event_now(record).event_id == "e"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_the_intake_rejects_a_bad_record_and_passes_on_that_the_registry_is_away(reader, is_away):
+    reader.is_away = is_away
+    registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
+    here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)
+    taking = intake.Intake(registry, parsing.Layout(), DeliveryMode.DIRECT, lambda event, _: event, formats=here)
+    rejections = []
+    work = taking.accept(builders.record(value=framing.framed(9, b"x")), rejections)
+    if is_away:
+        with pytest.raises(errors.SchemaRegistryUnavailable):
+            asyncio.run(work)
+        assert rejections == []
+    else:
+        assert asyncio.run(work) is None
+        assert [rejection.reason for rejection in rejections] == ["unknown_schema"]

@@ -1,0 +1,116 @@
+"""Protobuf becomes ProtoJSON with the fields' own names and their defaults. No bytes end the process."""
+
+import orjson
+import pytest
+from google.protobuf import timestamp_pb2
+
+from delivery import errors
+from delivery.webhooks.formats import schemas, wire_format
+from tests.support import framing
+
+STRING, BOOL, INT64, MESSAGE, BYTES, DOUBLE = 9, 8, 3, 11, 12, 1
+ORDER = framing.proto(
+    "order.proto",
+    "google/protobuf/timestamp.proto",
+    "money.proto",
+    Order={
+        "tenant_id": (1, STRING, ""),
+        "paid": (2, BOOL, ""),
+        "number": (3, INT64, ""),
+        "placed_at": (4, MESSAGE, ".google.protobuf.Timestamp"),
+        "seal": (5, BYTES, ""),
+        "price": (6, MESSAGE, ".shop.Money"),
+        "weight": (7, DOUBLE, ""),
+        "parent": (8, MESSAGE, ".shop.Order"),
+    },
+    Refund={"reason": (1, STRING, "")},
+)
+ORDER.message_type[1].nested_type.add(name="Line").field.add(name="sku", number=1, type=STRING, label=1)
+MONEY = framing.proto("money.proto", Money={"amount": (1, STRING, "")})
+SCHEMA = framing.protobuf_schema(ORDER, MONEY)
+FIRST = b"\0"
+"""Message indexes of the first message."""
+
+
+def decoded(body, schema=SCHEMA):
+    return orjson.loads(schemas.compiled(1, schema)(body))
+
+
+def test_fields_have_their_own_names_and_their_defaults():
+    assert decoded(FIRST) == {"tenant_id": "", "paid": False, "number": "0", "seal": "", "weight": 0.0}
+
+
+def test_each_type_has_its_json():
+    placed = timestamp_pb2.Timestamp(seconds=1_777_629_600).SerializeToString()
+    body = FIRST + b"\x0a\x02t1\x10\x01\x18\x05\x22" + bytes([len(placed)]) + placed + b"\x2a\x01\xff\x32\x05\x0a\x037.5"
+    assert decoded(body) == {
+        "tenant_id": "t1",
+        "paid": True,
+        "number": "5",
+        "placed_at": "2026-05-01T10:00:00Z",
+        "seal": "/w==",
+        "price": {"amount": "7.5"},
+        "weight": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("indexes", "field"),
+    [(b"\0", "tenant_id"), (b"\x02\0", "tenant_id"), (b"\x02\x02", "reason"), (b"\x04\x02\0", "sku")],
+)
+def test_the_message_indexes_choose_the_message(indexes, field):
+    assert field in decoded(indexes)
+
+
+def test_a_field_that_the_schema_does_not_have_is_left_out():
+    assert "9" not in decoded(FIRST + b"\x4a\x01x")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        pytest.param(b"", "bad_frame", id="no message indexes"),
+        pytest.param(b"\x02", "bad_frame", id="cut"),
+        pytest.param(b"\x01\0", "bad_frame", id="a negative count"),
+        pytest.param(b"\xfe\xff\x07\0", "bad_frame", id="more indexes than bytes"),
+        pytest.param(b"\xff" * 6, "bad_frame", id="no varint"),
+        pytest.param(b"\x02\x08", "bad_frame", id="no such message"),
+        pytest.param(b"\x02\x01", "bad_frame", id="a negative index"),
+        pytest.param(b"\x04\0\0", "bad_frame", id="no such nested message"),
+        pytest.param(FIRST + b"\xff", "undecodable", id="no field"),
+        pytest.param(FIRST + b"\x0a\x05ab", "undecodable", id="a field that is cut"),
+        pytest.param(FIRST + b"\x0a\x01\xff", "undecodable", id="not UTF-8"),
+        pytest.param(FIRST + b"\x22\x0a\x08" + b"\xff" * 8 + b"\x7f", "undecodable", id="a time after the year 9999"),
+    ],
+)
+def test_bytes_that_do_not_decode_are_rejected(body, reason):
+    with pytest.raises(errors.EventRejected) as rejected:
+        decoded(body)
+    assert rejected.value.reason == reason
+
+
+def test_a_message_that_is_nested_too_deeply_is_rejected():
+    body = b""
+    for _ in range(150):
+        size, head = len(body), b"\x42"
+        body = head + (bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])) + body
+    with pytest.raises(errors.EventRejected, match="undecodable"):
+        decoded(FIRST + body)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(framing.protobuf_schema(ORDER), id="without its reference"),
+        pytest.param(schemas.Schema("PROTOBUF", 'syntax = "proto3";'), id="text in place of descriptors"),
+        pytest.param(schemas.Schema("PROTOBUF", "AAAA"), id="no descriptor"),
+        pytest.param(schemas.Schema("XML", "<x/>"), id="of another type"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_rejects_each_record(schema):
+    with pytest.raises(errors.EventRejected, match="schema 1 cannot be used"):
+        decoded(FIRST, schema)
+
+
+def test_a_frame_has_the_id_and_the_body():
+    assert wire_format.frame_of(framing.framed(70_000, b"body")) == (70_000, b"body")
