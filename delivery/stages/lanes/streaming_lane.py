@@ -85,8 +85,8 @@ class Lane(Generic[Registry]):
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
     with the number of each micro-batch before `handle`. After a query ended because Kafka or the schema registry did not
     answer, `is_kafka_back` is called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even
-    without records, and the lane is ready once this micro-batch is committed. So no event waits for the slow first micro-batch of
-    a process.
+    without records, and the lane is ready once this micro-batch is committed. So no event waits for the slow first micro-batch
+    of a process.
     """
 
     def __init__(
