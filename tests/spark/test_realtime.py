@@ -162,9 +162,9 @@ def query():
     listening.close()
 
 
-def report(query, **told):
+def report(query, **fields):
     link = channel.connect(query.server.address)
-    link.send(messages.Report(task=0, **told))
+    link.send(messages.Report(task=0, **fields))
     link.receive()
     link.close()
 
@@ -177,11 +177,11 @@ def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, query):
     assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7
 
 
-@pytest.mark.parametrize(("told", "starts"), [({"records": 5}, 3), ({"next_offsets": {("a", 0): 1}}, 0)])
-def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, query, told, starts):
+@pytest.mark.parametrize(("fields", "starts"), [({"records": 5}, 3), ({"next_offsets": {("a", 0): 1}}, 0)])
+def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, query, fields, starts):
     made = lane_of("127.0.0.1:1")
     made._restarts = 3
-    report(query, **told)
+    report(query, **fields)
     made._collect(query, watch)
     assert made._restarts == starts
 

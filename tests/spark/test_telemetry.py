@@ -49,14 +49,14 @@ def records(spark, count, partitions):
 
 
 def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, told_by):
-    told = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
+    publisher = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
-    delivering = deliver_events.deliver(records(spark, 1000, 2), told_by(told.observer), source, 2)
+    delivering = deliver_events.deliver(records(spark, 1000, 2), told_by(publisher.observer), source, 2)
     assert delivering.rdd.getNumPartitions() == 2
     task_context.run(delivering)
 
-    told.publish()
-    told.publish()
+    publisher.publish()
+    publisher.publish()
 
     assert value("fanout_deliveries_total", lane="counted", outcome="skipped", reason="subscription_paused") == 500
     assert value("fanout_rejected_total", lane="counted", reason="not_json") == 500
@@ -68,7 +68,7 @@ def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, to
 
 def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, told_by):
     """Spark runs it again, and what that run counts is what is known."""
-    told = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
+    publisher = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
 
     def fail_after(observe):
         def observed(results):
@@ -77,12 +77,12 @@ def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, told_by):
 
         return observed
 
-    delivering = deliver_events.deliver(records(spark, 10, 1), told_by(fail_after(told.observer)), source, 1)
+    delivering = deliver_events.deliver(records(spark, 10, 1), told_by(fail_after(publisher.observer)), source, 1)
     with pytest.raises(PythonException, match="after it was counted"):
         task_context.run(delivering)
-    told.publish()
+    publisher.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
 
-    task_context.run(deliver_events.deliver(records(spark, 10, 1), told_by(told.observer), source, 1))
-    told.publish()
+    task_context.run(deliver_events.deliver(records(spark, 10, 1), told_by(publisher.observer), source, 1))
+    publisher.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

@@ -22,16 +22,16 @@ def registering():
     return example
 
 
-def holds(told, answered, where="answer"):
+def holds(documented, answered, where="answer"):
     """Assert that an answer has everything that the document shows; `…` stands for any text."""
-    if isinstance(told, dict):
-        for name, value in told.items():
+    if isinstance(documented, dict):
+        for name, value in documented.items():
             holds(value, answered[name], f"{where}.{name}")
-    elif isinstance(told, list):
-        assert len(told) == len(answered), where
-        for number, value in enumerate(told):
+    elif isinstance(documented, list):
+        assert len(documented) == len(answered), where
+        for number, value in enumerate(documented):
             holds(value, answered[number], f"{where}[{number}]")
-    elif isinstance(told, str):
-        assert re.fullmatch(re.escape(told).replace("…", ".+"), answered), where
+    elif isinstance(documented, str):
+        assert re.fullmatch(re.escape(documented).replace("…", ".+"), answered), where
     else:
-        assert told == answered, where
+        assert documented == answered, where

@@ -33,8 +33,8 @@ def test_a_lane_that_has_long_been_quiet_is_woken_before_spark_ends_its_workers(
 @pytest.mark.parametrize(("lane", "topic"), [("batch", "ticks"), ("retry", "retry-ticks")])
 def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic):
     config = settings.Settings(source=settings.Source(topic_pattern=r"fanout\..+"))
-    told = rf"{lane}\.ticks_topic: fanout\.{topic} matches source\.topic_pattern"
-    with pytest.raises(errors.SettingsError, match=told):
+    message = rf"{lane}\.ticks_topic: fanout\.{topic} matches source\.topic_pattern"
+    with pytest.raises(errors.SettingsError, match=message):
         wakeups.Waker(config, lane, threading.Event())
 
 

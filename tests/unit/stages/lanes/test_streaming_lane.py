@@ -73,8 +73,8 @@ class Query:
     def isActive(self):  # noqa: N802  # Spark's name
         step = next(self._steps, None)
         if step is not None:
-            handled, told = step
-            self.recentProgress.extend(told)
+            handled, progress = step
+            self.recentProgress.extend(progress)
             self._lane._handled = self._lane._last_begun = handled
             self._lane._begins.set()
         return step is not None

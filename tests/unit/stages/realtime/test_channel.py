@@ -107,8 +107,8 @@ def linked(listening):
     link.close()
 
 
-def exchange(link, **told):
-    link.send(dataclasses.replace(FIRST, **told))
+def exchange(link, **fields):
+    link.send(dataclasses.replace(FIRST, **fields))
     return link.receive()
 
 
@@ -176,10 +176,10 @@ def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
     link.close()
 
 
-@pytest.mark.parametrize(("told", "has_advanced"), [({"records": 3}, False), (AGAIN, False), (FURTHER, True)])
-def test_only_a_receipt_for_more_than_before_is_an_advance(listening, linked, told, has_advanced):
+@pytest.mark.parametrize(("fields", "has_advanced"), [({"records": 3}, False), (AGAIN, False), (FURTHER, True)])
+def test_only_a_receipt_for_more_than_before_is_an_advance(listening, linked, fields, has_advanced):
     exchange(linked)
-    exchange(linked, **told)
+    exchange(linked, **fields)
     assert listening.has_advanced is has_advanced
 
 

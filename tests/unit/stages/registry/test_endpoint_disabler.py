@@ -15,17 +15,17 @@ class Registry:
     def __init__(self, *failures):
         self.failures = list(failures)
         self.written = []
-        self.told = threading.Semaphore(0)
+        self.writes = threading.Semaphore(0)
 
     def __call__(self, endpoint_ids, reason):
         if self.failures:
             raise self.failures.pop(0)
         self.written.append((sorted(endpoint_ids), reason))
-        self.told.release()
+        self.writes.release()
         return endpoint_ids
 
     def wait(self):
-        assert self.told.acquire(timeout=20)
+        assert self.writes.acquire(timeout=20)
         return self.written[-1]
 
 

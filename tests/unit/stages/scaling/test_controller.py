@@ -30,8 +30,8 @@ class Lane:
         for _ in range(seconds // 5):
             self.clock.now += 5
             self.handled += self.per_s * 5
-            told = health.Backlog(lag=self.lag, handled=self.handled, handled_at_s=self.clock.now, partitions=100)
-            self.watch.observe(told)
+            backlog = health.Backlog(lag=self.lag, handled=self.handled, handled_at_s=self.clock.now, partitions=100)
+            self.watch.observe(backlog)
             self.controller.step()
 
 
@@ -157,8 +157,8 @@ def test_executors_that_do_not_come_are_warned_of_once(caplog):
     lane = Lane(FakeExecutors(started=1, room=1), min_executors=2)
     with caplog.at_level(logging.WARNING, controller.log.name):
         lane.goes_on(600)
-    [told] = caplog.messages
-    assert told.startswith("2 executors were requested, and after 120 s only 1 have registered. The lanes continue")
+    [message] = caplog.messages
+    assert message.startswith("2 executors were requested, and after 120 s only 1 have registered. The lanes continue")
 
 
 @pytest.mark.parametrize(

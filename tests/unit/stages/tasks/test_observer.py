@@ -19,8 +19,8 @@ def test_a_clock_that_cannot_be_read_for_once_takes_nothing_back():
 
 def test_of_two_lanes_that_ask_at_once_neither_is_told_less_than_nothing():
     """It was: a counter refused it, and the lane ended."""
-    told, readings = [], iter([10.0, 11.0])
-    other = threading.Thread(target=lambda: told.append(meter.spent()))
+    times, readings = [], iter([10.0, 11.0])
+    other = threading.Thread(target=lambda: times.append(meter.spent()))
 
     def read():
         now = next(readings)
@@ -30,6 +30,6 @@ def test_of_two_lanes_that_ask_at_once_neither_is_told_less_than_nothing():
         return now
 
     meter = Meter(read)
-    told.append(meter.spent())
+    times.append(meter.spent())
     other.join()
-    assert sorted(told) == [1.0, 10.0]
+    assert sorted(times) == [1.0, 10.0]

@@ -16,8 +16,8 @@ CONFIG = settings.Settings()
 RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
 
 
-@pytest.mark.parametrize(("rejects", "told"), [(True, ["not_json", "unknown_tenant"]), (False, ["unknown_tenant"])])
-def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, told, tmp_path):
+@pytest.mark.parametrize(("rejects", "expected"), [(True, ["not_json", "unknown_tenant"]), (False, ["unknown_tenant"])])
+def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, expected, tmp_path):
     """The lanes follow the registry each for itself: what one does not know the other may deliver."""
     seen, folder = [], sinks.Folder(tmp_path)
 
@@ -39,7 +39,7 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
     for_shards = [row for batch in partition([batch]) for row in batch.to_pylist()]
     assert {(row["shard"], row["value"]) for row in for_shards} == {(1, None), (2, None)}
     written = [orjson.loads(row.value)["reason"] for row in folder.rows() if row.topic == CONFIG.delivery.rejected_topic]
-    assert sorted(seen) == sorted(written) == told
+    assert sorted(seen) == sorted(written) == expected
 
 
 def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):

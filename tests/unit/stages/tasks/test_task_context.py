@@ -38,7 +38,7 @@ def ended(kind=OutcomeKind.DELIVERED, error_class=None):
     return background_attempts.BackgroundResult(b"name", Outcome(builders.delivery(), kind, (attempt,), error_class))
 
 
-def told(writing, *some):
+def rows_of(writing, *some):
     tools = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing)
     tools.write_background_results(results.background_results(some), list(some), 1)
     return writing.story
@@ -46,7 +46,7 @@ def told(writing, *some):
 
 def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
     dead = ended(OutcomeKind.DEAD_LETTERED, "timeout")
-    log, letter, health, waited, name, waited_again = told(Writing(), dead)
+    log, letter, health, waited, name, waited_again = rows_of(Writing(), dead)
     assert (log[0], letter[0], name[0]) == (
         CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic, CONFIG.delivery.retries_topic,
     )  # fmt: skip
@@ -61,13 +61,13 @@ def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
 def test_what_could_not_be_written_is_not_told_to_have_ended():
     writing = Writing(fails=True)
     with pytest.raises(errors.KafkaUnavailable):
-        told(writing, ended())
+        rows_of(writing, ended())
     assert [topic for topic, _ in writing.story] == [CONFIG.delivery.attempts_topic]
 
 
 def test_those_of_one_endpoint_are_told_together():
     one, other = ended(), ended()._replace(name=b"other")
-    *_, (_, name), _ = told(Writing(), one, other)
+    *_, (_, name), _ = rows_of(Writing(), one, other)
     assert retry_messages.message(name) == retry_messages.Postponed("ep1", "c1", [], [b"name", b"other"], accepts=True)
 
 

@@ -159,13 +159,13 @@ def test_requests_above_the_rate_of_a_key_get_429():
 
 
 def test_a_key_is_told_the_limit_that_holds():
-    clock, told = Clock(), []
+    clock, rates = Clock(), []
     admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
     for _ in range(3):
         with contextlib.suppress(problems.Refused):
-            asyncio.run(admitted.admit(f"Bearer {TEXT}", READ, lambda rate: told.append(rate.pace)))
-        told[-1] = told[-1].room(clock.now)
-    assert [(room.limit, room.remaining) for room in told] == [(2, 1), (2, 0), (2, 0)]
+            asyncio.run(admitted.admit(f"Bearer {TEXT}", READ, lambda rate: rates.append(rate.pace)))
+        rates[-1] = rates[-1].room(clock.now)
+    assert [(room.limit, room.remaining) for room in rates] == [(2, 1), (2, 0), (2, 0)]
 
 
 PUBLISH = next(route for route in ROUTES if route.name == "publishEvents")
