@@ -113,7 +113,7 @@ def test_what_confluents_serializers_write_is_read(registry, client, write, more
     assert event.content == ORDER | more
 
 
-def test_the_example_of_the_page_writes_what_the_page_says(registry, monkeypatch):
+def test_the_example_of_the_page_writes_its_event(registry, monkeypatch):
     [block] = [block for block in blocks("docs/producing.md", "python") if "SCHEMA" in block]
     [document] = [orjson.loads(text) for text in blocks("docs/producing.md", "json") if "placed_at" in text]
     written = []
@@ -143,7 +143,7 @@ def test_each_event_is_decoded_by_the_version_of_its_writer(registry, client):
     assert (event_of(registry, old).content, event_of(registry, new).content) == (ORDER, ORDER | {"paid": True})
 
 
-def test_a_schema_comes_with_all_that_it_needs_each_after_its_own(registry):
+def test_a_schema_comes_after_all_that_it_needs(registry):
     currency = {"type": "enum", "name": "shop.Currency", "symbols": ["EUR"]}
     money = {"type": "record", "name": "shop.Money", "fields": [{"name": "in", "type": "shop.Currency"}]}
     registry.register("currency", json.dumps(currency))
@@ -159,14 +159,14 @@ def test_a_schema_comes_with_all_that_it_needs_each_after_its_own(registry):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
-def test_any_answer_that_does_not_decide_means_that_the_registry_is_away(registry, status):
+def test_an_answer_that_does_not_decide_counts_as_away(registry, status):
     """A 404 without the registry's own code comes from a proxy, or from a wrong path."""
     registry.status = status
     with pytest.raises(errors.SchemaRegistryUnavailable, match=f"schema 1 .it answered with status {status}"):
         registry_client.RegistryClient(access(registry)).schema(1)
 
 
-def test_a_registry_that_is_not_there_or_takes_too_long_is_away(registry):
+def test_a_refused_connection_or_a_timeout_counts_as_away(registry):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(errors.SchemaRegistryUnavailable, match="ReadTimeout"):
@@ -189,7 +189,7 @@ def test_a_missing_schema_or_reference_is_no_schema(registry):
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_wrong_password_rejects_nothing_and_is_in_no_message(is_right):
+def test_a_wrong_password_rejects_nothing_and_is_not_shown(is_right):
     with SchemaRegistry(is_protected=True) as registry:
         number = registry.register("order", json.dumps(AVRO))
         password = Secret((PASSWORD if is_right else f"other {PASSWORD}").encode())
@@ -203,7 +203,7 @@ def test_a_wrong_password_rejects_nothing_and_is_in_no_message(is_right):
         assert "canary" not in str(away.value)
 
 
-def test_a_task_fails_while_the_registry_is_away_and_delivers_all_when_it_is_back(registry, client):
+def test_a_task_fails_without_the_registry_and_loses_nothing(registry, client):
     """The first record's schema is known. The second record stops the task, and no receipt covers either."""
     first = builders.record(offset=0, value=by_avro(client, ORDER))
     second = builders.record(offset=1, value=by_json_schema(client, ORDER | {"id": "order-18"}))
@@ -223,7 +223,7 @@ def test_a_task_fails_while_the_registry_is_away_and_delivers_all_when_it_is_bac
     assert orjson.loads(customers.received[-1][2])["data"] == ORDER | {"id": "order-18"}
 
 
-def test_the_batch_lane_collects_nothing_while_the_registry_is_away(registry, client):
+def test_the_batch_lane_collects_nothing_meanwhile(registry, client):
     value = by_avro(client, ORDER)
     endpoint = builders.endpoint()
     source = Source(builders.snapshot(endpoint, builders.subscription()))
@@ -242,7 +242,7 @@ def test_filters_see_the_decoded_content(registry, client):
     assert len(router.matches(event_of(registry, value))) == 1
 
 
-def test_the_driver_and_the_doctor_know_if_the_registry_answers(registry, monkeypatch):
+def test_the_driver_and_the_doctor_ask_the_registry(registry, monkeypatch):
     monkeypatch.setattr(outage, "_kafka_answers", lambda _: True)
     config = settings.Settings.model_validate({"schema_registry": {"url": registry.url, "topic_pattern": "events[.].+"}})
     assert outage.is_over(config)

@@ -56,7 +56,7 @@ PLAN = worker_plans.plan_of(CONFIG.model_copy(update={"schema_registry": REGISTR
 TOOLS = task_context.Tools(plan=PLAN, observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka)))
 
 
-def test_a_plan_has_the_password_of_the_schema_registry_wrapped():
+def test_a_plan_wraps_the_password_of_the_schema_registry():
     assert PLAN.formats.access.password == Secret(CANARY.encode())
 
 

@@ -223,7 +223,7 @@ delivery.errors.SchemaRegistryUnavailable: the schema registry does not give sch
 """
 
 
-def test_a_lane_waits_for_the_schema_registry_however_often_it_is_away(lane, monkeypatch, caplog):
+def test_a_lane_never_gives_up_on_the_schema_registry(lane, monkeypatch, caplog):
     """A registry may answer the driver's question and not that of a task. Giving up would stop the job."""
     count = 2 * streaming_lane.MOST_ABSENCES
     run = Run(lane, monkeypatch, *(Failed(lane, SCHEMA_AWAY) for _ in range(count)), answers=[False, *[True] * count])

@@ -41,7 +41,7 @@ def test_an_opaque_payload_is_decompressed_too(encoding):
 
 
 @pytest.mark.parametrize("encoding", [*WRITERS, "identity", "br", "UTF-8", "gzip, zstd"])
-def test_a_value_that_is_not_compressed_is_an_event_whatever_its_header_says(encoding):
+def test_a_value_that_is_not_compressed_stays_as_it_is(encoding):
     assert parsing.parse(compressed(encoding), parsing.Layout()).data == DOCUMENT
 
 
@@ -64,7 +64,7 @@ def test_a_bomb_is_rejected_as_too_large(encoding):
     assert rejected.value.reason == "too_large"
 
 
-def test_the_headers_of_a_record_count_beside_its_decompressed_value():
+def test_headers_count_beside_the_decompressed_value():
     record = compressed("gzip", gzip.compress(DOCUMENT), headers=(("note", b"x" * 400),))
     assert parsing.parse(record, parsing.Layout(max_bytes=len(DOCUMENT) + 500))
     with pytest.raises(errors.EventRejected, match="too_large"):

@@ -128,7 +128,7 @@ def test_each_refusal_of_a_frame_can_happen(reason, record):
     assert rejected.value.reason == reason
 
 
-def test_the_schema_of_the_page_gives_the_event_that_follows_it():
+def test_the_schema_of_the_page_gives_the_event_below_it():
     """tests/integration/test_schema_registry.py runs the example itself."""
     [block] = [block for block in blocks(PAGE, "python") if "SCHEMA" in block]
     [document] = [orjson.loads(text) for text in blocks(PAGE, "json") if "placed_at" in text]

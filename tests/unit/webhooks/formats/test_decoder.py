@@ -93,7 +93,7 @@ def test_a_bad_record_is_rejected_with_a_reason_of_its_own(reader, value, reason
 
 
 @pytest.mark.parametrize("spare", [1000, 0])
-def test_the_bound_counts_the_json_and_every_header_of_the_record(reader, spare):
+def test_the_bound_counts_the_json_and_all_headers(reader, spare):
     """A dead letter has both, and must fit into Kafka."""
     record = builders.record(value=ORDER_VALUE, headers=(("content-type", b"x" * 900),))
     layout = parsing.Layout(max_bytes=900 + len('{"id":"e1","tenant_id":"t1","amount":5}') + spare)
@@ -104,7 +104,7 @@ def test_the_bound_counts_the_json_and_every_header_of_the_record(reader, spare)
         framing.event_of(record, reader, layout)
 
 
-def test_a_schema_is_read_once_and_goes_on_working_while_the_registry_is_away(reader):
+def test_a_cached_schema_works_while_the_registry_is_away(reader):
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)
     here.event_now(builders.record(value=ORDER_VALUE))
     reader.is_away = True
@@ -114,7 +114,7 @@ def test_a_schema_is_read_once_and_goes_on_working_while_the_registry_is_away(re
     assert reader.asked == [1, 2]
 
 
-def test_a_schema_that_the_registry_does_not_have_is_asked_for_again_after_a_while(reader):
+def test_an_unknown_schema_is_asked_for_again_after_a_while(reader):
     clock = Clock()
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader, lambda: clock.now)
     record = builders.record(value=framing.framed(4, framing.avro(ORDER, {"id": "e", "tenant_id": "t1", "amount": 1})))
@@ -128,7 +128,7 @@ def test_a_schema_that_the_registry_does_not_have_is_asked_for_again_after_a_whi
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_the_intake_rejects_a_bad_record_and_passes_on_that_the_registry_is_away(reader, is_away):
+def test_the_intake_rejects_bad_records_and_raises_an_absence(reader, is_away):
     reader.is_away = is_away
     registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)
