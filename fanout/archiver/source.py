@@ -122,7 +122,8 @@ class Source:
         """
         if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
             raise errors.KafkaUnavailable(
-                f"Kafka at {self._servers} has sent nothing for {TIMEOUT_S} s, and records are missing: run the command again"
+                f"Kafka at {self._servers} has sent nothing for {TIMEOUT_S} s, and records are missing. What was read is "
+                "archived: check the brokers, and run the command again"
             )
         return not self._ends
 

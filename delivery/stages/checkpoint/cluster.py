@@ -78,7 +78,7 @@ class Leases:
         except ssl.SSLCertVerificationError as exc:
             raise errors.LeaseRefused(
                 f"{self._where(namespace)}: the API server's certificate is not of the authority in {self.account / 'ca.crt'} "
-                f"({exc.verify_message}): mount the service account's own files. The job did not start"
+                f"({exc.verify_message}): mount the service account's own files"
             ) from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
             raise Unavailable(f"{self.host}:{self.port} does not answer ({str(exc) or type(exc).__name__})") from exc
@@ -136,7 +136,7 @@ def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
     except (KeyError, ValueError):
         raise errors.LeaseRefused(
             f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST): leave "
-            "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks"
+            "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks. Nothing was started"
         ) from None
     return Leases(host=host, port=port, name=name, account=ACCOUNT)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """Most bytes of one request to Kafka, and so of one row. A deferred batch of an endpoint's largest `max_bytes` (10 MiB) is one
 record of the retries topic, because its retry must contain the same events."""
-RUNS_AGAIN = "The task fails, and its micro-batch runs again. Check the brokers, and that the job may write the topic"
+IS_REPEATED = "Deliveries without written results are repeated. Check the brokers, and that the job may write the topic"
 """The end of the message about a row that could not be written."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
@@ -133,11 +133,11 @@ class _ToKafka:
         with self._lock:
             self._unconfirmed -= 1
         if error is not None:
-            self._failure = f"topic {message.topic()} could not be written: {error.str()}. {RUNS_AGAIN}"
+            self._failure = f"topic {message.topic()} could not be written: {error.str()}. {IS_REPEATED}"
         elif message.offset() is None:
             # An idempotent producer that has failed before may take the answer "duplicate" for success. Seen: 1 in 15 rows that
             # the broker had refused as too large.
-            self._failure = f"topic {message.topic()} could not be written: the broker's answer has no offset. {RUNS_AGAIN}"
+            self._failure = f"topic {message.topic()} could not be written: the broker's answer has no offset. {IS_REPEATED}"
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
