@@ -87,7 +87,7 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=START_S))
     assert before < len(ids)
     kill(platform, job)
-    platform.receiver.release_answers()  # at once: a worker whose JVM is gone waits for answers for two seconds
+    platform.receiver.release_answers()  # at once: a worker whose JVM is gone waits for answers for 2.5 s
     if kill is kill_jvm:
         assert job.wait(JOB_TIMEOUT_S) != 0
     if kill is kill_workers:

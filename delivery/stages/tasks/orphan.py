@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-ENDS_WITHIN_S = 2.0
+ENDS_WITHIN_S = 4.0
 """Seconds between SIGHUP and the end of an orphaned worker. A restarted job reads the completed-work log after this time."""
 
 

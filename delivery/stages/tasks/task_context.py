@@ -32,7 +32,7 @@ STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
 NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
 """Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. As text, the JVM would
 parse the schema in each micro-batch."""
-LAST_FLUSH_S = 0.5
+LAST_FLUSH_S = 1.0
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
 
 

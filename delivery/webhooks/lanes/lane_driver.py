@@ -20,7 +20,7 @@ from delivery.webhooks.results.results import Results
 RESULTS_EVERY_S = 0.05
 """Seconds between two sets of results of a running task. Yielded results are in Kafka some 10 ms later. Deliveries with these
 results are not repeated if this process is killed."""
-DRAIN_S = 1.0
+DRAIN_S = 2.5
 """Most seconds for which a failing task waits for attempts in flight. Deliveries whose results arrive in time are not
 repeated."""
 Returned = TypeVar("Returned")
