@@ -89,4 +89,5 @@ _ENCODINGS: dict[bytes, _Known] = {
     b"deflate": (_is_zlib, _inflate),
     b"zstd": (_is_zstd, _unzstd),
 }
-"""How a value of each encoding begins, and its decompression up to a number of bytes."""
+"""For each encoding, a function that recognises a compressed value by its first bytes, and one that decompresses it up to a
+number of bytes."""

@@ -28,8 +28,8 @@ _CREDENTIAL = re.compile(
     rb"basic\s|bearer\s|digest\s|negotiate\s|whsec_|whsk_|fk_|eyj[\w-]{8}|"
     rb"(?:passw|secret|token|key|signature)\w{0,16}\s{0,4}[=:]|://[^/\s]*@"
 )
-"""What a value with a credential has: a scheme of HTTP authentication, a key of this platform, a JWT, a named secret, or a
-URL with a password. For a value in lower case. Repetitions are bounded, so that no value takes quadratic time."""
+"""Matches a value that shows a credential: a scheme of HTTP authentication, a key of this platform, a JWT, a named secret, or
+a URL with a password. For a value in lower case. Repetitions are bounded, so that no value takes quadratic time."""
 
 
 class AttemptWithHeaders(Attempt):

@@ -1,114 +1,14 @@
-"""The dispatcher moves overdue attempts to the background when nothing else is left to do. Their results are reported later."""
+"""Attempts that the dispatcher has moved to the background: their limits, and the results that are reported later."""
 
 import asyncio
-import collections
 
 import pytest
 
 from delivery.model import NextAttempt, OutcomeKind, Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.scheduling import background_attempts
-from delivery.webhooks.scheduling.response_times import MIN_FIRST_RESPONSE_DEADLINE_S, MIN_RESPONSE_DEADLINE_S, FirstResponses
 from tests.support import fakes
-from tests.support.dispatching import deliveries, dispatcher_of
-
-NEVER_S = 3600.0
-
-
-class Endpoints(fakes.FakeSender):
-    """Endpoints that take the time in `seconds` (default 0) and end as in `errors` (default accepted)."""
-
-    def __init__(self, clock, seconds, errors=()):
-        super().__init__(lambda delivery, _: dict(errors).get(delivery.endpoint.endpoint_id), clock)
-        self.seconds = dict(seconds)
-
-    async def attempt(self, delivery, number):
-        self.under_way = getattr(self, "under_way", 0) + 1
-        self.most_under_way = max(getattr(self, "most_under_way", 0), self.under_way)
-        if wait_s := self.seconds.get(delivery.endpoint.endpoint_id):
-            await asyncio.sleep(wait_s)
-        self.under_way -= 1
-        attempt = await super().attempt(delivery, number)
-        return attempt._replace(status=200 if attempt.error_class is None else None)
-
-
-class Worker:
-    """The state of a worker that outlives a micro-batch."""
-
-    def __init__(self, sender, clock, *, most=256, **bounds):
-        self.sender, self.clock, self.bounds = sender, clock, bounds
-        self.reported = []
-        self._came = asyncio.Event()
-        self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
-        self.breakers, self.response_times, self.first_responses = {}, {}, FirstResponses()
-
-    async def micro_batch(self, *submitted):
-        """Return the seconds that a micro-batch took, and the number of outcomes by endpoint, kind and reason."""
-        began = self.clock.now
-        dispatcher = dispatcher_of(
-            self.sender,
-            self.clock,
-            breakers=self.breakers,
-            background=self.late,
-            response_times=self.response_times,
-            first_responses=self.first_responses,
-            **self.bounds,
-        )
-        for delivery in submitted:
-            dispatcher.submit(delivery)
-        await dispatcher.finish()
-        self.ended, self.unresponsive = dispatcher.drain(), dispatcher.report().unresponsive
-        kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
-        return round(self.clock.now - began, 3), kinds
-
-    def _take(self, ended):
-        self.reported.append(ended)
-        self._came.set()
-
-    async def until_reported(self, count=1):
-        while len(self.reported) < count:
-            self._came.clear()
-            await self._came.wait()
-        await asyncio.sleep(0)  # its runner ends
-
-
-def playing(play, seconds, errors=(), **bounds):
-    """Run `play(worker)` in passing time, and return what it returns."""
-    clock = fakes.PassingClock()
-
-    async def main():
-        clock.install()
-        return await play(Worker(Endpoints(clock, seconds, errors), clock, **bounds))
-
-    return asyncio.run(main())
-
-
-def fine(count=20):
-    return [delivery for number in range(count) for delivery in deliveries(1, f"fine{number}")]
-
-
-FINE = {(f"fine{number}", "delivered", None): 1 for number in range(20)}
-
-
-def apart(*names):
-    """Return a delivery to each of these endpoints. Each endpoint has its own host and customer."""
-    urls = {name: f"https://{name}.example/" for name in names}
-    return [delivery for name in names for delivery in deliveries(1, name, url=urls[name], customer_id=f"c-{name}")]
-
-
-def test_a_hanging_endpoint_delays_one_micro_batch_only():
-    async def play(worker):
-        first = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
-        second = await worker.micro_batch(*fine(), *deliveries(30, "hangs"))
-        return first, second, worker.sender.order.count("hangs") + worker.sender.under_way
-
-    first, second, asked = playing(play, {"hangs": NEVER_S}, max_in_flight_per_endpoint=16)
-    assert first == (
-        0.5,
-        FINE | {("hangs", "postponed", retry_reasons.UNDER_WAY): 16, ("hangs", "postponed", retry_reasons.SLOW): 14},
-    )
-    assert asked == 16
-    assert second == (0.0, FINE | {("hangs", "postponed", retry_reasons.SLOW): 30})
+from tests.support.dispatching import deliveries
+from tests.support.micro_batches import NEVER_S, Endpoints, Worker, fine, playing
 
 
 def test_only_an_endpoint_without_a_response_is_unresponsive():
@@ -132,66 +32,6 @@ def test_a_known_slow_endpoint_is_not_reported_each_time():
         return reported
 
     assert playing(play, {"slow": 0.8}) == [{"slow"}, frozenset(), frozenset()]
-
-
-def test_a_known_slow_endpoint_delays_no_micro_batch_and_is_no_sign_of_an_outage():
-    async def play(worker):
-        names, others = [f"slow{number}" for number in range(5)], apart(*(f"fine{number}" for number in range(20)))
-        await worker.micro_batch(*others, *apart(*names))
-        await worker.until_reported(len(names))
-        alone = await worker.micro_batch(*apart(*names))
-        await worker.until_reported(2 * len(names))
-        return alone, await worker.micro_batch(*others, *apart(*names))
-
-    under_way = {(f"slow{number}", "postponed", retry_reasons.UNDER_WAY): 1 for number in range(5)}
-    alone, beside_others = playing(play, {f"slow{number}": 1.5 for number in range(5)})
-    assert alone == (0.0, under_way)
-    assert beside_others == (0.0, FINE | under_way)
-
-
-def test_a_new_endpoint_that_hangs_delays_a_micro_batch_by_what_others_took_at_first():
-    async def play(worker):
-        await worker.micro_batch(*fine())
-        took_s, kinds = await worker.micro_batch(*fine(), *deliveries(1, "hangs"))
-        return took_s, kinds
-
-    took_s, kinds = playing(play, {"hangs": NEVER_S} | {f"fine{number}": 0.01 for number in range(20)})
-    assert took_s == pytest.approx(MIN_FIRST_RESPONSE_DEADLINE_S, abs=0.02)
-    assert kinds["hangs", "postponed", retry_reasons.UNDER_WAY] == 1
-
-
-def test_no_micro_batch_waits_for_a_quick_retry_alone():
-    async def play(worker):
-        failing = deliveries(2, "fails", retrying=Retrying())
-        took = await worker.micro_batch(*fine(), *failing)
-        return took, [(len(o.attempts), o.next_attempt.retries) for o in worker.ended if o.delivery in failing], worker
-
-    took, handed_over, worker = playing(play, {}, {"fails": error_classes.SERVER_ERROR})
-    assert took == (0.0, FINE | {("fails", "postponed", "server_error"): 2})
-    assert handed_over == [(1, 0)] * 2
-    again_ms = {o.next_attempt.at_ms for o in worker.ended if o.kind is OutcomeKind.POSTPONED}
-    assert all(0 < at_ms - round(worker.clock.now * 1000) <= 2 for at_ms in again_ms)
-
-
-def test_a_quick_retry_is_made_in_the_lane_while_the_micro_batch_lasts():
-    async def play(worker):
-        return await worker.micro_batch(*deliveries(1, "fails", retrying=Retrying()), *deliveries(1, "slow")), worker.ended
-
-    (took_s, _), ended = playing(play, {"slow": 0.1}, {"fails": error_classes.SERVER_ERROR})
-    assert took_s == pytest.approx(0.1, abs=0.01)
-    assert sorted(len(outcome.attempts) for outcome in ended) == [1, 3]
-
-
-def test_a_quick_retry_without_a_schedule_or_amid_an_outage_is_made_in_the_lane():
-    async def play(worker):
-        await worker.micro_batch(*fine(), *deliveries(1, "fails", retrying=Retrying(schedule_s=())))
-        without_schedule = [len(outcome.attempts) for outcome in worker.ended if outcome.attempts[-1].error_class]
-        names = [f"away{number}" for number in range(5)]
-        await worker.micro_batch(*[delivery for name in names for delivery in apart(name)])
-        return without_schedule, [len(outcome.attempts) for outcome in worker.ended]
-
-    errors = {"fails": error_classes.SERVER_ERROR} | {f"away{number}": "connect" for number in range(5)}
-    assert playing(play, {}, errors) == ([3], [3] * 5)
 
 
 def test_an_accepted_background_attempt_is_reported_by_name():
@@ -299,53 +139,6 @@ def test_background_attempts_count_against_the_endpoint_limit():
     assert most == 1
 
 
-def test_the_task_waits_for_the_usual_response_time():
-    async def play(worker):
-        for _ in range(20):
-            await worker.micro_batch(*deliveries(1, "was-quick"))
-        worker.sender.seconds["was-quick"] = NEVER_S
-        return await worker.micro_batch(*fine(), *deliveries(1, "was-quick"))
-
-    took, _ = playing(play, {"was-quick": 0.01})
-    assert took == MIN_RESPONSE_DEADLINE_S
-
-
-def test_a_possible_local_outage_makes_the_task_wait():
-    async def play(worker):
-        return await worker.micro_batch(*apart(*(f"ep{number}" for number in range(12))))
-
-    took, kinds = playing(
-        play, {f"ep{number}": 2.0 for number in range(12)}, {f"ep{number}": "timeout" for number in range(12)}
-    )
-    assert took == 2.0
-    assert {(kind, reason) for _, kind, reason in kinds} == {("dead_lettered", "timeout")}
-
-
-def test_a_task_waits_when_the_background_is_full():
-    async def play(worker):
-        return await worker.micro_batch(*deliveries(5, "slow"))
-
-    took, kinds = playing(play, {"slow": 1.5}, most=3)
-    assert (took, kinds) == (1.5, {("slow", "postponed", retry_reasons.UNDER_WAY): 3, ("slow", "delivered", None): 2})
-
-
-def test_a_responding_endpoint_with_a_long_queue_gets_time():
-    """Half a second without a response was enough to defer thousands of its deliveries."""
-
-    class Sender(Endpoints):
-        async def attempt(self, delivery, number):
-            self.seconds = {"busy": 1.0 if len(self.order) in {10, 11} else 0.01}
-            return await super().attempt(delivery, number)
-
-    async def main():
-        clock = fakes.PassingClock()
-        clock.install()
-        return await Worker(Sender(clock, {}), clock, max_in_flight_per_endpoint=2).micro_batch(*deliveries(50, "busy"))
-
-    _, kinds = asyncio.run(main())
-    assert kinds == {("busy", "delivered", None): 50}
-
-
 def test_an_ended_background_attempt_frees_its_slot():
     """No runner took the slot: waiting deliveries were deferred although the endpoint responded."""
 
@@ -385,20 +178,6 @@ def test_an_endpoint_that_responds_meanwhile_is_not_slow():
         return reason, deferrals.reason_for(deliveries(1, "busy")[0].endpoint)
 
     assert asyncio.run(main()) == (None, retry_reasons.SLOW)
-
-
-def test_unresponsive_endpoints_are_judged_together():
-    async def play(worker):
-        for number, usual_s in enumerate([0.02, 0.05, 0.08]):
-            for _ in range(20):
-                worker.sender.seconds[f"ep{number}"] = usual_s
-                await worker.micro_batch(*apart(f"ep{number}"))
-            worker.sender.seconds[f"ep{number}"] = 2.0
-        worker.sender.seconds |= {"new1": 2.0, "new2": 2.0}
-        return await worker.micro_batch(*apart("ep0", "ep1", "ep2", "new1", "new2"))
-
-    took, kinds = playing(play, {})
-    assert (took, {kind for _, kind, _ in kinds}) == (2.0, {"delivered"})
 
 
 def test_no_counts_remain_after_all_background_attempts():

@@ -1,0 +1,75 @@
+"""Define the commands for a developer's own machine: `fanout up`, `fanout demo` and `fanout listen`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from fanout.terminal import commands
+from fanout.terminal.commands import AsJson, console
+
+
+def up(
+    root: Annotated[Path, typer.Option(help="Folder for the data.")] = Path(".fanout"),
+    kafka_port: Annotated[int, typer.Option(help="Port of Kafka.")] = 9092,
+) -> None:
+    """Start Postgres and Kafka on this machine, for development, until Ctrl-C."""
+    from fanout.local import stack  # noqa: PLC0415  # needs the extra `local`, which a production image leaves out
+
+    with stack.Stack(root, kafka_port=kafka_port) as running:
+        stack.write_local_settings(root, running)
+        console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}")
+        console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C stops both.")
+        commands.stop_event().wait()
+
+
+def demo(
+    events: Annotated[int, typer.Option(min=100, help="Number of events to publish.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the generated tenants, subscriptions and events.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+) -> None:
+    """Run the whole platform on this machine and prove that nothing is lost."""
+    from fanout.demo import run as demo_run  # noqa: PLC0415
+
+    result = demo_run.run(events=events, seed=seed, console=console, stop=commands.stop_event())
+    if json_file is not None:
+        json_file.write_bytes(orjson.dumps(result.document(), option=orjson.OPT_INDENT_2))
+    raise typer.Exit(0 if result.holds else 1)
+
+
+def listen(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")] = 9000,
+    secret: Annotated[
+        list[str] | None, typer.Option(help="Signing secret (whsec_…) for verification; may be repeated.")
+    ] = None,
+    status: Annotated[int, typer.Option(help="Answer every request with this status.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Receive webhooks on this machine: verify and print each request."""
+    from fanout.local import receiver  # noqa: PLC0415
+
+    def show(received: receiver.Received) -> None:
+        verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"
+        events = None if received.batch is None else len(received.batch)
+        if as_json:
+            document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
+            signed = {name: value for name, value in received.headers.items() if name.startswith("webhook-")}
+            document |= {"events": events, "body": received.body.decode(errors="replace"), "headers": signed}
+            commands.JsonLines().write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+        elif events is not None:
+            packed = ", gzip" if "content-encoding" in received.headers else ""
+            console.print(
+                f"{received.path} {received.webhook_id} {verified}: {events} events, {len(received.body)} bytes{packed}"
+            )
+        else:
+            console.print(f"{received.path} {received.webhook_id} {verified}")
+            console.print(received.body.decode(errors="replace"), markup=False)
+
+    with receiver.Receiver(
+        secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port
+    ) as listening:
+        commands.say(f"listening on {listening.url}; Ctrl-C stops")
+        commands.stop_event().wait()
