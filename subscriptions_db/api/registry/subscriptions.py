@@ -56,7 +56,7 @@ def list_(call: Call) -> Subscriptions:
     def show(rows: Mapping[str, dict[str, Any]]) -> list[ListedSubscription]:
         shown = [schemas.subscription(row_id, row) for row_id, row in rows.items()]
         expanded = endpoints.expanded(subscription.endpoint for subscription in shown)
-        return [ListedSubscription(**dict(one), expanded=expanded.get(one.endpoint)) for one in shown]
+        return [ListedSubscription(**dict(row), expanded=expanded.get(row.endpoint)) for row in shown]
 
     return Subscriptions(**crud.page(call, "subscription", show, **wanted.criteria())._asdict())
 

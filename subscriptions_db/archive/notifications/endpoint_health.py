@@ -27,7 +27,7 @@ class EventKind(enum.StrEnum):
     BACKLOG_GROWING = "fanout.backlog.growing"
     DEAD_LETTERS_WAITING = "fanout.dead-letters.waiting"
     KEY_EXPIRING = "fanout.api-key.expiring"
-    """Not about the health of an endpoint: key_expiry.py decides on it."""
+    """An API key expires soon. `key_expiry.record` makes this event; the others are about the health of an endpoint."""
 
 
 class SignalKind(enum.Enum):
