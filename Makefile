@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 SERVERS := -n 4 --no-loadscope-reorder tests/simulation tests/integration tests/spark tests/e2e
 ARGS ?=
 
-.PHONY: demo check before-servers test test-all test-chart test-image test-k8s lint quick setup prepare image image-scan lock docs clean
+.PHONY: demo check before-servers test test-all test-chart test-openapi test-image test-k8s lint quick setup prepare image image-scan lock docs clean
 
 demo: setup
 	$(BIN)/fanout demo $(ARGS)
@@ -29,7 +29,7 @@ test: before-servers test-chart
 
 # What needs no server, beside the jars for what does: those mostly wait for the network.
 before-servers: setup
-	@$(MAKE) --no-print-directory -j 3 lint quick prepare
+	@$(MAKE) --no-print-directory -j 4 lint quick prepare test-openapi
 
 test-all: before-servers test-chart
 	$(PYTEST) $(SERVERS) $(ARGS)
@@ -78,6 +78,10 @@ HELM ?= $(TOOLS)/helm
 test-chart: setup
 	@test "$(HELM)" != "$(TOOLS)/helm" || $(BIN)/python deploy/helm/tools $(TOOLS)
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
+
+# The OpenAPI document, by Redocly and Spectral, which tests/openapi/linters.py installs into a cache outside the tree.
+test-openapi: setup
+	$(BIN)/python -m pytest tests/openapi $(ARGS)
 
 # The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes, an S3 server and small
 # images of Kafka and Postgres once (8 minutes).

@@ -99,7 +99,7 @@ class Api:
         for route in table.ROUTES:
             answer = self._answer if route.handler else self._publish
             _add(app, route.method, route.path, functools.partial(answer, route), has_head=not route.is_validation)
-        document = orjson.dumps(openapi.document(table.ROUTES))
+        document = orjson.dumps(openapi.document(table.ROUTES, self._config.public_url))
         _add(app, "GET", "/v1/openapi.json", functools.partial(_static, document))
         described = functools.partial(_static, problem_types.page().encode(), content_type="text/html")
         _add(app, "GET", problem_types.PATH, described)

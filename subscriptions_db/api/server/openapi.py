@@ -37,11 +37,29 @@ _KEY_HEADERS = {
     },
 }
 
+_TAGS = {
+    "customers": "Owners of endpoints, with their grants and quotas.",
+    "tenants": "Organisations whose events flow through Kafka.",
+    "endpoints": "URLs that take deliveries, with their secrets, status, tests and statistics.",
+    "subscriptions": "The events that go to an endpoint.",
+    "event-types": "The catalogue of event types. It does not affect delivery.",
+    "events": "Publish events over HTTP.",
+    "deliveries": "Events due to a subscription, each with its status.",
+    "attempts": "Requests to endpoints, and their repeats.",
+    "statistics": "Counts and percentiles of a customer.",
+    "replays": "Deliveries of past events, made again for a time range.",
+    "dead-letters": "Deliveries that were given up.",
+    "dead-letter-consumers": "Named groups of pollers that share the dead letters of a customer.",
+    "audit-log": "Changes with their authors.",
+    "snapshot": "The whole registry, for executors.",
+}
+"""The first part of a path below /v1 → the description of its tag."""
+
 Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
 
 
-def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """Return the OpenAPI document of these routes."""
+def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
+    """Return the OpenAPI document of these routes, served at `public_url`. Empty: at the root of the document's own server."""
     routes = list(routes)
     models: list[tuple[type[pydantic.BaseModel], Any]] = [(problems.Problem, "serialization")]
     models += [(model, "validation") for route in routes for model in _bodies(route).values()]
@@ -54,7 +72,14 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "fanout", "version": metadata.version("fanout"), "description": DESCRIPTION},
+        "info": {
+            "title": "fanout",
+            "version": metadata.version("fanout"),
+            "description": DESCRIPTION,
+            "contact": {"name": "The operator of this platform"},
+        },
+        "servers": [{"url": public_url or "/", "description": "This platform."}],
+        "tags": [{"name": name, "description": described} for name, described in _TAGS.items()],
         "paths": paths,
         "components": {
             "schemas": definitions.get("$defs", {}),
@@ -81,6 +106,8 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
+        "description": _description(route),
+        "tags": [_tag(route)],
         # Any one of these scopes.
         "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # an empty list: no key is needed
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
@@ -98,6 +125,22 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
     if content := {media: {"schema": refs[model, "validation"]} for media, model in _bodies(route).items()}:
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _tag(route: Route) -> str:
+    """Return the tag of an operation: the first part of its path below /v1."""
+    return route.path.split("/")[2]
+
+
+def _description(route: Route) -> str:
+    """Return the conditions under which an operation may be called, and its cost."""
+    if route.is_open:
+        return "Needs no API key: the path has a token."
+    scopes = ", ".join(f"`{scope}`" for scope in sorted(route.scopes))
+    known = [f"Needs one of the scopes {scopes}." if len(route.scopes) > 1 else f"Needs the scope {scopes}."]
+    known += ["A repeat with the same `Idempotency-Key` changes nothing."] if route.is_change else []
+    known += [f"Counts as {route.cost} requests towards the rate of the key."] if route.cost > 1 else []
+    return " ".join(known)
 
 
 def _bodies(route: Route) -> dict[str, type[pydantic.BaseModel]]:

@@ -56,6 +56,24 @@ def test_the_document_has_no_names_of_python_modules():
     assert all(name.isalnum() for name in DOCUMENT["components"]["schemas"])
 
 
+def test_every_operation_has_a_described_tag_and_each_tag_an_operation():
+    described = {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]}
+    operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
+    assert {tag for operation in operations for tag in operation["tags"]} == described
+
+
+def test_every_description_names_the_scopes_or_says_that_no_key_is_needed():
+    for route in ROUTES:
+        description = DOCUMENT["paths"][route.path][route.method.lower()]["description"]
+        assert route.is_open == description.startswith("Needs no API key")
+        assert all(f"`{scope}`" in description for scope in route.scopes)
+
+
+@pytest.mark.parametrize(("public_url", "server"), [("", "/"), ("https://fanout.example.com", "https://fanout.example.com")])
+def test_the_server_of_the_document_is_its_own_or_the_public_one(public_url, server):
+    assert openapi.document(ROUTES, public_url)["servers"][0]["url"] == server
+
+
 @pytest.mark.parametrize(
     ("status", "word"), [(403, "publish"), (408, "events"), (413, "1,000 events"), (429, "events"), (503, "Kafka")]
 )

@@ -1,0 +1,46 @@
+"""Redocly and Spectral find nothing in the OpenAPI document, and find a mistake that is put into it."""
+
+import orjson
+import pytest
+
+from subscriptions_db.api.server import openapi
+from subscriptions_db.api.server.table import ROUTES
+from tests.openapi import linters
+
+LINTERS = {
+    "redocly": (
+        "@redocly/cli/bin/cli.js", "lint", "--config", str(linters.HERE / "redocly.yaml"), "--max-problems", "1000",
+    ),
+    "spectral": (
+        "@stoplight/spectral-cli/dist/index.js", "lint", "--ruleset", str(linters.HERE / "spectral.yaml"),
+        "--fail-severity", "warn",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder():
+    return linters.installed()
+
+
+def linted(folder, linter, document, path):
+    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    script, *arguments = LINTERS[linter]
+    done = linters.lint(folder, script, *arguments, str(path))
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("linter", LINTERS)
+def test_the_openapi_document_has_neither_errors_nor_warnings(folder, linter, tmp_path):
+    status, report = linted(folder, linter, openapi.document(ROUTES), tmp_path / "openapi.json")
+    assert status == 0, report
+    assert "warning" not in report.lower(), report
+
+
+@pytest.mark.parametrize("linter", LINTERS)
+def test_a_linter_names_a_missing_operation_id(folder, linter, tmp_path):
+    """So a linter that checked nothing would not pass for one that found nothing."""
+    document = openapi.document([route for route in ROUTES if route.name == "getTenant"])
+    del document["paths"]["/v1/tenants/{tenant_id}"]["get"]["operationId"]
+    _, report = linted(folder, linter, document, tmp_path / "openapi.json")
+    assert "operation-operationId" in report
