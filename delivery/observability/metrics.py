@@ -153,6 +153,10 @@ REGISTRY_CONFIRMED = Gauge(
 REGISTRY_ROWS = Gauge(
     "fanout_registry_rows", "Rows of the snapshot that the job routes by: tenants, endpoints, subscriptions.", ["kind"]
 )
+REGISTRY_BROADCAST_BYTES = Gauge(
+    "fanout_registry_broadcast_bytes",
+    "Size of the newest full snapshot as it travels to each executor. Changes since then are not included.",
+)
 REGISTRY_QUARANTINED = Gauge("fanout_registry_quarantined_rows", "Quarantined rows of the registry: they cannot be used.")
 EGRESS_BROKEN = Gauge(
     "fanout_egress_broken",

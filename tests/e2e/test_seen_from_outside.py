@@ -101,6 +101,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     assert outside.sum("fanout_in_flight_peak") <= 256
     assert outside.sum("fanout_micro_batch_seconds_count") >= 1
     assert outside.sum("fanout_registry_rows", kind="subscriptions") == 4
+    assert outside.sum("fanout_registry_broadcast_bytes") > 0
     assert all(outside.sum("fanout_cpu_seconds_total", process=one) > 0 for one in ("workers", "jvm", "driver"))
     assert_eventually(lambda: outside.sum("fanout_lag_records", topic=f"{platform.name}.order"), lambda lag: lag == 0)
     assert outside.sum("fanout_source_up") == outside.sum("fanout_ready") == 1

@@ -7,6 +7,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 
 from delivery.model import Revision, SubscriptionStatus
+from delivery.observability import metrics
 from delivery.stages.registry import registry_follower, task_delta
 from delivery.stages.tasks import arrow
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
@@ -70,6 +71,12 @@ def test_a_new_base_cannot_be_carried(spark):
     delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
     assert delta.fits(broadcaster.source(published(2), "batch"))
     assert not delta.fits(broadcaster.source(published(base_id="another"), "batch"))
+
+
+def test_the_driver_shows_the_size_of_the_newest_broadcast(spark):
+    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster.source(published(), "batch")
+    assert metrics.REGISTRY_BROADCAST_BYTES._value.get() == len(pickling.packed(published().base))
 
 
 def test_what_is_carried_can_be_read_by_the_tasks_alone(spark):

@@ -252,7 +252,9 @@ class Broadcaster:
         base_id = published.base_id
         with self._lock:
             if base_id not in self._broadcasts:
-                self._broadcasts[base_id] = self._context.broadcast(pickling.packed(published.base))
+                packed = pickling.packed(published.base)
+                metrics.REGISTRY_BROADCAST_BYTES.set(len(packed))
+                self._broadcasts[base_id] = self._context.broadcast(packed)
             self._used[lane] = base_id
             for unused in self._broadcasts.keys() - set(self._used.values()):
                 self._broadcasts.pop(unused).destroy()
