@@ -11,7 +11,10 @@ import orjson
 import typer
 
 from delivery import errors
+from load_tests import options
+from load_tests.curves import cli as curves_cli
 from load_tests.harness import flood, stage, stopping
+from load_tests.options import Folder, JsonFile, Replaced
 from load_tests.scaling import plots
 from load_tests.scaling import scenario as scaling_scenario
 from load_tests.scenarios import away as away_scenario
@@ -35,9 +38,7 @@ MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 
 """Upper bounds of figures. Above one of them, the command exits with 1."""
 
 app = typer.Typer(help="Load tests: measure the whole platform on this machine.", no_args_is_help=True)
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
-Folder = Annotated[Path | None, typer.Option(help="Folder for data and logs. It is emptied first.")]
-Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of the job, as area.field=value. May be repeated.")]
+app.command()(curves_cli.curves)
 _AWAY = away_scenario.Scenario()
 _DIRECT = direct_scenario.Scenario()
 _BATCH = batch_scenario.Scenario()
@@ -369,8 +370,7 @@ def run_at_scale(
         chosen = at_scale_command.chosen(scenario, size, bound or ())
     except errors.RegistrationError as exc:
         raise typer.BadParameter(str(exc)) from None
-    terms = stage.Terms(say=_say, folder=folder, overrides=dict(pair.split("=", 1) for pair in replaced or ()))
-    if not at_scale_command.run(chosen, terms, json_file=json_file, html_file=html_file):
+    if not at_scale_command.run(chosen, options.terms(folder, replaced), json_file=json_file, html_file=html_file):
         raise typer.Exit(1)
 
 
@@ -382,8 +382,7 @@ def _run(
     replaced: list[str] | None,
 ) -> None:
     stopping.install()
-    overrides = dict(pair.split("=", 1) for pair in replaced or ())
-    figures = run(scenario, stage.Terms(say=_say, folder=folder, overrides=overrides))
+    figures = run(scenario, options.terms(folder, replaced))
     document = orjson.dumps(figures, option=orjson.OPT_INDENT_2)
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:
@@ -391,10 +390,6 @@ def _run(
     is_beyond = any(figures.get(name, 0) > most for name, most in MOST.items())
     if is_beyond or any(figures.get(name) for name in WRONG) or not figures["reconciled"]["holds"]:
         raise typer.Exit(1)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
 
 
 app(prog_name="python -m load_tests")

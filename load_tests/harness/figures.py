@@ -91,16 +91,18 @@ def requests_between(report: receiver.Report, first: int, end: int) -> int:
     return sum(first <= start < end for start in starts)
 
 
-def delivered(report: receiver.Report, due: Sequence[int]) -> dict[str, int]:
+def delivered(report: receiver.Report, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, int]:
     """Return the numbers of lost, repeated, unexpected and unverified deliveries.
 
     A delivery is unexpected at an endpoint to which its event is not due. It is unverified if its signature is wrong. `due`
-    has the endpoint of each event, by the event's number.
+    has the endpoint of each event, by the event's number. With `fan_out`, it is the first of as many endpoints with
+    consecutive numbers.
     """
-    times, unexpected = [0] * len(due), 0
+    starts = list(itertools.accumulate(itertools.repeat(1, len(due)) if fan_out is None else fan_out, initial=0))
+    times, unexpected = [0] * starts[-1], 0
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
-        if number < len(due) and due[number] == endpoint:
-            times[number] += 1
+        if number < len(due) and 0 <= (place := endpoint - due[number]) < starts[number + 1] - starts[number]:
+            times[starts[number] + place] += 1
         else:
             unexpected += 1
     lost = times.count(0)
@@ -136,12 +138,12 @@ def _overtook(numbers: Sequence[int]) -> int:
 def reconciled(account: accounting.Account, report: receiver.Report) -> dict[str, Any]:
     """Return the counts of outcomes by the topics.
 
-    `holds` is True if the topics have no finding, and as many deliveries as events arrived at the receiver.
+    `holds` is True if the topics have no finding, and as many deliveries as arrived at the receiver, each counted once.
     """
     lanes = account.lanes.values()
     delivered = sum(lane.counts.delivered for lane in lanes)
     return {
-        "holds": account.holds and delivered == len(set(report.numbers)),
+        "holds": account.holds and delivered == len(set(zip(report.numbers, report.endpoints, strict=True))),
         "delivered": delivered,
         "pending": sum(lane.counts.pending for lane in lanes),
         "dead_lettered": sum(lane.counts.dead_lettered for lane in lanes),

@@ -35,6 +35,8 @@ _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 _EVENT = re.compile(rb'-(\d{8})","tenant_id":"[^"]+","sent_at_ms":(\d{13})')
 """Pattern for the payload of an event: the number at the end of the id, and the time of publishing in ms since the epoch."""
+_NUMBERS = 10**8
+"""Bound of the event numbers, which have eight digits."""
 _NONE = -1
 """Value of `_Shared.hanging` when no endpoint hangs."""
 _GZIP = 31
@@ -131,7 +133,7 @@ class _Protocol(asyncio.Protocol):
         seen.ages_ms.extend([now_ms - int(sent_at_ms) for _, sent_at_ms in found])
         seen.endpoints.extend(itertools.repeat(endpoint, len(found)))
         seen.requests.append(len(found))
-        self._known.update(seen.numbers[-len(found) :] if found else ())
+        self._known.update(endpoint * _NUMBERS + int(number) for number, _ in found)
         self._shared.count.value = len(self._known)
 
 
@@ -174,7 +176,7 @@ class Receiver:
 
     @property
     def count(self) -> int:
-        """Return the number of different events that have arrived so far."""
+        """Return the number of different deliveries that have arrived so far. An event at two endpoints is two deliveries."""
         return int(self._shared.count.value)
 
     def hang(self, endpoint: int | None) -> None:

@@ -29,7 +29,7 @@ POISON_TYPE = f"{event_types.PREFIX}poison"
 POISON = ("not_json", "missing_attribute")
 """Reject reasons of the poison records, in rotation."""
 EVENT_BYTES = 450
-"""Size of an event's record value."""
+"""Size of an event's record value, by default."""
 TICKS_PER_S = 10
 """Portions a second in which events of a steady pace are published."""
 HOT_ENDPOINT = 0
@@ -61,7 +61,10 @@ class Drawn(NamedTuple):
     """Index in the population's `event_types`."""
     tenant: int
     endpoint: int
+    """With a fan-out above 1: the first of its endpoints."""
     sub_tenant: int | None = None
+    event_bytes: int = EVENT_BYTES
+    """Size of the record value. An event without a note has some 110 bytes."""
 
 
 class Population(Protocol):
@@ -236,7 +239,7 @@ class Traffic:
         return publishing.Message(
             topic=self._prefix + self._types[drawn.type_number],
             key=b"t%d" % drawn.tenant if self._by_tenant else None,
-            value=orjson.dumps(self._document(number, drawn.tenant, drawn.sub_tenant)),
+            value=orjson.dumps(self._document(number, drawn.tenant, drawn.sub_tenant, drawn.event_bytes)),
         )
 
     def _no_event(self) -> publishing.Message:
@@ -244,7 +247,9 @@ class Traffic:
         self.poison[reason] += 1
         return publishing.Message(topic=self._prefix + POISON_TYPE, value=spoiled(self._document(NOBODYS, 0), reason))
 
-    def _document(self, number: int, tenant: int, sub_tenant: int | None = None) -> dict[str, Any]:
+    def _document(
+        self, number: int, tenant: int, sub_tenant: int | None = None, event_bytes: int = EVENT_BYTES
+    ) -> dict[str, Any]:
         rng = self._rng
         document = {
             "id": f"{self._seed:04d}-{rng.getrandbits(64):016x}-{number:08d}",
@@ -255,5 +260,5 @@ class Traffic:
             **({} if sub_tenant is None else {"sub_tenant_id": str(sub_tenant)}),
         }
         # Hexadecimal digits compress to about a half, as human text does. Equal letters would compress to nothing.
-        document["note"] = rng.randbytes(EVENT_BYTES // 2).hex()[: EVENT_BYTES - len(orjson.dumps(document))]
+        document["note"] = rng.randbytes(event_bytes // 2).hex()[: max(0, event_bytes - len(orjson.dumps(document)))]
         return document

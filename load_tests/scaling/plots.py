@@ -6,8 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import figure
+from load_tests.reports import drawing
 
 SCALED, FIXED = "#0b6e99", "#c4570a"
 """Colours of the number of executors that follows the load, and of the fixed number."""
@@ -21,12 +20,11 @@ def draw(figures: dict[str, Any], file: Path) -> None:
     spike = figures["scenario"]["spike"]
     began_s = next(now["at_s"] for before, now in itertools.pairwise(rows) if now["per_s"] > spike / 2 * before["per_s"])
     zoomed = [row for row in rows if began_s - ZOOM_BEFORE_S <= row["at_s"] <= began_s + ZOOM_AFTER_S]
-    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fanout", "font.size": 9, "font.family": "sans-serif"}
-    sheet = figure.Figure(figsize=(9.0, 6.4), layout="constrained")
+    sheet = drawing.sheet(9.0, 6.4)
     axes = sheet.subplots(3, 2, sharex="col")
     _column(axes[:, 0], figures, [row["at_s"] / 3600 for row in rows], rows, "hour of the day")
     _column(axes[:, 1], figures, [row["at_s"] - began_s for row in zoomed], zoomed, "seconds since the first spike began")
-    sheet.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    file.write_text(drawing.svg(sheet))
 
 
 def _column(axes: Any, figures: dict[str, Any], times: list[float], rows: list[dict[str, float]], label: str) -> None:
@@ -36,9 +34,7 @@ def _column(axes: Any, figures: dict[str, Any], times: list[float], rows: list[d
     executors.step(times, [row["executors"] for row in rows], where="post", color=SCALED, linewidth=1.2, label="by what waits")
     executors.axhline(figures["fixed"]["executors"], color=FIXED, linewidth=1, linestyle="--", label="fixed for the peak")
     executors.set(title="executors of 2 cores", ylim=(0, None))
-    executors.legend(frameon=False, fontsize=7.5)
     lag.plot(times, [row["lag"] / 1e6 for row in rows], color=SCALED, linewidth=1)
     lag.set(title="lag, million events", xlabel=label, ylim=(0, None))
     for axis in axes:
-        axis.grid(visible=True, linewidth=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
+        drawing.tidy(axis)

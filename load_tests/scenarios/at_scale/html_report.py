@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import html
-import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import orjson
-from matplotlib import figure
 
-COLOURS = {
-    "jvm": "#0b6e99",
-    "driver": "#c4570a",
-    "worker": "#3a7d44",
-    "kafka": "#8a6fb0",
-    "publisher": "#8c8c8c",
-    "total": "black",
-}
-"""Colour of each process in all plots."""
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; } td, th { padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; }
-th { border-bottom: 1px solid #999; } td { border-bottom: 1px solid #e4e4e4; font-variant-numeric: tabular-nums; }
-.holds { color: #2a6d33; } .broken { color: #b3261e; font-weight: 600; } svg { width: 100%; height: auto; }
-pre { background: #f5f5f5; padding: 0.8rem; overflow: auto; font-size: 13px; }
-"""
+from load_tests.reports import drawing, pages
+
 SHOWN = ("published", "published_share", "deliveries_per_s", "undelivered_max", "others_p99_ratio", "recovered_s")
 """Figures of a phase that are columns of the table, besides latency and CPU."""
 
 
 def write(figures: Mapping[str, Any], file: Path) -> None:
     """Write the page of a run to the file."""
-    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fanout", "font.size": 9, "font.family": "sans-serif"}
     file.write_text(page(figures))
 
 
@@ -61,16 +43,7 @@ def page(figures: Mapping[str, Any]) -> str:
     others = {name: value for name, value in figures.items() if name not in {"series", "verdicts"}}
     text = orjson.dumps(others, option=orjson.OPT_INDENT_2).decode()
     parts.append(f"<h2>All figures</h2><pre>{html.escape(text)}</pre>")
-    body = "\n".join(parts)
-    title = html.escape(figures["scenario"])
-    head = f'<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f"<!doctype html>\n{head}\n{body}\n</html>\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["<table><tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-    return "\n".join([*lines, "</table>"])
+    return pages.page(figures["scenario"], parts)
 
 
 def _verdicts(verdicts: Sequence[Mapping[str, Any]]) -> str:
@@ -97,7 +70,7 @@ def _phases(phases: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         for name, phase in phases.items()
     ]
-    return _table([name.replace("_", " ") for name in head], rows)
+    return pages.table([name.replace("_", " ") for name in head], rows)
 
 
 def _cost_table(model: Mapping[str, Any]) -> str:
@@ -113,21 +86,16 @@ def _cost_table(model: Mapping[str, Any]) -> str:
         ]
         for name, line in lines.items()
     ]
-    return _table(head, rows)
+    return pages.table(head, rows)
 
 
 def _svg(draw: Callable[[Any], None], title: str) -> str:
-    sheet = figure.Figure(figsize=(9.0, 2.8), layout="constrained")
+    sheet = drawing.sheet(9.0, 2.8)
     axes = sheet.subplots()
     draw(axes)
     axes.set_title(title)
-    axes.grid(visible=True, linewidth=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=7.5)
-    text = io.StringIO()
-    sheet.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    drawing.tidy(axes)
+    return pages.inline(drawing.svg(sheet))
 
 
 def _plot(series: Mapping[str, Any], draw: Callable[[Any, Mapping[str, Any]], None], title: str) -> str:
@@ -171,8 +139,10 @@ def _draw_load(axes: Any, series: Mapping[str, Any]) -> None:
 
 def _draw_cores(axes: Any, series: Mapping[str, Any]) -> None:
     rows = series["cores"]
-    for role in [role for role in COLOURS if rows and role in rows[0]]:
-        axes.plot([row["at_s"] for row in rows], [row[role] for row in rows], color=COLOURS[role], linewidth=1, label=role)
+    for role in [role for role in drawing.COLOURS if rows and role in rows[0]]:
+        axes.plot(
+            [row["at_s"] for row in rows], [row[role] for row in rows], color=drawing.COLOURS[role], linewidth=1, label=role
+        )
     axes.set_ylim(0, None)
 
 
@@ -182,7 +152,7 @@ def _draw_group(group: str) -> Callable[[Any, Mapping[str, Any]], None]:
         for role in sorted({role for sample in samples for role in sample[group]}):
             known = [sample for sample in samples if role in sample[group]]
             values = [sample[group][role] for sample in known]
-            axes.plot([sample["at_s"] for sample in known], values, color=COLOURS[role], linewidth=1, label=role)
+            axes.plot([sample["at_s"] for sample in known], values, color=drawing.COLOURS[role], linewidth=1, label=role)
         axes.set_ylim(0, None)
 
     return draw
@@ -196,10 +166,10 @@ def _cost_plot(figures: Mapping[str, Any]) -> str:
         rates = [size["deliveries_per_s"] for size in carried]
         for role in ("jvm", "driver", "worker"):
             line = model[role]
-            axes.scatter(rates, [size["cores"][role] for size in carried], color=COLOURS[role], s=16)
+            axes.scatter(rates, [size["cores"][role] for size in carried], color=drawing.COLOURS[role], s=16)
             ends = [0.0, max(rates)]
             fitted = [line["idle_cores"] + line["us_per_delivery"] / 1e6 * rate for rate in ends]
-            axes.plot(ends, fitted, color=COLOURS[role], linewidth=1, label=role)
+            axes.plot(ends, fitted, color=drawing.COLOURS[role], linewidth=1, label=role)
         axes.set_xlabel("deliveries a second")
         axes.set_ylim(0, None)
 

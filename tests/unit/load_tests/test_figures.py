@@ -45,6 +45,19 @@ def test_lost_repeated_and_wrongly_addressed_deliveries_are_counted(requests, ex
     assert (found["lost"], found["duplicates"], found["unexpected"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        ([(5, [0]), (6, [0]), (7, [1])], (0, 0, 0)),
+        ([(5, [0]), (7, [1])], (1, 0, 0)),
+        ([(5, [0]), (6, [0, 0]), (7, [1]), (8, [1])], (0, 1, 1)),
+    ],
+)
+def test_an_event_with_fan_out_is_due_to_consecutive_endpoints(requests, expected):
+    found = figures.delivered(report(*requests), array.array("l", [5, 7]), [2, 1])
+    assert (found["lost"], found["duplicates"], found["unexpected"]) == expected
+
+
 def test_each_request_has_its_own_events():
     found = list(figures.requests(report((5, [0, 1]), (6, []), (6, [2]))))
     assert [(request.endpoint, list(request.numbers), len(request.ages_ms)) for request in found] == [

@@ -1,0 +1,4 @@
+"""Measure how the cost of a delivery grows with one variable, and draw the curves.
+
+In: an axis, which is a base shape and the values of one variable. Out: figures, a fit, and a plot.
+"""

@@ -1,0 +1,46 @@
+"""Register tenants and subscriptions by COPY, because a manifest of a million subscriptions takes too long.
+
+The rows are those that a manifest would write. The triggers, which log each row, are off: the job starts later, and reads
+all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import LiteralString
+
+from load_tests.curves.axes import Shape
+from load_tests.curves.population import CUSTOMER, endpoint_id, tenant_id
+from subscriptions_db.postgres import connect
+
+
+def load(connection: connect.Connection, shape: Shape, event_types: Sequence[str]) -> None:
+    """Add the tenants of a shape with `subscriptions`, and a subscription for each pair of event type and tenant.
+
+    The endpoints are registered already. The login must be a superuser, as it is on the load test's own Postgres.
+    """
+    rows = [
+        (f"s{number}-{tenant}", endpoint_id(tenant % shape.endpoints), CUSTOMER, event_type, "selected", tenant_id(tenant))
+        for number, event_type in enumerate(event_types)
+        for tenant in range(shape.tenants)
+    ]
+    connection.execute("set session_replication_role = replica")
+    connection.execute("set statement_timeout = 0")
+    _copy(connection, "copy tenants (tenant_id) from stdin", ((tenant_id(number),) for number in range(shape.tenants)))
+    _copy(
+        connection,
+        "copy subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope) from stdin",
+        (row[:5] for row in rows),
+    )
+    _copy(
+        connection,
+        "copy scopes (subscription_id, scope, effect, tenant_id) from stdin",
+        ((row[0], row[4], "include", row[5]) for row in rows),
+    )
+    connection.execute("vacuum (analyze)")
+
+
+def _copy(connection: connect.Connection, statement: LiteralString, rows: Iterable[tuple[str, ...]]) -> None:
+    with connection.cursor().copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)

@@ -1,0 +1,26 @@
+"""Define the options that several commands of the load tests share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from load_tests.harness import stage
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+Folder = Annotated[Path | None, typer.Option(help="Folder for data and logs. It is emptied first.")]
+Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of the job, as area.field=value. May be repeated.")]
+
+
+def terms(folder: Path | None, replaced: Iterable[str] | None) -> stage.Terms:
+    """Return the parameters that all scenarios share."""
+    return stage.Terms(say=say, folder=folder, overrides=dict(pair.split("=", 1) for pair in replaced or ()))
+
+
+def say(text: str) -> None:
+    """Print a line about the progress to standard error."""
+    sys.stderr.write(text + "\n")
