@@ -325,6 +325,8 @@ class SkipReason(enum.StrEnum):
     """The subscription was deleted while the event waited."""
     TENANT_DELETED = "tenant_deleted"
     """The event's tenant was deleted while the event waited."""
+    BROUGHT_FORWARD = "brought_forward"
+    """A resend asked for a delivery that waits in the retry lane. Its next attempt is due now. Only the resend is skipped."""
 
 
 class LeaveReason(enum.StrEnum):

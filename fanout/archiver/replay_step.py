@@ -181,7 +181,8 @@ class Replayer:
         """Enqueue due deliveries, wait until Kafka has them, and return their number."""
         self._publisher = self._publisher or publishing.Publisher(self._config.kafka)
         to, topic = routes.endpoint, self._config.delivery.retries_topic
-        for written in replay_plan.records(due, routes, replay.replay_id, now_ms=_ms(_now())):
+        resends = isinstance(replay.asked, ReplayOne)
+        for written in replay_plan.records(due, routes, replay.replay_id, now_ms=_ms(_now()), resends=resends):
             for record in retry_records.records(to.endpoint_id.encode(), written):
                 self._publisher.publish(publishing.Message(topic=topic, key=record.key, value=record.value))
         self._publisher.flush()

@@ -91,14 +91,19 @@ def entry_of(
     )
 
 
-def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int) -> Iterator[bytes]:
-    """Yield the values of records for the retries topic, whose key is the id of the endpoint."""
+def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, resends: bool) -> Iterator[bytes]:
+    """Yield the values of records for the retries topic, whose key is the id of the endpoint.
+
+    `resends`: the deliveries are resent one by one. A delivery whose retry still waits then goes out once, and now.
+    """
     endpoint, revision = routes.endpoint, routes.revision
     entries = (
         entry_of(together, endpoint, replay_id, now_ms=now_ms, revision=revision) for together in requests(due, endpoint)
     )
     for chunk in chunking.chunks(entries, lambda entry: entry.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
-        yield retry_messages.encoded(retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk))
+        yield retry_messages.encoded(
+            retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk, resends=resends)
+        )
 
 
 def _prepared(event: Event, matches: list[matching.Match]) -> list[Due]:

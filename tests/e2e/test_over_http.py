@@ -27,9 +27,13 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     2. It breaks again, and recovers: what was given up since then is redriven, and what was before is not.
     3. A delivery that it took is sent again, by its attempt.
     4. All of the time is replayed, whatever became of it.
+    5. A delivery of another endpoint, which waits for an hour, is resent: it goes out now, and once.
     """
     platform.migrate()
     platform.register([{}])
+    platform.register(
+        [{"id": "hourly", "endpoint": "ep2", "event_type": "user"}], endpoints=("ep2",), retry={"schedule_s": [3600]}
+    )
     platform.create_topic("order", partitions=1)
     platform.statuses["ep1"] = 400
     began = dt.datetime.now(dt.UTC)
@@ -80,13 +84,27 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     assert delivered_again(acme, replay, 6)["is_whole"]
     assert times_accepted(platform) == {"e0": 2, "e1": 2, "e2": 3, "e3": 1, "e4": 2, "e5": 2}
 
-    assert len({(one.webhook_id, orjson.loads(one.body)["id"]) for one in platform.received}) == 6
+    resend_what_waits(platform, acme)
+    assert len({(one.webhook_id, orjson.loads(one.body)["id"]) for one in platform.received}) == 7
     assert all(one.is_verified for one in platform.received)
     assert [platform.stop(one) for one in running] == [0, 0, 0], platform.log()
     account = proving.reconcile(platform.config, settle_s=0).account
     counts = account.lanes["direct"].counts
     assert account.holds, account.document()
-    assert (counts.delivered, counts.dead_lettered, counts.repeated, counts.replayed) == (5, 1, 0, 7), account.document()
+    assert (counts.delivered, counts.dead_lettered, counts.repeated, counts.replayed) == (6, 1, 0, 7), account.document()
+
+
+def resend_what_waits(platform, acme):
+    """Let the event e6 wait for an hour at ep2, mend ep2, and resend the delivery."""
+    platform.statuses["ep2"] = 503
+    platform.publish(1, event_type="user", first=6)
+    assert_eventually(lambda: statuses_of(acme).get("e6"), lambda status: status == "waiting")
+    attempt = acme.get("/v1/attempts?endpoint=ep2").json["items"][0]
+    platform.statuses["ep2"] = 200
+    resent = acme.post(f"/v1/attempts/{attempt['id']}/resend")
+    done(acme, resent, lambda got: (got["handed_over"], got["delivered"], got["skipped"]) == (1, 0, 1))
+    assert_eventually(lambda: statuses_of(acme), lambda got: got["e6"] == "delivered")
+    assert platform.accepted("ep2") == ["e6"]
 
 
 def statuses_of(acme):
@@ -95,9 +113,14 @@ def statuses_of(acme):
 
 
 def delivered_again(acme, asked, count):
-    """Wait for so many deliveries of a replay, and return what is told of it."""
+    """Wait for so many deliveries of a replay, and return the replay."""
+    replay = done(acme, asked, lambda got: got["delivered"] == count)
+    assert replay["handed_over"] == count
+    return replay
+
+
+def done(acme, asked, is_counted):
+    """Wait until a replay is done and its counts are as expected, and return the replay."""
     assert asked.status == 201, asked.text
     path = f"/v1/replays/{asked.json['id']}"
-    told = assert_eventually(lambda: acme.get(path).json, lambda got: (got["state"], got["delivered"]) == ("done", count))
-    assert told["handed_over"] == count
-    return told
+    return assert_eventually(lambda: acme.get(path).json, lambda got: got["state"] == "done" and is_counted(got))

@@ -50,8 +50,9 @@ def events_of(entries: Iterable[retry_messages.RetryEntry]) -> list[str]:
     return [segment.unpacked(event).event_id for each in entries for event in each.packed]
 
 
-def postponed(*entries: retry_messages.RetryEntry, endpoint: str = "ep1", customer: str = "c1") -> bytes:
-    return retry_messages.encoded(retry_messages.Postponed(EndpointId(endpoint), CustomerId(customer), list(entries)))
+def postponed(*entries: retry_messages.RetryEntry, endpoint: str = "ep1", customer: str = "c1", resends: bool = False) -> bytes:
+    message = retry_messages.Postponed(EndpointId(endpoint), CustomerId(customer), list(entries), resends=resends)
+    return retry_messages.encoded(message)
 
 
 def failed_attempt(number: int = 1, **fields: Any) -> Attempt:

@@ -97,7 +97,8 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     2. The entry's endpoint, subscriptions or tenants are missing in this worker's registry, which may be older than the
        entry: requeued.
     3. Missing otherwise means deleted. The entry is skipped, as it is for a paused or quarantined subscription.
-    4. The lease is given up: a dead letter.
+    4. The lease is given up: a dead letter. Or it has resends of deliveries that wait already: skipped, whatever the registry
+       says.
     5. The entry was accepted in an earlier run of the micro-batch (`ended`): delivered.
     6. Otherwise it is attempted.
     """
@@ -152,6 +153,8 @@ def _decision(
     ended: completed_work.CompletedKeys,
     now_ms: int,
 ) -> Decision:
+    if lease.given_up == SkipReason.BROUGHT_FORWARD:
+        return ToEnd({SkipReason.BROUGHT_FORWARD: range(len(entry.packed))})
     found = parts(lease, entry, view.destination)
     if lease.number and not _MISSING.isdisjoint(found) and _may_be_newer(entry, view, now_ms):
         return _wait_for_registry(entry, now_ms)

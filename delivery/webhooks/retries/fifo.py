@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from delivery.webhooks.retries import resends
 from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.state import chunking, segment_store
 
@@ -83,6 +84,24 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
             room -= sum(entry.size for entry in gone)
             expired += gone
         return expired
+
+    def bring_forward(self, owner: str, store: segment_store.SegmentStore, search: resends.Search, now_ms: int) -> int:
+        """Make the entries due now whose deliveries are resent. Each stays in its place. Return how many entries were read."""
+        read = 0
+        for slice_ in list(self.slices):
+            if search.is_exhausted:
+                break
+            written = store.items(slice_)
+            search.count_read(written)
+            read += len(written)
+            before = list(map(_decoder.decode, written))
+            after = [entry.due_at(now_ms) if search.finds(owner, entry) else entry for entry in before]
+            if after != before:
+                place = self.slices.index(slice_)
+                store.remove(slice_)
+                self.slices[place : place + 1] = store.slices(map(item, after))
+                self.not_before_ms = 0
+        return read
 
     def requeue_in_front(self, store: segment_store.SegmentStore, entries: Iterable[RetryEntry]) -> None:
         """Insert unfinished entries of the last lease before all others."""

@@ -96,6 +96,10 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
             self, since_ms=now_ms, again_at_ms=self.again_at_ms - ahead_ms, expires_ms=self.expires_ms - ahead_ms
         )
 
+    def due_at(self, now_ms: int) -> RetryEntry:
+        """Return the entry with its next attempt brought forward to `now_ms`; unchanged if it is due already."""
+        return self if self.again_at_ms <= now_ms else msgspec.structs.replace(self, again_at_ms=now_ms)
+
     def requeued(self, requeue: Requeue) -> RetryEntry:
         """Return the entry as it waits after its lease, with the next attempt and the new attempts of `requeue`."""
         history = (*self.history, *requeue.attempts)
@@ -142,6 +146,9 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     Null: no hint. Since 2026-11-23."""
     at_ms: int = 0
     """When the health hint was true. Since 2026-11-23."""
+    resends: bool = False
+    """True if the entries are resends. A resend of a delivery that waits already brings its next attempt forward, and ends.
+    Since 2026-11-25."""
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
@@ -196,7 +203,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
-    """Set: the entries are not attempted. They become dead letters for this reason, NO_ROOM or EXPIRED of `retry_reasons`."""
+    """Set: the entries are not attempted. They become dead letters for this reason, NO_ROOM or EXPIRED of `retry_reasons`. Or
+    they are skipped as SkipReason.BROUGHT_FORWARD."""
     entries: list[RetryEntry]
     is_probe: bool = False
     """True if the endpoint was failing at the last report. A further failure then says nothing about our network."""

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 
+from delivery.model import SkipReason
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.retries import endpoint_state, fifo, retry_messages, timer_wheel
+from delivery.webhooks.retries import endpoint_state, fifo, resends, retry_messages, timer_wheel
 from delivery.webhooks.retries.endpoint_state import EndpointState
 from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.retries.window import ShardPolicy
@@ -151,6 +152,7 @@ class _Scheduler:
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
         self._wake_due()
         self._apply_and_admit(messages)
+        self._apply_resends([message for message in messages if _is_resend(message)])
         self._expire()
         self._lease()
         self._write()
@@ -190,7 +192,7 @@ class _Scheduler:
         for message in messages:
             if isinstance(message, retry_messages.Report):
                 self._apply_result(message)
-            elif not self._is_known(message):
+            elif not message.resends and not self._is_known(message):
                 self._admit(message)
 
     def _is_known(self, postponed: retry_messages.Postponed) -> bool:
@@ -221,6 +223,36 @@ class _Scheduler:
                 endpoint.count_in(entry, self._index.last_lease)
                 self._put(key, endpoint, entry)
         self._give_up(key, None, excess, retry_reasons.NO_ROOM)
+
+    def _apply_resends(self, messages: list[retry_messages.Postponed]) -> None:
+        """Bring the next attempt of each resent delivery forward that waits here. Admit the other resends.
+
+        Called after all other messages, because a report may have put the delivery back just now.
+        1. The entry waits in the timer wheel: it moves to the end of its FIFO.
+        2. It waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
+        3. It is leased, or its background attempt is in flight: nothing changes, because this attempt is the delivery.
+        4. There is none: the resend is an entry of its own.
+        """
+        search = resends.Search()
+        for message in messages:
+            key = endpoint_state.key(message.customer_id, message.endpoint_id)
+            batches = [entry for entry in message.entries if not search.add(key, entry)]
+            if batches:
+                self._admit(msgspec.structs.replace(message, entries=batches))
+        is_in_wheel = False
+        for key in search.owners:
+            for line in self._opened(key).fifos.values():
+                is_in_wheel |= line.bring_forward(key, self._store, search, self._now_ms) < line.waiting
+        if is_in_wheel:
+            for key, entry in timer_wheel.remove_resent(self._index.buckets, self._store, search):
+                item = fifo.item(entry.due_at(self._now_ms))
+                self._store.append(self._opened(key).fifos[None].slices, item)
+        for key in search.owners:
+            to_deliver, waits_already = search.results(key)
+            if to_deliver:
+                endpoint_id, customer_id = endpoint_state.endpoint_id(key), endpoint_state.customer_id(key)
+                self._admit(retry_messages.Postponed(endpoint_id, customer_id, to_deliver))
+            self._give_up(key, None, waits_already, SkipReason.BROUGHT_FORWARD)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry into the timer wheel, or, if the entry has an order key or is due now, at the end of its FIFO."""
@@ -337,3 +369,7 @@ class _Scheduler:
         if owner == timer_wheel.OWNER:
             return (bucket.slices for bucket in self._index.buckets.values())
         return self._opened(owner).lists()
+
+
+def _is_resend(message: Message) -> TypeGuard[retry_messages.Postponed]:
+    return isinstance(message, retry_messages.Postponed) and message.resends

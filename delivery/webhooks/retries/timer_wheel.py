@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from delivery.webhooks.retries import fifo, resends
+from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.state import segment_store
 
 OWNER = ""
@@ -63,7 +65,7 @@ def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, 
         bucket = buckets[begins_ms + level] = Bucket(entry.at_ms, entry.since_ms, [])
     bucket.due_ms = (max if level == FINEST else min)(bucket.due_ms, entry.at_ms)
     bucket.since_ms = min(bucket.since_ms, entry.since_ms)
-    store.append(bucket.slices, segment_store.Item(_encoder.encode(entry), entry.since_ms, entry.at_ms))
+    store.append(bucket.slices, _item(entry))
 
 
 def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int) -> Iterator[TimerEntry]:
@@ -86,3 +88,41 @@ def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int)
                     add(buckets, store, entry, now_ms)
         if not bucket.slices:
             del buckets[key]
+
+
+def remove_resent(buckets: Buckets, store: segment_store.SegmentStore, search: resends.Search) -> list[tuple[str, RetryEntry]]:
+    """Remove the entries whose deliveries are resent, and return each with the key of its endpoint.
+
+    An entry whose background attempt is in flight stays, because that attempt is the delivery. The buckets that are due first
+    are searched first. A bucket keeps its times, so it may be opened early, which changes nothing.
+    """
+    removed: list[tuple[str, RetryEntry]] = []
+    for key in sorted(buckets, key=lambda key: buckets[key].due_ms):
+        slices = buckets[key].slices
+        for slice_ in list(slices):
+            if search.is_exhausted:
+                return removed
+            written = store.items(slice_)
+            search.count_read(written)
+            entries = list(map(_decoder.decode, written))
+            found = {place: entry for place, waiting in enumerate(entries) if (entry := _resent(waiting, search)) is not None}
+            if found:
+                removed += [(entries[place].owner, entry) for place, entry in found.items()]
+                kept = [entry for place, entry in enumerate(entries) if place not in found]
+                place = slices.index(slice_)
+                store.remove(slice_)
+                slices[place : place + 1] = store.slices(map(_item, kept))
+        if not slices:
+            del buckets[key]
+    return removed
+
+
+def _resent(waiting: TimerEntry, search: resends.Search) -> RetryEntry | None:
+    if not search.has_resends(waiting.owner):
+        return None
+    entry = fifo.entry_of(waiting.data)
+    return entry if search.finds(waiting.owner, entry) and entry.background_attempt is None else None
+
+
+def _item(entry: TimerEntry) -> segment_store.Item:
+    return segment_store.Item(_encoder.encode(entry), entry.since_ms, entry.at_ms)

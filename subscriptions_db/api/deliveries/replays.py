@@ -62,6 +62,8 @@ class Replay(pydantic.BaseModel):
     delivered: int
     dead_lettered: int
     skipped: int
+    """Deliveries that are never attempted. A resend of a delivery that waits counts here: the next attempt of the delivery is
+    brought forward."""
 
 
 class Replays(pydantic.BaseModel):

@@ -17,7 +17,7 @@ import msgspec
 import orjson
 
 from delivery import errors
-from delivery.model import OutcomeKind
+from delivery.model import OutcomeKind, SkipReason
 from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import Attempted, BatchEntry, Entry, RedrivenEntry, Unattempted
@@ -154,10 +154,19 @@ def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
 
 
 def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
-    """Return True if an entry gets a row. A batch that could not be built has no id; its dead letters report it."""
-    if isinstance(entry, RedrivenEntry):
+    """Return True if an entry gets a row.
+
+    A batch that could not be built has no id; its dead letters report it. A resend that brought an attempt forward is not the
+    delivery's status: the delivery waits.
+    """
+    if isinstance(entry, RedrivenEntry) or is_brought_forward(entry):
         return False
     return isinstance(entry, log_entries.ATTEMPTED) or bool(entry.webhook_id)
+
+
+def is_brought_forward(entry: Entry) -> bool:
+    """Return True if an entry is the end of a resend that brought the next attempt of its delivery forward."""
+    return isinstance(entry, log_entries.SKIPPED) and entry.reason == SkipReason.BROUGHT_FORWARD
 
 
 def _attempt_row(entry: Attempted | Unattempted, endpoint_id: str, customer_id: str, at: dt.datetime) -> AttemptRow:

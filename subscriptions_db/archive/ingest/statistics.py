@@ -42,7 +42,7 @@ def of_log(record: LogRecord, at: dt.datetime) -> CountsByHour:
             if (counts := found.get(hour)) is None:
                 counts = found[hour] = HourCounts()
             _count_attempt(counts, entry)
-        elif isinstance(entry, log_entries.SKIPPED):
+        elif isinstance(entry, log_entries.SKIPPED) and not archived_rows.is_brought_forward(entry):
             found.setdefault(_hour_of(at), HourCounts()).skipped += entry.count
     return {(customer_id, endpoint_id, hour): counts for hour, counts in found.items()}
 

@@ -44,7 +44,7 @@ def offsets(found):
 def entries(found, endpoint=None):
     to = endpoint or builders.endpoint()
     routes = replay_plan.Routes(builders.snapshot(to, revision=7), to, LAYOUT)
-    written = replay_plan.records(found, routes, "rpl_1", now_ms=NOW_MS)
+    written = replay_plan.records(found, routes, "rpl_1", now_ms=NOW_MS, resends=False)
     return [entry for value in written for entry in retry_messages.message(value).entries]
 
 

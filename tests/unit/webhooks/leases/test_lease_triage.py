@@ -20,6 +20,7 @@ REVISION, NEWER = 5, 6
 MAX_AGE_S = 100.0
 ENDPOINT = builders.endpoint(retrying=Retrying(schedule_s=(10, 100)))
 GIVEN_UP = {"number": 0, "given_up": retry_reasons.EXPIRED}
+BROUGHT_FORWARD = {"number": 0, "given_up": SkipReason.BROUGHT_FORWARD}
 FIRST, SECOND = builders.event(event_id="e1"), builders.event(event_id="e2", record=builders.record(offset=1))
 
 
@@ -55,6 +56,11 @@ ALL = range(1)
         pytest.param(view(), GIVEN_UP, {}, ToEnd({None: ALL}), id="given up"),
         pytest.param(view(status=EndpointStatus.PAUSED), GIVEN_UP, {}, ToEnd({None: ALL}), id="given up, endpoint paused"),
         pytest.param(view(PAUSED), GIVEN_UP, {}, ToEnd({SkipReason.SUBSCRIPTION_PAUSED: ALL}), id="given up, to be skipped"),
+        pytest.param(view(), BROUGHT_FORWARD, {}, ToEnd({SkipReason.BROUGHT_FORWARD: ALL}), id="a resend of what waits"),
+        pytest.param(
+            view(endpoint=None), BROUGHT_FORWARD, {}, ToEnd({SkipReason.BROUGHT_FORWARD: ALL}),
+            id="a resend of what waits, endpoint deleted",
+        ),
         pytest.param(
             view(endpoint=None), {}, {"revision": NEWER, "since_ms": NOW_MS, "retries": 1},
             ToRequeue(NextAttempt(NOW_MS + 5000, 1), "registry_behind"), id="registry behind: at least 5 s",

@@ -104,8 +104,8 @@ def test_the_same_record_may_arrive_twice():
     assert shard.is_empty()
 
 
-def test_a_resend_is_an_entry_beside_the_one_that_waits():
-    """The state knows no `webhook-id`: a resend neither moves nor replaces the scheduled attempt of its delivery."""
+def test_a_replayed_entry_stands_beside_the_one_that_waits():
+    """The replay of a time range neither moves nor replaces scheduled attempts. A resend does: test_resends.py."""
     shard = Shard()
     waiting = entry(again_at_ms=NOW + 60_000, attempts=3, retries=3, history=(failed_attempt(3),))
     shard.step(postponed(waiting), now_ms=NOW)

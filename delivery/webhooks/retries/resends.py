@@ -1,0 +1,104 @@
+"""Find the retry entries of resent deliveries, so that the shard makes these entries due now.
+
+Runs in the executors. Pure. A resend is a replay of one delivery. Without this search, a delivery that waits for its retry
+would go out twice: by its own retry entry, and by that of the resend.
+
+A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, which each micro-batch
+reads. So a decision with resends reads the entries of their endpoints. It also reads the timer wheel if it has entries of these
+endpoints.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from delivery.model import SubscriptionId
+from delivery.webhooks.batching import segment
+from delivery.webhooks.retries import retry_messages
+
+MAX_SEARCHED_BYTES = 128 * 1024 * 1024
+"""Maximum of bytes of waiting entries that one decision reads to find resent deliveries. These are some 250,000 entries with
+payloads of 300 bytes. To search them takes 0.15 s of CPU. Beyond it, a resend is an entry beside the one that waits."""
+
+
+class DeliveryKey(NamedTuple):
+    """What identifies a delivery: the place of its event in Kafka, and its subscription."""
+
+    topic: str
+    partition: int
+    offset: int
+    source: str
+    event_id: str
+    """A topic that was recreated has other events at the same offsets."""
+    subscription_id: SubscriptionId
+
+
+class Search:
+    """The resends of one decision, and which of their deliveries were found waiting."""
+
+    def __init__(self) -> None:
+        self._room = MAX_SEARCHED_BYTES
+        self._resent: dict[str, dict[DeliveryKey, list[retry_messages.RetryEntry]]] = {}
+        """Entries of resends by endpoint_state.key and delivery."""
+        self._subscriptions: set[SubscriptionId] = set()
+        self._found: set[tuple[str, DeliveryKey]] = set()
+
+    def add(self, owner: str, entry: retry_messages.RetryEntry) -> bool:
+        """Add the entry of a resend to the endpoint `owner`. Return False for a batch, which cannot be found."""
+        key = _key_of(entry)
+        if key is None:
+            return False
+        self._resent.setdefault(owner, {}).setdefault(key, []).append(entry)
+        self._subscriptions.add(key.subscription_id)
+        return True
+
+    @property
+    def owners(self) -> list[str]:
+        """Return the keys of the endpoints with resends."""
+        return list(self._resent)
+
+    def has_resends(self, owner: str) -> bool:
+        """Return True if there are resends to an endpoint."""
+        return owner in self._resent
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Return True if MAX_SEARCHED_BYTES are read."""
+        return self._room <= 0
+
+    def count_read(self, items: list[bytes]) -> None:
+        """Count the bytes of items that are read for the search."""
+        self._room -= sum(map(len, items))
+
+    def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:
+        """Return True if a resend asks for the delivery of a waiting entry, and remember that it waits."""
+        if waiting.subscriptions[0] not in self._subscriptions:
+            return False
+        key = _key_of(waiting)
+        if key is None or key not in self._resent.get(owner, ()):
+            return False
+        self._found.add((owner, key))
+        return True
+
+    def results(self, owner: str) -> tuple[list[retry_messages.RetryEntry], list[retry_messages.RetryEntry]]:
+        """Return the entries of resends to an endpoint in two lists: those to deliver, and those whose delivery waits already.
+
+        Of several resends of one delivery that does not wait, the first one is delivered, and waits for the others.
+        """
+        to_deliver, waits_already = [], []
+        for key, entries in self._resent[owner].items():
+            first = 0 if (owner, key) in self._found else 1
+            to_deliver += entries[:first]
+            waits_already += entries[first:]
+        return to_deliver, waits_already
+
+
+def _key_of(entry: retry_messages.RetryEntry) -> DeliveryKey | None:
+    """Return the delivery of an entry; None for a batch, and for an entry that cannot be read."""
+    if entry.left_by is not None or len(entry.packed) != 1:
+        return None
+    try:
+        event = segment.unpacked(entry.packed[0])
+    except Exception:  # noqa: BLE001  # unreadable: its attempt meets the same error and defers this entry alone
+        return None
+    return DeliveryKey(event.topic, event.partition, event.offset, event.source, event.event_id, entry.subscriptions[0])

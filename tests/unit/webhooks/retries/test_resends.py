@@ -1,0 +1,205 @@
+"""A resend of a delivery that waits in the retry lane brings its next attempt forward. Nothing is delivered twice."""
+
+import pytest
+
+from delivery.model import SkipReason
+from delivery.webhooks.batching import segment
+from delivery.webhooks.policy import retry_reasons
+from delivery.webhooks.retries import resends
+from tests.support import builders
+from tests.support.retries import (
+    DAY_MS,
+    NOW,
+    Shard,
+    accepted,
+    entry,
+    events_of,
+    failed_attempt,
+    ids,
+    postponed,
+    refused,
+    reported,
+    requeue,
+)
+
+HOUR_MS = 3_600_000
+SCHEDULED = NOW + 10 * HOUR_MS
+
+
+def waiting(**fields):
+    """Return an entry that waits for its fourth attempt in ten hours, beside others of the same endpoint."""
+    defaults = {"again_at_ms": SCHEDULED, "attempts": 3, "retries": 3, "history": (failed_attempt(3),)}
+    return entry(**defaults | fields)
+
+
+def resend_of(of, replay="rpl_1", **fields):
+    """Return the message of a resend, as `fanout archive` writes it: the same event and subscription, a new entry."""
+    again = entry(
+        packed=of.packed,
+        subscriptions=of.subscriptions,
+        order_key=of.order_key,
+        since_ms=NOW + 1000,
+        reason=retry_reasons.REPLAYED,
+        replay=replay,
+        **fields,
+    )
+    return postponed(again, resends=True)
+
+
+def split(leases):
+    """Return the leases to attempt, and the entries of resends that ended because their delivery waits."""
+    ended = [lease for lease in leases if lease.given_up == SkipReason.BROUGHT_FORWARD]
+    assert all(lease.number == 0 for lease in ended)
+    return [lease for lease in leases if lease.given_up is None], [entry for lease in ended for entry in lease.entries]
+
+
+def test_the_scheduled_attempt_is_brought_forward_and_is_the_only_one():
+    shard, others = Shard(), [waiting() for _ in range(5)]
+    scheduled = waiting()
+    shard.step(postponed(*others[:3], scheduled, *others[3:]), now_ms=NOW)
+    [lease], [ended] = split(shard.step(resend_of(scheduled), now_ms=NOW + 1000))
+    [leased] = lease.entries
+    assert (leased.packed, leased.attempts, leased.retries, leased.replay) == (scheduled.packed, 3, 3, None)
+    assert (leased.history, leased.expires_ms) == (scheduled.history, scheduled.expires_ms)
+    assert (ended.packed, ended.replay) == (scheduled.packed, "rpl_1")
+    shard.step(accepted(lease), now_ms=NOW + 2000)
+    assert shard.backlog.events == 5
+    left = []
+    while not shard.is_empty():
+        left += shard.wait()[1]
+        shard.step(accepted(left[-1]), now_ms=SCHEDULED + 1)
+    assert sorted(ids(*left)) == sorted(events_of(others))
+
+
+def test_a_resend_of_what_does_not_wait_is_an_attempt_of_its_own():
+    shard, delivered, other = Shard(), waiting(), waiting()
+    shard.step(postponed(other), now_ms=NOW)
+    [lease], ended = split(shard.step(resend_of(delivered), now_ms=NOW + 1000))
+    assert ([each.replay for each in lease.entries], events_of(lease.entries), ended) == (["rpl_1"], events_of([delivered]), [])
+    shard.step(accepted(lease), now_ms=NOW + 2000)
+    assert shard.backlog.events == 1
+
+
+def test_a_repeated_resend_changes_nothing_more():
+    """`fanout archive` died before it could record the resend, and writes the message again."""
+    shard, scheduled = Shard(), waiting()
+    shard.step(postponed(scheduled), now_ms=NOW)
+    again = resend_of(scheduled)
+    [lease], ended = split(shard.step(again, again, now_ms=NOW + 1000))
+    assert len(ended) == 2
+    leases, ended = split(shard.step(again, now_ms=NOW + 1001))
+    assert (leases, len(ended)) == ([], 1)
+    shard.step(accepted(lease), now_ms=NOW + 2000)
+    assert shard.is_empty()
+
+
+def test_two_resends_of_what_does_not_wait_are_one_attempt():
+    shard, delivered = Shard(), waiting()
+    both = resend_of(delivered, "rpl_1"), resend_of(delivered, "rpl_2")
+    [lease], [ended] = split(shard.step(*both, now_ms=NOW))
+    assert ([each.replay for each in lease.entries], ended.replay) == (["rpl_1"], "rpl_2")
+    shard.step(accepted(lease), now_ms=NOW + 1)
+    assert shard.is_empty()
+
+
+def test_a_killed_decision_is_made_again_in_the_same_way():
+    shard, scheduled = Shard(), waiting()
+    shard.step(postponed(scheduled, waiting()), now_ms=NOW)
+    lost = shard.decided([resend_of(scheduled)], now_ms=NOW + 1000)
+    again = shard.decided([resend_of(scheduled)], now_ms=NOW + 1000)
+    assert (lost.leases, lost.append, lost.drop, lost.index) == (again.leases, again.append, again.drop, again.index)
+
+
+@pytest.mark.parametrize("is_resend_first", [False, True])
+def test_a_resend_finds_an_entry_that_a_report_has_just_put_back(is_resend_first):
+    """The endpoint backs off after the failure, so the attempt is its next probe."""
+    shard, first = Shard(), entry()
+    [lease] = shard.step(postponed(first), now_ms=NOW)
+    messages = [reported(lease, requeue(0, SCHEDULED, failed_attempt())), resend_of(first)]
+    leases, [_] = split(shard.step(*(reversed(messages) if is_resend_first else messages), now_ms=NOW + 1000))
+    assert leases == []
+    [leased] = shard.step(now_ms=NOW + 6000)
+    assert (events_of(leased.entries), leased.entries[0].attempts) == (events_of([first]), 1)
+    shard.step(accepted(leased), now_ms=NOW + 7000)
+    assert shard.is_empty()
+
+
+def test_a_leased_entry_is_the_delivery_that_the_resend_asks_for():
+    shard, leased = Shard(), entry()
+    [lease] = shard.step(postponed(leased), now_ms=NOW)
+    assert split(shard.step(resend_of(leased), now_ms=NOW + 1))[0] == []
+    shard.step(accepted(lease), now_ms=NOW + 2)
+    assert shard.is_empty()
+
+
+def test_an_attempt_in_flight_is_the_delivery_that_the_resend_asks_for():
+    shard, name = Shard(), b"attempt"
+    in_flight = waiting(background_attempt=name)
+    shard.step(postponed(in_flight), now_ms=NOW)
+    leases, [ended] = split(shard.step(resend_of(in_flight), now_ms=NOW + 1000))
+    assert (leases, events_of([ended])) == ([], events_of([in_flight]))
+    [lease] = shard.step(now_ms=SCHEDULED)
+    assert events_of(lease.entries) == events_of([in_flight])
+
+
+def test_an_order_key_keeps_its_order_and_its_first_entry_is_due_now():
+    shard, entries = Shard(), [entry(order_key="k") for _ in range(3)]
+    [lease] = shard.step(postponed(*entries), now_ms=NOW)
+    shard.step(refused(lease, SCHEDULED), now_ms=NOW)
+    leases, [_] = split(shard.step(resend_of(entries[1]), now_ms=NOW + 1000))
+    assert leases == []
+    [lease], [_] = split(shard.step(resend_of(entries[0]), now_ms=NOW + 2000))
+    assert ids(lease) == events_of(entries)
+    shard.step(accepted(lease), now_ms=NOW + 3000)
+    assert shard.is_empty()
+
+
+@pytest.mark.parametrize("fields", [{"source": "/other"}, {"event_id": "another"}, {"offset": 8}, {"subscription": "s2"}])
+def test_only_the_delivery_that_was_resent_is_brought_forward(fields):
+    """A recreated topic has other events at the same offsets, and another subscription is another delivery."""
+    record, subscription = builders.record(offset=fields.pop("offset", 7)), fields.pop("subscription", "s1")
+    mine, similar = (
+        segment.item(builders.event(**({"event_id": "e1", "source": "/shop"} | given)), NOW).packed
+        for given in ({}, {"record": record, **fields})
+    )
+    shard = Shard()
+    shard.step(postponed(waiting(packed=[similar], subscriptions=[subscription])), now_ms=NOW)
+    [lease], ended = split(shard.step(resend_of(waiting(packed=[mine])), now_ms=NOW + 1000))
+    assert (lease.entries[0].packed, ended) == ([mine], [])
+    assert shard.backlog.events == 2
+
+
+def test_entries_of_other_endpoints_and_batches_are_left_alone():
+    shard, scheduled = Shard(), waiting()
+    batch = waiting(packed=[*scheduled.packed, *entry().packed], left_by="time")
+    shard.step(postponed(scheduled, endpoint="ep2"), postponed(batch), now_ms=NOW)
+    [lease], ended = split(shard.step(resend_of(scheduled), now_ms=NOW + 1000))
+    assert (events_of(lease.entries), ended) == (events_of([scheduled]), [])
+    assert shard.backlog.events == 4
+
+
+def test_a_batch_of_a_resend_is_delivered_as_before():
+    """The endpoint has turned to batches since, so the resend is a batch of one event."""
+    shard, scheduled = Shard(), waiting()
+    shard.step(postponed(scheduled), now_ms=NOW)
+    [lease], ended = split(shard.step(resend_of(scheduled, left_by="redrive"), now_ms=NOW + 1000))
+    assert ([each.left_by for each in lease.entries], ended) == (["redrive"], [])
+
+
+def test_an_unreadable_entry_disturbs_no_resend():
+    shard, scheduled = Shard(), waiting()
+    shard.step(postponed(waiting(packed=[b"?"]), scheduled), now_ms=NOW)
+    [lease], [_] = split(shard.step(resend_of(scheduled), now_ms=NOW + 1000))
+    assert events_of(lease.entries) == events_of([scheduled])
+
+
+def test_the_search_is_bounded_and_begins_with_what_is_due_first(monkeypatch):
+    """Beyond the bound, a resend is an entry beside the one that waits: each goes out."""
+    monkeypatch.setattr(resends, "MAX_SEARCHED_BYTES", 1)
+    shard, soon, late = Shard(), waiting(again_at_ms=NOW + HOUR_MS), waiting(again_at_ms=NOW + 2 * DAY_MS)
+    shard.step(postponed(late, soon), now_ms=NOW)
+    [first], [_] = split(shard.step(resend_of(soon), now_ms=NOW + 1000))
+    shard.step(accepted(first), now_ms=NOW + 1000)
+    shard.step(postponed(waiting(again_at_ms=NOW + HOUR_MS)), now_ms=NOW + 1000)
+    [second], ended = split(shard.step(resend_of(late), now_ms=NOW + 1000))
+    assert (events_of(second.entries), ended) == (events_of([late]), [])
