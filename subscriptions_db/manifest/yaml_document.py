@@ -1,11 +1,13 @@
-"""Parse a YAML document, and find the line of each of its fields.
+"""Parse a YAML document, and find the line of each of its fields. Pure.
 
-Runs in the command. Pure.
+Runs in the command, for `fanout apply` and `fanout filter try`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,7 +40,8 @@ _ADVICE = (
     ("undefined alias", "a `*` refers to no anchor: put text that begins with `*` in quotes"),
     ("constructor for the tag", "tags (`!…`) are not supported: put text that begins with ! in quotes"),
     ("unhashable", "a list or mapping cannot be a name"),
-    ("not allowed", "a character is not allowed in YAML, or the document is not UTF-8"),
+    ("sequence entries are not allowed", "`- ` is not allowed here: begin the list on a line of its own"),
+    ("mapping keys are not allowed", "`? ` is not allowed here: put text that begins with `? ` in quotes"),
 )  # fmt: skip
 """Fragments of the parser's messages, each with the message that the author of the document gets instead."""
 
@@ -90,7 +93,7 @@ class Document:
 
 
 def read(text: bytes | str, name: str = "") -> Document:
-    """Return a parsed document; raise RegistrationError with the line at which it is not YAML."""
+    """Return a parsed document; raise RegistrationError if it is too large or not YAML, with the line if that is known."""
     if len(text) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError("", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes: apply it in parts")
     loader = None
@@ -99,11 +102,20 @@ def read(text: bytes | str, name: str = "") -> Document:
         root = loader.get_single_node()
         value = None if root is None else loader.construct_document(root)
     except RecursionError:
-        raise errors.RegistrationError("", "not YAML: it is nested too deeply").at(name, None) from None
-    except (ValueError, yaml.reader.ReaderError):  # not UTF-8, or a control character
-        raise errors.RegistrationError("", "not YAML: the text is not UTF-8, or contains control characters").at(
+        raise errors.RegistrationError("", "not YAML that can be read: it is nested too deeply. Flatten it").at(
             name, None
         ) from None
+    except yaml.reader.ReaderError as exc:
+        said, line = _unreadable(text, chr(exc.character) if 0 <= exc.character <= sys.maxunicode else "")
+        raise errors.RegistrationError("", f"not YAML: {said}").at(name, line) from None
+    except UnicodeEncodeError as exc:  # a lone surrogate in text
+        said, line = _unreadable(text, exc.object[exc.start])
+        raise errors.RegistrationError("", f"not YAML: {said}").at(name, line) from None
+    except ValueError:
+        raise errors.RegistrationError(
+            "",
+            "not YAML: a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes",
+        ).at(name, None) from None
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
         said = f"not YAML: {_advised(getattr(exc, 'problem', None) or '')}"
@@ -112,6 +124,17 @@ def read(text: bytes | str, name: str = "") -> Document:
         if loader is not None:
             loader.dispose()
     return Document(value={} if value is None else value, root=root)
+
+
+def _unreadable(text: bytes | str, refused: str) -> tuple[str, int]:
+    """Return why the parser cannot read a text, and the line: a byte that is not UTF-8, or the character that it refused."""
+    try:
+        decoded = text if isinstance(text, str) else text.decode()
+    except UnicodeDecodeError as exc:
+        said = f"byte 0x{exc.object[exc.start]:02x} is not UTF-8: save the file as UTF-8"
+        return said, exc.object.count(b"\n", 0, exc.start) + 1
+    kind = "control character" if unicodedata.category(refused) == "Cc" else "character"
+    return f"the {kind} U+{ord(refused):04X} is not allowed: remove it", decoded.count("\n", 0, decoded.find(refused)) + 1
 
 
 def _advised(problem: str) -> str:

@@ -1,7 +1,7 @@
 """Check an endpoint, with the same rules when it is registered and when it is read.
 
-Runs on the driver, in the command and in the API. Plain SQL can register endpoints too, and the guard's rules may change. So
-endpoints are checked again when they are read, and quarantined if a check fails.
+Runs on the driver, in executors with look-ups, in the command and in the API. Plain SQL can register endpoints too, and the
+guard's rules may change. So endpoints are checked again when they are read, and quarantined if a check fails.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.
     refused_auth = list(found("", _check_auth, endpoint.auth))
     yield from refused_auth
     if len(json.dumps(dict(endpoint.headers))) > MAX_HEADERS_BYTES:
-        yield errors.TargetRefused("headers", f"are larger than {MAX_HEADERS_BYTES} bytes together")
+        yield errors.TargetRefused("headers", f"are larger than {MAX_HEADERS_BYTES} bytes together: shorten them")
     if endpoint.tls is not None:
         yield from found("", _check_tls, endpoint.tls)
     for number, key in enumerate(endpoint.signing_keys):
         yield from found(f"signing_secrets[{number}]", signing.check, key)
     if len(endpoint.signing_keys) > endpoint_secrets.MAX_SIGNING_KEYS:
-        yield errors.RegistrationError("signing_secrets", f"has more than {endpoint_secrets.MAX_SIGNING_KEYS}")
+        yield errors.RegistrationError(
+            "signing_secrets", f"has more than {endpoint_secrets.MAX_SIGNING_KEYS} secrets: remove the oldest"
+        )
     # Build a request to check URL, headers and secrets. Without TLS, for which it would create a context.
     plain = replace(endpoint, tls=None, auth=Auth() if refused_auth else endpoint.auth)
     for problem in found("", request.prepare, plain, address_guard):
@@ -82,7 +84,7 @@ def _check_tls(tls: Tls) -> None:
         with below("tls.authorities"):
             _certificates(tls.authorities)
     if (tls.certificate is None) != (tls.key is None):
-        raise errors.RegistrationError("tls", "certificate and key must be given together")
+        raise errors.RegistrationError("tls", "certificate and key must be given together: add the missing one, or remove both")
     if tls.certificate is not None and tls.key is not None:
         with below("tls.certificate"):
             leaf = _certificates(tls.certificate)[0]
@@ -99,7 +101,9 @@ def _certificates(pem: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem.encode("ascii"))
     except (ValueError, exceptions.UnsupportedAlgorithm):
-        raise errors.RegistrationError("", "is not a list of PEM certificates in ASCII") from None
+        raise errors.RegistrationError(
+            "", "is not a list of PEM certificates in ASCII: paste each from -----BEGIN to -----END CERTIFICATE-----"
+        ) from None
 
 
 def _public_key_of(pem: Secret) -> bytes:
@@ -108,4 +112,5 @@ def _public_key_of(pem: Secret) -> bytes:
         key = load_pem_private_key(pem.reveal(), password=None, unsafe_skip_rsa_key_validation=True)
         return key.public_key().public_bytes(*_SPKI)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):  # TypeError: the key is encrypted
-        raise errors.RegistrationError("", "is not a PEM private key without a password") from None  # the cause may quote it
+        problem = "is not a PEM private key without a password: paste it as PEM, and remove its password"
+        raise errors.RegistrationError("", problem) from None  # the cause may quote the key

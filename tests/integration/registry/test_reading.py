@@ -136,7 +136,7 @@ def test_an_unparsable_filter_quarantines_its_subscription_alone(connection, rin
     [
         ("signing", b"x", "signing_secrets[0]: an HMAC key has 24 to 64 bytes"),
         ("signing_v1a", b"x" * 31, "signing_secrets[0]: an ed25519 key has 32 bytes"),
-        ("tls_key", b"hunter2", "tls: certificate and key must be given together"),
+        ("tls_key", b"hunter2", "tls: certificate and key must be given together: add the missing one, or remove both"),
     ],
 )
 def test_an_invalid_secret_quarantines_its_endpoint(connection, ring, purpose, secret, fault):

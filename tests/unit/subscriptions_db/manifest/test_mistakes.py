@@ -67,7 +67,23 @@ MISTAKES = [
     ),
     (
         b"tenants:\n  - id: a\n    name: caf\xe9\n",
-        "not YAML: the text is not UTF-8, or contains control characters",
+        "3: not YAML: byte 0xe9 is not UTF-8: save the file as UTF-8",
+    ),
+    (
+        "tenants:\n  - id: a\n    name: caf\u00e9 \x07\n",
+        "3: not YAML: the control character U+0007 is not allowed: remove it",
+    ),
+    (
+        "tenants:\n  - id: \ud800\n",
+        "2: not YAML: the character U+D800 is not allowed: remove it",
+    ),
+    (
+        "tenants:\n  - id: !!int abc\n",
+        "not YAML: a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes",
+    ),
+    (
+        "tenants: - id: a\n",
+        "1: not YAML: `- ` is not allowed here: begin the list on a line of its own",
     ),
     (
         "- id: a\n",
@@ -287,11 +303,11 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    tls: {certificate: x}\n",
-        "5: endpoints[0].tls: certificate and key must be given together",
+        "5: endpoints[0].tls: certificate and key must be given together: add the missing one, or remove both",
     ),
     (
         ENDPOINT + "    tls: {authorities: x}\n",
-        "5: endpoints[0].tls.authorities: is not a list of PEM certificates in ASCII",
+        "5: endpoints[0].tls.authorities: is not a list of PEM certificates in ASCII: paste each from -----BEGIN to -----END CERTIFICATE-----",
     ),
     (
         "tenants:\n  - id: fanout\n",
