@@ -1,1 +1,1 @@
-"""The platform's data in Postgres: the registry, the archive and replays, with the HTTP API for them."""
+"""The platform's data in Postgres: the registry, the archive and replays. With the HTTP API, which also publishes events."""

@@ -1,6 +1,6 @@
 """Bound the answers to list requests in bytes, whatever the number of items. Pure.
 
-Runs wherever lists are read. The bound keeps pollers and the API from holding forty dead letters of 1 MB each in memory.
+Runs in the API. The bound keeps pollers and the API from holding forty dead letters of 1 MB each in memory.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_BYTES = 1024 * 1024
-"""Maximum bytes of the items of one answer, without the commas between them."""
+"""Maximum bytes of the items of one answer, without the commas between them. A single larger item is an answer of its own."""
 
 
 def count(sizes: Iterable[int], *, held: int = 0) -> int:

@@ -1,8 +1,8 @@
 """Show customers one error class for two failures that operators see apart.
 
-Runs where the archive is written, and in the API. Pure. `dns` means that a host name does not resolve, `address_blocked` that
-it resolves to an internal address. The difference would tell customers which internal names exist. Logs, metrics and topics
-keep both classes; the detail text of both is the same everywhere.
+Runs in `fanout archive`, in the API and in the command. Pure. `dns` means that a host name does not resolve,
+`address_blocked` that it resolves to an internal address. The difference would tell customers which internal names exist.
+Logs, metrics and topics keep both classes; the detail text of both is the same everywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
--- The statements of the API, by name. Statements that the commands use too are in ../queries.sql.
+-- The statements of the API, of API keys and of the audit log, by name. subscriptions_db/postgres/sql.py loads them.
 
 -- name: put_api_key
 insert into api_keys (key_id, customer_id, scope, name, digest, expires_at, tenants, endpoints)
@@ -13,7 +13,7 @@ from api_keys where %(customer_id)s::text is null or customer_id = %(customer_id
 order by created_at, key_id;
 
 -- name: revoke_api_key
--- `held` says whether the key was valid until now.
+-- `held` says whether the key was not revoked until now.
 with found as (
     select key_id, revoked_at is null as held from api_keys where key_id = %(key_id)s for update
 )
@@ -68,7 +68,7 @@ select tenant_id from tenants where tenant_id = %(id)s for update;
 select event_type from event_types where event_type = %(id)s for update;
 
 -- name: matching_event_types
--- The rows of a list, without order, for the three statements below.
+-- Each `matching_…` has the rows of a list, without order. crud.py puts one before rows_after, rows_before or number_of_rows.
 select event_type as id from event_types
 
 -- name: matching_tenants

@@ -1,1 +1,1 @@
-"""The archive in Postgres: dead letters for customers to poll, and recent attempts."""
+"""The archive in Postgres: dead letters for customers to poll, recent attempts, statistics, and the health of endpoints."""

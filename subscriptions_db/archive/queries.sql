@@ -17,7 +17,7 @@ insert into archive_offsets (topic, partition)
 select * from unnest(%(topics)s::text[], %(partitions)s::integer[]) on conflict do nothing;
 
 -- name: lock_archive_offsets
--- Another process that archives the same partitions waits here, and then skips the records.
+-- Another process that archives the same partitions waits here, and then skips the records that are archived by now.
 select topic, partition, next_offset from archive_offsets
 where (topic, partition) in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
 order by topic, partition for update;

@@ -56,7 +56,12 @@ class _TooMuch(Exception):
 
 
 def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
-    """Raise RegistrationError, with the path, for an invalid schema or an example that violates it."""
+    """Raise RegistrationError, with the path, for a schema or an example that cannot be used.
+
+    1. The schema or an example is too large, nested too deeply, or not storable by Postgres.
+    2. The schema is not valid, has a regular expression that RE2 does not support, or a `$ref` that does not resolve.
+    3. An example violates the schema, or its check takes too many steps.
+    """
     with endpoint_checks.below("examples"):
         _require_small(examples)
     if schema is None:
@@ -71,7 +76,11 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
 
 
 def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
-    """Return the violations of a checked schema by a payload; raise RegistrationError if the check takes too many steps."""
+    """Return the first MAX_PROBLEMS violations of a schema by a payload.
+
+    Raise RegistrationError if the payload is too large, nested too deeply or not storable by Postgres, if the schema has an
+    unsupported regular expression or a `$ref` that does not resolve, or if the check takes too many steps.
+    """
     _require_small(payload)
     own = {name: part for name, part in schema.items() if name not in {"$schema", "$id"}}
     given = _steps_left.set(MAX_STEPS)
@@ -82,13 +91,15 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
     except (_TooMuch, RecursionError):
         raise errors.RegistrationError("", "takes too many steps to check: simplify the schema or the payload") from None
     except referencing.exceptions.Unresolvable:
-        raise errors.RegistrationError("", "cannot be checked: a $ref of the schema does not resolve") from None
+        raise errors.RegistrationError(
+            "", "cannot be checked: a $ref of the schema does not resolve. Let it name a schema in $defs"
+        ) from None
     finally:
         _steps_left.reset(given)
 
 
 def _require_small(value: Any) -> None:
-    """Raise RegistrationError unless the value is JSON that Postgres can store, of a bounded size."""
+    """Raise RegistrationError unless the value is JSON that Postgres can store, of at most MAX_BYTES and MAX_DEPTH levels."""
     _require_plain(value, MAX_DEPTH)
     try:
         size = len(json.dumps(value, allow_nan=False))
@@ -97,12 +108,12 @@ def _require_small(value: Any) -> None:
             "", "is not JSON: it has a value that JSON lacks, such as .nan or .inf. Remove the value, or put it in quotes"
         ) from None
     if size > MAX_BYTES:
-        raise errors.RegistrationError("", f"is larger than {MAX_BYTES} bytes as JSON")
+        raise errors.RegistrationError("", f"is larger than {MAX_BYTES} bytes as JSON: shorten it")
 
 
 def _require_plain(value: Any, levels: int) -> None:
     if levels < 0:
-        raise errors.RegistrationError("", f"is nested deeper than {MAX_DEPTH} levels")
+        raise errors.RegistrationError("", f"is nested deeper than {MAX_DEPTH} levels: flatten it")
     if isinstance(value, str) and "\0" in value:
         raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):

@@ -4,7 +4,7 @@ Runs in the command and in the API. With `strict`, the same findings are refused
 
 1. A filter names a top-level field that events do not have.
 2. A subscription names a tenant or sub-tenant that is not registered. If it has events, they are delivered.
-3. A subscription has an event type that matches neither the catalogue nor a topic.
+3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _LISTS = {("include", True): "tenants", ("include", False): "sub_tenants",
 def subscriptions(
     connection: connect.Connection, paths: Mapping[str, str] | None, types: Collection[str] = ()
 ) -> list[errors.RegistrationError]:
-    """Return the warnings about registered subscriptions, sorted by subscription id.
+    """Return the warnings about registered subscriptions.
 
-    `paths` maps the ids of the subscriptions to check to their paths in a document. None checks all, with the id as path.
+    The warnings about event types and filters come first, then at most 10,000 about tenants; both are sorted by subscription
+    id. `paths` maps the ids of the subscriptions to check to their paths in a document. None checks all, with the id as path.
     `types` are known event types beside those of the catalogue.
     """
     if paths is not None and not paths:
@@ -66,7 +67,7 @@ def event_type(wanted: str, known: Collection[str]) -> Iterator[errors.Registrat
 
 
 def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:
-    """Yield a warning for each top-level field of a filter pattern that events do not have."""
+    """Yield a warning for each top-level field of a filter pattern, or of its `$or` branches, that events do not have."""
     if not isinstance(pattern, dict):  # plain SQL wrote it; the snapshot quarantines it
         return
     for name, wanted in pattern.items():

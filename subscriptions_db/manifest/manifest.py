@@ -272,7 +272,11 @@ _Rows = Mapping[str, Sequence[tuple[int, Any]]]
 
 
 def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manifest:
-    """Parse and check a document; raise ManifestRefused with file and line of every mistake."""
+    """Parse and check a document.
+
+    Raise RegistrationError with the line at which the document is not YAML, or ManifestRefused with file and line of every
+    mistake.
+    """
     document = yaml_document.read(text, name)
     with document.naming_lines(name):
         return check(document.value, address_guard)

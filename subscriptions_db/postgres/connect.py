@@ -1,6 +1,6 @@
 """Connect to Postgres, and translate its errors in one place.
 
-Runs on the driver, in the command, in the API, and in executors with look-ups.
+Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in the command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ HALF_OPEN_MS = 11_000
 
 @contextlib.contextmanager
 def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
-    """Yield an autocommit connection whose rows are dictionaries; raise RegistryUnavailable if it cannot connect."""
+    """Yield an autocommit connection whose rows are dictionaries.
+
+    Raise RegistryUnavailable if the connection fails, and SettingsError if the URL is invalid. Errors of statements in the
+    block are not translated here.
+    """
     with translated_errors(), valid_url_required():
         connection: Connection = psycopg.connect(
             database.url.get_secret_value(), row_factory=dict_row, **options(database, application_name=application_name)
@@ -71,9 +75,9 @@ def consistent_read(connection: Connection) -> Iterator[None]:
 
 
 def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retrying:
-    """Return a tenacity retryer that calls a function until Postgres is available and migrated.
+    """Return a tenacity retryer that repeats a function while it raises RegistryUnavailable or RegistryOutdated.
 
-    Once `stop` is set, the retryer raises tenacity.RetryError.
+    Each failure is logged. Once `stop` is set, the retryer raises tenacity.RetryError.
     """
     stop = stop or threading.Event()
     return tenacity.Retrying(
@@ -86,7 +90,10 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
 
 
 def retry_for(seconds: float) -> tenacity.Retrying:
-    """Return a tenacity retryer that calls a function for `seconds` while Postgres is unavailable, then raises its error."""
+    """Return a tenacity retryer that repeats a function each second while it raises RegistryUnavailable.
+
+    After `seconds` the retryer raises the last error.
+    """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(errors.RegistryUnavailable),
         wait=tenacity.wait_fixed(1),
@@ -108,8 +115,10 @@ def translated_errors() -> Iterator[None]:
 
     1. RegistrationError: a constraint refuses the data, or Postgres cannot store it (NUL).
     2. RegistryOutdated: the tables do not exist.
-    3. RegistryUnavailable: a conflicting transaction, a standby server or a missing right. A retry may succeed later.
-    4. RegistryUnavailable: any other failure.
+    3. RegistryUnavailable: a conflicting transaction, a standby server, or a missing right.
+    4. RegistryUnavailable: Postgres cannot be reached, ends the connection, or cancels the statement.
+
+    psycopg's other errors are faults of this code, and pass unchanged.
     """
     try:
         yield
@@ -129,22 +138,36 @@ def translated_errors() -> Iterator[None]:
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:
         raise errors.RegistryUnavailable("another transaction changed the same rows meanwhile: try again") from exc
     except psycopg.errors.ReadOnlySqlTransaction as exc:
-        raise errors.RegistryUnavailable("Postgres is read-only: let database.url name the primary") from exc
+        raise errors.RegistryUnavailable(
+            "Postgres is read-only: let the connection URL (database.url, for the API api.database_url) name the primary"
+        ) from exc
     except psycopg.errors.InsufficientPrivilege as exc:
         said = _said(exc.diag.message_primary)
-        raise errors.RegistryUnavailable(f"Postgres denies a right ({said}): grant it to the role of database.url") from exc
+        raise errors.RegistryUnavailable(
+            f"Postgres denies a right ({said}): grant it to the role of the connection URL (database.url, for the API "
+            "api.database_url)"
+        ) from exc
+    except psycopg.errors.QueryCanceled as exc:
+        raise errors.RegistryUnavailable(
+            f"Postgres ended a statement ({_said(exc.diag.message_primary)}): check its load and database.statement_timeout_s"
+        ) from exc
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
         said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
-        raise errors.RegistryUnavailable(f"Postgres cannot be reached ({said}): start it, or correct database.url") from None
+        raise errors.RegistryUnavailable(
+            f"Postgres cannot be reached ({said}): check that it runs, and that the connection URL (database.url, for the API "
+            "api.database_url) leads to it"
+        ) from None
 
 
 @contextlib.contextmanager
-def valid_url_required() -> Iterator[None]:
-    """Raise SettingsError for an invalid connection URL, without quoting it."""
+def valid_url_required(setting: str = "database.url") -> Iterator[None]:
+    """Raise SettingsError for an invalid connection URL, without quoting the URL. `setting` is the name of its setting."""
     try:
         yield
     except psycopg.ProgrammingError:  # libpq quotes the URL, password and all
-        raise errors.SettingsError("setting database.url is not a libpq connection URL: postgresql://…") from None
+        raise errors.SettingsError(
+            f"setting {setting} is not a libpq connection URL: write postgresql://user:password@host:port/database"
+        ) from None
 
 
 _NOT_CONNECTED = (

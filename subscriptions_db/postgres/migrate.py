@@ -1,6 +1,7 @@
 """Migrate the schema to this version: numbered files, forward only, each in its own transaction.
 
-Runs in the command; the job only checks the version. After a migration the previous version must still work.
+`migrate` runs in the command. `require_current` also runs on the driver, in the API and in `fanout archive`. After a
+migration the previous version of fanout must still work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 ATTEMPTS = 60
-"""Attempts at one migration, some seconds apart, while a long transaction holds a table that it changes."""
+"""Attempts at one migration while a long transaction locks a table that the migration changes. Each waits two seconds for the
+lock."""
 WAIT = tenacity.wait_random(0.5, 1.5)
 """Seconds between two attempts."""
 FOLDER = Path(__file__).parent / "migrations"
@@ -41,7 +43,10 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
 
 
 def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
-    """Apply the missing migrations and return their names. Of two concurrent calls, the second waits and applies nothing."""
+    """Apply the missing migrations and return their names. Of two concurrent calls, the second waits and applies nothing.
+
+    Raise RegistryOutdated if an applied file was changed, and RegistryUnavailable if a table stays locked.
+    """
     wanted = migrations() if wanted is None else wanted
     with connect.translated_errors():
         connection.execute(query("disable_statement_timeout"))
@@ -81,7 +86,7 @@ def _apply_one(connection: connect.Connection, migration: Migration) -> None:
 
 
 def require_current(connection: connect.Connection) -> None:
-    """Raise RegistryOutdated unless every migration of this version is applied. Newer migrations are allowed."""
+    """Raise RegistryOutdated unless every migration of this version is applied unchanged. Newer migrations are allowed."""
     with connect.translated_errors():
         row = connection.execute(query("has_migrations")).fetchone()
         if row is None or not next(iter(row.values())):

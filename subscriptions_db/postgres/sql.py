@@ -1,4 +1,4 @@
-"""Return SQL statements by name, from every queries.sql of this package.
+"""Return SQL statements by name, from every queries.sql below subscriptions_db.
 
 Runs wherever Postgres is used.
 """
@@ -14,7 +14,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def query(name: str) -> LiteralString:
-    """Return the statement `name`. LiteralString is right for psycopg, because the text is our own."""
+    """Return the statement `name`; raise KeyError for an unknown name. It is a LiteralString, because it contains no input."""
     return _queries()[name]
 
 

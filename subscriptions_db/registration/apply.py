@@ -64,8 +64,9 @@ def apply(
     known_types: Collection[str] = (),
     strict: bool = False,
 ) -> Result:
-    """Register the manifest; raise RegistrationError if a check or a constraint refuses it.
+    """Register the manifest in one transaction, with audit entries.
 
+    Raise RegistrationError if a check or a constraint refuses the manifest.
     `known_types` are event types that exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
     If another transaction changes the same rows, RegistryUnavailable is raised and nothing is written: call again.
     """
@@ -82,7 +83,8 @@ def apply_rows(
 ) -> Result:
     """Register a manifest in the caller's transaction, which has locked the rows that the manifest names.
 
-    Only these rows are read, so the size of the registry does not matter. Writes no audit entries.
+    Only these rows are read, so the size of the registry does not matter. Writes no audit entries. Raise RegistrationError as
+    `apply` does.
     """
     with connect.translated_errors():
         return _register(connection, wanted, ring, registered_rows.rows_of(connection, _named(wanted)), strict=strict)
@@ -131,7 +133,10 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 
 @contextlib.contextmanager
 def exclusive(connection: connect.Connection) -> Iterator[None]:
-    """Let one `apply` or rotation run at a time: another would change the registry from which differences are computed."""
+    """Let one `apply` or rotation run at a time: another would change the registry from which differences are computed.
+
+    The session has no statement timeout afterwards.
+    """
     connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))
     try:

@@ -1,7 +1,7 @@
 """Disable and enable endpoints.
 
-Runs on the driver, in the command and in the API. A running job sees the change by the next revision. This module writes the
-audit entries of changes by the job and the command. The API writes the audit entries of its own changes.
+Runs on the driver, in the command and in the API. A running job sees the change with the next revision. A trigger of Postgres
+writes the audit entry of a change by the job, this module that of a change by the command, and the API that of its own changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subscriptions_db.postgres.sql import query
 def disable_active(
     connection: connect.Connection, endpoint_ids: Iterable[str], reason: str, *, active_s: float = 0.0
 ) -> list[str]:
-    """Disable the endpoints that have been active for `active_s` seconds, and return their ids. Safe to repeat.
+    """Disable those endpoints that have been active for at least `active_s` seconds, and return their ids. Safe to repeat.
 
     Other endpoints stay unchanged, so that failures from an earlier time do not disable an endpoint that was enabled since.
     """
@@ -30,12 +30,15 @@ def disable_active(
 
 
 def disable(connection: connect.Connection, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint by command, whatever its status."""
+    """Disable an endpoint by command, whatever its status; raise RegistrationError if it does not exist."""
     _set_by_command(connection, endpoint_id, EndpointStatus.DISABLED, reason)
 
 
 def enable(connection: connect.Connection, endpoint_id: str) -> None:
-    """Make an endpoint active by command, whatever its status, and clear the reason why it was disabled."""
+    """Make an endpoint active by command, whatever its status, and clear the reason why it was disabled.
+
+    Raise RegistrationError if it does not exist, or if its receiver has not permitted deliveries.
+    """
     _set_by_command(connection, endpoint_id, EndpointStatus.ACTIVE, None)
 
 
@@ -52,7 +55,7 @@ def _set_by_command(connection: connect.Connection, endpoint_id: str, status: En
 def set_status(
     connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None
 ) -> Mapping[str, Any]:
-    """Set an endpoint's status, and return the row before the change.
+    """Set an endpoint's status; return its customer, status, reason and permission from before the change.
 
     Raises RegistrationError if the endpoint does not exist, or for `active` before the receiver has permitted deliveries. Call
     in a transaction, which keeps the row locked.

@@ -82,7 +82,12 @@ def begin(
 
 
 def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Response | errors.AttemptFailed) -> Reply:
-    """Record the reply to a question, and return it. An earlier permission stays valid, whatever the reply."""
+    """Record the reply to a question, and return the state that results. An earlier permission stays valid, whatever the reply.
+
+    1. The reply permits deliveries: return the reply, or a refusal if the endpoint was changed or asked again meanwhile.
+    2. The receiver has permitted deliveries by the callback meanwhile: return a permission.
+    3. Otherwise return the reply, or a refusal if none came.
+    """
     if isinstance(answer, errors.AttemptFailed):
         reply = Reply(State.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
     else:
@@ -103,7 +108,7 @@ def audit_fields(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the permission of an endpoint's receiver."""
+    """Return the origin and the requests a minute that an endpoint's receiver permits, from the endpoint's row."""
     return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
 
@@ -116,7 +121,7 @@ def open_question(connection: connect.Connection, endpoint_id: str, token: bytes
 def permit(
     connection: connect.Connection, endpoint_id: str, token: bytes, asked: dict[str, Any], per_minute: int | None
 ) -> bool:
-    """Record that the receiver permits deliveries; return False if the endpoint has changed since the question."""
+    """Record that the receiver permits deliveries; return False if the endpoint is gone or has another URL than was asked."""
     wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)
     return connection.execute(query("set_permission"), asked | wanted).fetchone() is not None

@@ -46,10 +46,10 @@ def rotate(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret, and end the earlier ones after `overlap`, or before, at the end they have. For the command.
+    """Create a signing secret for the command. The earlier secrets end after `overlap`, or sooner if their end is set already.
 
-    Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. A call that would exceed
-    MAX_SIGNING_KEYS valid secrets raises RegistrationError and changes nothing.
+    Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. If the endpoint does not
+    exist, or would have more than MAX_SIGNING_KEYS valid secrets, RegistrationError is raised and nothing changes.
     """
     with connect.translated_errors(), apply.exclusive(connection), connection.transaction():
         rotated = rotate_in_transaction(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
@@ -78,7 +78,9 @@ def rotate_in_transaction(
     connection.execute(query("delete_expired_secrets"), of)
     ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of))
     if len(ends) >= endpoint_secrets.MAX_SIGNING_KEYS:
-        problem = f"has {len(ends)} signing secrets, the maximum: wait until {ends[0]}, or shorten the overlap"
+        problem = (
+            f"has {len(ends)} signing secrets, the maximum: wait until {ends[0]}, or end the others now with an overlap of 0 s"
+        )
         raise errors.RegistrationError(endpoint_id, problem)
     row = EndpointSecret.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
     connection.execute(query("put_secret"), row)

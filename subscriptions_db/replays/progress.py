@@ -36,7 +36,7 @@ class ReplayCounts(NamedTuple):
 
 
 def resumable(connection: connect.Connection, *, after: int, max_pending: int) -> list[ReplayRequest]:
-    """Return the unfinished replays, beginning after the number `after`, so that every replay gets its turn.
+    """Return the unfinished replays in rotation: first those with a number above `after`, then the others.
 
     Replays with `max_pending` or more deliveries without an outcome are left out.
     """
@@ -106,7 +106,7 @@ def end(
 
 
 def add_counts(connection: connect.Connection, ended: Iterable[ReplayCounts]) -> None:
-    """Add the outcomes of deliveries, in the caller's transaction, so that each outcome counts exactly once."""
+    """Add outcomes of deliveries to the counts of their replays, in the transaction that archives them: each counts once."""
     rows = sorted(ended)
     if rows:
         columns = {name: [getattr(row, name) for row in rows] for name in ReplayCounts._fields}

@@ -1,6 +1,7 @@
 """Request, list and cancel replays, of a time range or of one delivery.
 
-Runs in the API and in the command. Each function runs in the caller's transaction. `fanout archive` carries out the replays.
+Runs in the API and in the command, in the caller's transaction if there is one. `fanout archive` carries out the replays
+(progress.py).
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class ReplayRequest:
 def ask(
     connection: connect.Connection, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne
 ) -> ReplayRequest | None:
-    """Request a replay and return it; None while a replay of the same delivery, or of a time range of the endpoint, runs."""
+    """Request a replay and return it; None if an equal one is unfinished.
+
+    A replay of one delivery equals another one of the same delivery. Replays of time ranges of one endpoint equal each other.
+    """
     fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}
     with connect.translated_errors():
@@ -113,7 +117,7 @@ def get(connection: connect.Connection, customer_id: str, replay_id: str) -> Rep
 def page(
     connection: connect.Connection, customer_id: str, *, endpoint_id: str | None, before: int, limit: int
 ) -> list[ReplayRequest]:
-    """Return a customer's replays with lower numbers than `before`, the newest first."""
+    """Return at most `limit` of a customer's replays with lower numbers than `before`, the newest first."""
     asked = {"customer_id": customer_id, "endpoint_id": endpoint_id, "before": before, "limit": limit}
     with connect.translated_errors():
         return [ReplayRequest.from_row(row) for row in connection.execute(query("page_of_replays"), asked)]
@@ -127,14 +131,14 @@ def get_any(connection: connect.Connection, replay_id: str) -> ReplayRequest | N
 
 
 def newest(connection: connect.Connection, *, endpoint_id: str | None, limit: int) -> list[ReplayRequest]:
-    """Return replays of all customers, the newest first."""
+    """Return the `limit` newest replays of all customers, or of one endpoint, the newest first."""
     with connect.translated_errors():
         found = connection.execute(query("newest_replays"), {"endpoint_id": endpoint_id, "limit": limit})
         return [ReplayRequest.from_row(row) for row in found]
 
 
 def cancel(connection: connect.Connection, customer_id: str, replay_id: str, *, now: dt.datetime) -> bool:
-    """Cancel a replay; return False if it was finished. Deliveries that are enqueued already are still delivered."""
+    """Cancel a replay; return False if it is finished or unknown. Deliveries that are enqueued already are still delivered."""
     asked = {"customer_id": customer_id, "replay_id": replay_id, "now": now}
     with connect.translated_errors():
         return connection.execute(query("cancel_replay"), asked).rowcount == 1

@@ -1,7 +1,8 @@
 """Seal customers' secrets for Postgres, and open them again.
 
-Runs on the driver, in the command and in the API. AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data
-binds a sealed secret to its row: a secret moved to another customer, endpoint or purpose does not open.
+Runs on the driver, in executors with look-ups, in the command and in the API. AES-256-GCM (NIST SP 800-38D) with a random
+96-bit nonce. The associated data binds a sealed secret to its row: a secret moved to another customer, endpoint or purpose
+does not open.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class KeyRing:
         keys = {key_id: _key(key_id, text.get_secret_value()) for key_id, text in config.ring.items()}
         active = config.active or (next(iter(keys)) if len(keys) == 1 else "")
         if active not in keys:
-            raise errors.SettingsError(f"setting keys.active must name one of keys.ring: {', '.join(keys)}")
+            raise errors.SettingsError(
+                f"setting keys.active names no key of keys.ring, so no secret can be sealed: set it to one of {', '.join(keys)}"
+            )
         return cls(keys, active)
 
     def seal(self, secret: Secret, place: SecretRow) -> bytes:
@@ -75,7 +78,7 @@ class KeyRing:
         return VERSION + nonce + self._ciphers[self.active].encrypt(nonce, secret.reveal(), place.associated_data())
 
     def open(self, key_id: str, sealed: bytes, place: SecretRow) -> Secret:
-        """Return the secret; raise SealError if the key is missing or the sealed secret belongs to another row."""
+        """Return the secret; raise SealError if the key is missing or differs, or the bytes are of another row or format."""
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise errors.SealError(f"key {key_id} is not in keys.ring: add the key that sealed the secret")
@@ -165,7 +168,9 @@ def generate() -> str:
 
 def _key(key_id: str, text: str) -> Secret:
     if not 1 <= len(key_id) <= MAX_KEY_ID_CHARS:
-        raise errors.SettingsError(f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters")
+        raise errors.SettingsError(
+            f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters, and one has {len(key_id)}: rename it"
+        )
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -1,5 +1,6 @@
-"""The registry, read for the job.
+"""Read the registry.
 
-In: rows of Postgres. Out: a snapshot, changes since a revision, or what one event can be due to; unusable rows are
-quarantined. Runs on the driver.
+In: rows of Postgres. Out: a snapshot, the changes since a revision, or the subscriptions that one event can match; a row that
+cannot be used is returned with its fault. Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and
+in the command.
 """

@@ -1,6 +1,6 @@
 """Build the job's endpoints and subscriptions from rows of the registry. An unusable row is quarantined.
 
-Runs on the driver, in executors with look-ups, and in readers of the API's snapshot. Pure, except for the log.
+Runs where registry_reader.py runs, and in programs that read `GET /v1/snapshot`. Pure, except for the log.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class PostgresReader:
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
         """Return the subscriptions that can match, with their endpoints. Waits for Postgres without a time limit.
 
-        Without a tenant, return the subscriptions to everything. An event that cannot be looked up can neither be delivered nor
-        skipped. Failing the task would repeat the deliveries that it has made, and in the end stop the job.
+        Without a tenant, return the subscriptions to everything. An event without a look-up can be neither delivered nor
+        skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         return self._patiently(self._read, read)
@@ -45,7 +45,7 @@ class PostgresReader:
         return self._patiently(self._read, functools.partial(registry_reader.read_endpoint, endpoint_id=endpoint_id))
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
-        """Return the registered ones of these tenants. Waits for Postgres without a time limit."""
+        """Return those of these tenants that are registered. Waits for Postgres without a time limit."""
         return self._patiently(self._read, lambda connection, *_: registry_reader.read_tenants(connection, tenant_ids))
 
     def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot]) -> Snapshot:

@@ -1,7 +1,8 @@
-"""Read the registry for the job: all of it, the changes since a revision, or the candidates for one event.
+"""Read the registry: all of it, the changes since a revision, the candidates for one event, or single endpoints.
 
-Runs on the driver, and in executors with look-ups. Each read is one transaction on one snapshot of Postgres (REPEATABLE READ,
-read only). An unusable row is quarantined: it is returned with its fault, and affects no other row.
+Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in the command. A read that opens a
+transaction sees one snapshot of Postgres (REPEATABLE READ, read only), and raises RegistryUnavailable or RegistryOutdated if
+Postgres does not give the rows. A row that cannot be used is returned with its fault, and affects no other row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SnapshotRow = TypeVar("SnapshotRow")
 
 
 def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
-    """Return the whole registry; raise RegistryUnavailable."""
+    """Return the whole registry, from one consistent read."""
     with connect.consistent_read(connection):
         return Snapshot(
             revision=revisions(connection).newest,
@@ -37,7 +38,7 @@ def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_gua
 def read_changes(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
 ) -> SnapshotChanges | None:
-    """Return the changes after `since`; None if the log of changes does not reach back to it."""
+    """Return the changes after the revision `since`; None if the log of changes does not reach back to `since`."""
     with connect.consistent_read(connection):
         newest, changed = changed_since(connection, since)
         if changed is None:
@@ -53,7 +54,7 @@ def read_changes(
 
 
 class Revisions(NamedTuple):
-    """The range of the log of changes."""
+    """The oldest and the newest revision in the log of changes. Both are 0 while the log is empty."""
 
     oldest: Revision
     newest: Revision
@@ -70,7 +71,9 @@ def revisions(connection: connect.Connection) -> Revisions:
 
 
 def changed_since(connection: connect.Connection, since: Revision) -> tuple[Revision, Mapping[str, list[str]] | None]:
-    """Return the newest revision, and the ids changed since by entity; None if the log does not reach back to `since`.
+    """Return the newest revision, and entity → the ids of rows that changed after `since`.
+
+    None in place of the ids: the log of changes does not reach back to `since`.
 
     The caller's transaction must be REPEATABLE READ.
     """
@@ -94,9 +97,9 @@ def read_candidates(
 ) -> Snapshot:
     """Return the subscriptions whose scope names the tenant and whose event type can match, with their endpoints.
 
-    Without a tenant, return those whose scope is everything. Scopes contain the tenant's part only. Most pairs of tenant and
-    type have no subscription, which one statement finds out. Otherwise the rows come from one consistent read, at the returned
-    revision or a later one.
+    Without a tenant, return those whose scope is everything. The returned scopes contain only the part about this tenant. One
+    statement finds the subscriptions; most pairs of tenant and type have none. A second read, at the returned revision or a
+    later one, then reads their rows.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")
@@ -129,13 +132,13 @@ def read_endpoint(
 
 
 def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId]) -> Snapshot:
-    """Return the registered ones of these tenants, from one consistent read."""
+    """Return those of these tenants that are registered, with the newest revision, from one consistent read."""
     with connect.consistent_read(connection):
         return Snapshot(revision=revisions(connection).newest, tenants=dict(_tenants(connection, list(tenant_ids))))
 
 
 def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
-    """Return an endpoint without its secrets, its subscriptions and all tenants, from one consistent read."""
+    """Return all tenants, and an endpoint without its secrets together with its subscriptions, from one consistent read."""
     with connect.consistent_read(connection):
         [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
         return Snapshot(
@@ -157,7 +160,7 @@ def read_rows(
     endpoint_ids: list[str],
     subscription_ids: list[str],
 ) -> Snapshot:
-    """Return these endpoints and subscriptions as the job has them, in the caller's transaction. The revision is 0."""
+    """Return these endpoints and subscriptions as the job has them, in the caller's transaction. Revision 0, no tenants."""
     return Snapshot(
         revision=Revision(0),
         endpoints=dict(_endpoints(connection, endpoint_ids, ring, address_guard)),

@@ -1,8 +1,8 @@
 """The registry as a document with sealed secrets, as `GET /v1/snapshot` returns it.
 
-Written in the API, read by followers that have the key ring. A document contains all rows, or the rows that changed since a
-revision and the ids of deleted rows. The driver uses the same statements and builder, so followers and driver get the same
-registry.
+`read` runs in the API. `whole` and `changes` run in programs that follow the registry over HTTP and have the key ring. A
+document contains all rows, or the rows that changed since a revision and the ids of deleted rows. The driver uses the same
+statements and builder, so such a program and the driver get the same registry.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscr
 
 
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
-    """Return the document of the changes since a revision, or of the whole registry, with `since` null.
+    """Return the document of the changes since a revision, or of the whole registry.
 
-    The whole registry is returned without a revision, or if the log of changes does not reach back to it.
-
-    The caller's transaction must be REPEATABLE READ.
+    The document has the whole registry, and null as its `since`, in two cases: `since` is None, or the log of changes does not
+    reach back to `since`. The caller's transaction must be REPEATABLE READ.
     """
     if since is None:
         newest, changed = registry_reader.revisions(connection).newest, None

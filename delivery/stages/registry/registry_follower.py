@@ -119,7 +119,7 @@ class Follower:
                 if self._published is not None:
                     log.warning(
                         "delivery is paused: %s. More than snapshot.max_age_s has passed since, and events wait in Kafka. "
-                        "Delivery resumes when Postgres answers: check Postgres",
+                        "Delivery resumes when the registry can be read again: do what the reason says, or check Postgres",
                         reason,
                     )
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)

@@ -37,8 +37,9 @@ class Store:
         self.ring = keyring.KeyRing.from_settings(config.keys)
         self._ring_fits = False
         database = config.database
-        url = config.api.database_url.get_secret_value() or database.url.get_secret_value()
-        with connect.valid_url_required():
+        own_url = config.api.database_url.get_secret_value()
+        url = own_url or database.url.get_secret_value()
+        with connect.valid_url_required("api.database_url" if own_url else "database.url"):
             psycopg.conninfo.conninfo_to_dict(url)
         self._pool: psycopg_pool.ConnectionPool[connect.Connection] = psycopg_pool.ConnectionPool(
             url,

@@ -54,7 +54,8 @@ class DeadLetterRow:
     dead_lettered_at: dt.datetime
     payload: bytes
     letter: bytes
-    """The record of the dead-letter topic without the payload."""
+    """The record of the dead-letter topic without the payload, and with the error classes that customers see
+    (disclosure.py)."""
     batch_webhook_id: str | None = None
     """The `webhook-id` of the batch that contained the event; None: the event was sent alone."""
 
@@ -103,7 +104,7 @@ class RedrivenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedRecord:
-    """The archive's rows of one Kafka record: a dead letter, attempts, redrive notes, or nothing."""
+    """All that the archive writes for one Kafka record: a dead letter, or attempts and redrive notes, or nothing."""
 
     topic: str
     partition: int
@@ -113,7 +114,7 @@ class ArchivedRecord:
     replay_counts: list[ReplayCounts] = field(default_factory=list)
     """Outcomes of replayed deliveries."""
     signals: list[Signal] = field(default_factory=list)
-    """Signals about the health of endpoints."""
+    """What the record says about the health of endpoints."""
     redriven: list[RedrivenRow] = field(default_factory=list)
     statistics: CountsByHour = field(default_factory=dict)
 
@@ -123,7 +124,10 @@ class ArchivedRecord:
 
 
 def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
-    """Return the row of a dead letter. `document` is its whole record, including fields of a newer version."""
+    """Return the row of a dead letter; raise RecordUnreadable if the job cannot have written it.
+
+    `document` is its whole record, including fields of a newer version.
+    """
     payload = letter.event().data  # raises for an event that a redrive could not use
     letter.payload()  # raises for an opaque payload that nobody could read
     shown = disclosure.letter(document)
@@ -143,7 +147,10 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
 
 
 def topic_record(letter: bytes, payload: bytes) -> bytes:
-    """Rebuild the record of the dead-letter topic from an archived dead letter. The payload becomes the last field."""
+    """Rebuild the record of the dead-letter topic from an archived dead letter.
+
+    The payload becomes the last field. Error classes are those that customers see.
+    """
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
 
 

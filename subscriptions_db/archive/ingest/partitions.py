@@ -48,9 +48,9 @@ def create(connection: connect.Connection, kind: ArchiveTable, day: dt.date) -> 
 
 
 def drop(connection: connect.Connection, kind: ArchiveTable, before: dt.date) -> list[str]:
-    """Drop the partitions before a day, and return their names. If readers hold locks, drop none; the next call tries again.
+    """Drop the partitions before a day, and return their names. While another transaction locks one, drop none and return [].
 
-    A waiting lock request blocks all later readers, so the lock timeout is short.
+    The caller tries again later. A waiting lock request blocks all later readers, so the lock timeout is one second.
     """
     with connect.translated_errors():
         try:

@@ -19,7 +19,9 @@ from subscriptions_db.postgres.sql import query
 def settle(
     connection: connect.Connection, new: Sequence[DeadLetterRow], redriven: Sequence[RedrivenRow], *, now: dt.datetime
 ) -> None:
-    """Match new dead letters and new notes with the stored ones, and mark the matching dead letters as redriven.
+    """Store new notes, and mark each dead letter as redriven that a note names. Delete the notes whose dead letter is archived.
+
+    `new` are the dead letters that this transaction has archived, and `redriven` its notes.
 
     The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent one
     with its note would not see each other.
@@ -50,7 +52,7 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:
-    """Delete the notes stored before a day, whose dead letters never arrived: expired, or left out of the archive."""
+    """Delete the notes stored before a day. Their dead letters never arrived: they have expired, or were left out."""
     with connect.translated_errors():
         connection.execute(query("delete_old_notes"), {"before": before})
 

@@ -1,7 +1,7 @@
-"""Extract signals about the health of endpoints from records of the topics. Pure.
+"""Extract from records of the topics what they say about the health of endpoints: the signals of endpoint_health.py. Pure.
 
-Runs in `fanout archive`. Deliveries of operational events give signals by their attempts only. If their backlog or dead letters
-gave signals too, each operational event could cause another one, without end.
+Runs in `fanout archive`. A postponed or dead-lettered operational event gives no signal: otherwise each operational event could
+cause another one, without end. Its attempts give signals, and so does a postponed batch, whose events are not examined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal, Signa
 
 
 def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
-    """Return the signals of a record of the attempts topic. Consecutive signals of one kind are merged.
+    """Return the signals of a record of the attempts topic. Consecutive ones of one kind become one signal.
 
     `at` is the time at which the record was written.
     """

@@ -34,7 +34,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(slots=True)
 class Written:
-    """Counts of one `write`."""
+    """Numbers of rows that one `write` has written or left out."""
 
     letters: int = 0
     attempts: int = 0
@@ -50,7 +50,7 @@ class Retention(NamedTuple):
     letters: int
     attempts: int
     statistics: int = 0
-    """0: there are no statistics."""
+    """0: no statistics are written."""
 
 
 def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
@@ -78,9 +78,10 @@ def write(
     now: dt.datetime,
     policy: Policy | None = None,
 ) -> Written:
-    """Write records, in the order of each partition, and commit them with the new offsets.
+    """Write records, in the order of each partition, and commit them with the new offsets; raise RegistryUnavailable.
 
-    `policy` decides which operational events follow from the records. Without a policy, no operational event follows.
+    Records that are archived already are skipped. If Postgres refuses a record, each is written in a transaction of its own,
+    and the refused ones are left out. `policy` decides which operational events follow from the records. None: none follows.
     """
     try:
         return _write(connection, taken, kept, now, policy)

@@ -1,7 +1,8 @@
 """Track the health of endpoints and decide on operational events (docs/operational-events.md). Pure.
 
-Runs in `fanout archive`. `apply` adds a signal to the health of an endpoint and returns the operational event that follows, if
-one does. Each kind of event is sent at most once per endpoint every `quiet_s` seconds.
+Runs in `fanout archive`. `apply` adds one observation about an endpoint, a Signal, to the stored health of that endpoint. It
+also returns the operational event that follows, if one does. For one endpoint, each kind of event follows at most once in
+`quiet_s` seconds. The exception is `recovered`, which follows at most once after each `failing`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,22 @@ class EventKind(enum.StrEnum):
 
 
 class SignalKind(enum.Enum):
-    """The observation that a signal reports about an endpoint."""
+    """The observation that a Signal reports about an endpoint."""
 
     ACCEPTED = enum.auto()
+    """The endpoint accepted an attempt."""
     FAILED = enum.auto()
+    """An attempt failed, and not by a fault of the platform's machine."""
     POSTPONED = enum.auto()
+    """Deliveries were deferred to the retry lane before their first attempt."""
     DEAD_LETTER = enum.auto()
     DISABLED = enum.auto()
     WOKEN = enum.auto()
-    """The time of `wake_at` has come."""
+    """The time that `EndpointHealth.wake_at` returned has come. No record causes this signal."""
 
 
 class Signal(NamedTuple):
-    """A signal about an endpoint. Signals of one endpoint and kind arrive in the order of their topic."""
+    """One observation about an endpoint. Signals of one endpoint and kind arrive in the order of their topic."""
 
     endpoint_id: str
     customer_id: str
@@ -88,7 +92,7 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     letter_reason: str | None = None
 
     def wake_at(self, policy: Policy) -> dt.datetime | None:
-        """Return when unreported dead letters are due for an event without a further signal; None if there are none."""
+        """Return when the unreported dead letters must be reported, even if no further one comes; None if there are none."""
         if not self.letters or self.letters_told_at is None:
             return None
         return self.letters_told_at + dt.timedelta(seconds=policy.quiet_s)
@@ -106,7 +110,7 @@ class OperationalEvent(NamedTuple):
 
     @property
     def event_id(self) -> str:
-        """Return the id, which is the same each time the event is built. Subject, kind and time identify an event."""
+        """Return the id of the event: a digest of subject, kind and time, so an event that is built again has the same id."""
         about = f"{self.subject_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
         return "op_" + hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
@@ -165,7 +169,10 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 
 
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
-    """Report a disabled endpoint and reset its failures, so that it starts afresh when it is enabled."""
+    """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
+
+    Within `quiet_s` seconds of the last report nothing changes; the next check of disabled endpoints repeats the signal.
+    """
     since = signal.since or signal.at
     if known.disabled_at == since or not _is_over(known.disabled_told_at, signal.at, policy):
         return known, None

@@ -17,9 +17,9 @@ from subscriptions_db.postgres.sql import query
 
 
 def record(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
-    """Store an event for each customer's key that expires within `key_expiring_days`, and that has no event yet.
+    """Store an event for each API key of a customer that expires within `policy.key_expiring_days` and has no event yet.
 
-    Revoked and expired keys have no event.
+    Revoked keys, expired keys and keys of the platform get no event.
     """
     asked = {"now": now, "until": now + dt.timedelta(days=policy.key_expiring_days)}
     with connect.translated_errors(), connection.transaction():

@@ -22,7 +22,8 @@ from subscriptions_db.postgres.sql import query
 MAX_EVENTS = 1000
 """Events in one page of the outbox."""
 LATE_S = 86_400
-"""Seconds after which a disabled endpoint is no longer reported: operational events may have been off at the time."""
+"""Seconds after which it is too late to report that an endpoint was disabled. Operational events may have been off until
+now."""
 
 
 class OutboxEvent(NamedTuple):
@@ -38,7 +39,7 @@ class OutboxEvent(NamedTuple):
 
 
 def record(connection: connect.Connection, signals: Sequence[Signal], policy: Policy) -> None:
-    """Apply signals in order, and store the health and the events. Call in the transaction that archives the records."""
+    """Apply signals to the stored health in order, and store the events that follow, in the caller's transaction."""
     if not signals:
         return
     customers = {signal.endpoint_id: signal.customer_id for signal in signals}
@@ -58,7 +59,7 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
 
 
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
-    """Apply the signals that come from no record of a topic.
+    """Apply, in a transaction of its own, the signals that come from no record of a topic.
 
     1. An endpoint was disabled within the last `LATE_S` seconds.
     2. An endpoint has dead letters that are due to be reported.
@@ -91,7 +92,7 @@ def delete_orphans(connection: connect.Connection) -> None:
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
-    """Lock and yield the oldest events; delete them if the context, which publishes them, ends without an error.
+    """Lock and yield the MAX_EVENTS oldest events; delete them if the context, which publishes them, ends without an error.
 
     After a crash before the commit, the next process publishes the same events again, with the same ids.
     """

@@ -1,7 +1,6 @@
 """Search and read archived dead letters, discard them, and request their redrive.
 
-Runs in the API and in the command. Each function runs in the caller's transaction, if there is one. Every statement names the
-customer, and row-level security enforces the same.
+Runs in the API, in the caller's transaction. Every statement names the customer, and row-level security enforces the same.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ class ArchivedDeadLetter:
     payload: bytes
     """The event's payload as it stands in a JSON body, byte for byte."""
     letter: bytes
-    """The record of the dead-letter topic without the payload."""
+    """The record of the dead-letter topic without the payload, and with the error classes that customers see
+    (disclosure.py)."""
 
     @property
     def cursor(self) -> str:
@@ -68,7 +68,7 @@ class ArchivedDeadLetter:
         return head | document
 
     def written(self) -> bytes:
-        """Return the record of the dead-letter topic."""
+        """Return the record of the dead-letter topic, with the error classes that customers see."""
         return archived_rows.topic_record(self.letter, self.payload)
 
     def payload_bytes(self) -> bytes:
@@ -86,7 +86,7 @@ class LetterPage(NamedTuple):
     until: int
     """The page is complete up to this position. Dead letters that are archived later have higher positions."""
     has_more: bool
-    """True: read the next page at once. False: the next dead letter is still to be archived."""
+    """True: read the next page at once. False: all archived dead letters after the start were examined."""
 
 
 def browse(
@@ -156,7 +156,7 @@ class FoundLetters(NamedTuple):
 def find(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
 ) -> FoundLetters:
-    """Return the positions of the matching waiting dead letters after a position."""
+    """Return the positions of at most `limit` matching waiting dead letters, among the next MAX_LOOKED_AT after a position."""
     asked = {"customer_id": customer_id, "after": after, "limit": limit, "most": MAX_LOOKED_AT}
     with connect.translated_errors():
         row = connection.execute(query("dead_letters_after"), asked | selection.parameters()).fetchone()
@@ -175,7 +175,7 @@ def find_fitting(
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
-    """Return the bytes of each dead letter in an answer, in the order of the positions; 0 if there is none."""
+    """Return the approximate bytes of each dead letter in an answer, in the order of the positions; 0 if there is none."""
     if not positions:
         return []
     with connect.translated_errors():
@@ -185,7 +185,7 @@ def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[
 
 
 def page(row: dict[str, Any], *, after: int) -> FoundLetters:
-    """Return the page of a row of `dead_letters_after`.
+    """Return the page that a row of the statement `dead_letters_after` describes.
 
     1. The page is full: it is complete up to its last dead letter, and there may be more.
     2. All dead letters were examined: there are no more.

@@ -1,7 +1,7 @@
 """Search recent attempts of a customer, the newest first.
 
-Runs in the API and in the command. Attempts are sorted by time. A reader that pages by cursor misses an attempt that is
-archived after its page was read. The attempts topic has every attempt.
+Runs in the API. Attempts are sorted by time. A reader that pages by cursor misses an attempt that is archived after its page
+was read. The attempts topic has every attempt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FoundAttempts(NamedTuple):
 
     attempts: list[AttemptRow]
     before: AttemptPosition | None
-    """The cursor of older attempts; None if there are none."""
+    """Where to continue with older attempts; None if all were examined."""
     places: Sequence[AttemptPosition] = ()
     """The position of each attempt."""
 
@@ -46,7 +46,7 @@ class FoundAttempts(NamedTuple):
 def search(
     connection: connect.Connection, customer_id: str, asked: AttemptSearch, *, before: AttemptPosition | None = None, limit: int
 ) -> FoundAttempts:
-    """Return the newest matching attempts older than `before`.
+    """Return the `limit` newest matching attempts older than `before`, or fewer after MAX_LOOKED_AT examined ones.
 
     The page may be empty although older attempts match: continue at the `before` of the result.
     """

@@ -1,7 +1,7 @@
 """Consumers of dead letters: pollers of one customer lease dead letters, and seek. receipts.py acks, nacks and extends leases.
 
-Runs in the API and in the command. Each function runs in the caller's transaction, if there is one. A consumer leases a dead
-letter to one poller at a time. A lease that expires without an ack is leased again: at least once per consumer.
+Runs in the API, in the caller's transaction; `list_consumers` also in the command. A consumer leases a dead letter to one
+poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from subscriptions_db.postgres.sql import query
 MAX_LEASE_S = 43_200.0
 """Maximum seconds of a lease: twelve hours."""
 MAX_UNACKNOWLEDGED = 10_000
-"""Maximum leased dead letters of one consumer without an ack. At the limit, a poll leases only expired ones again.
+"""Maximum leased dead letters of one consumer without an ack. At the limit, a poll leases only those whose lease has expired.
 Parked dead letters do not count."""
 MAX_PARKED_PER_POLL = 1000
 """Maximum expired leases that one poll examines for parking. The next poll continues."""
@@ -37,7 +37,7 @@ class ConsumerState:
     name: str
     selection: DeadLetterSearch
     read_until: int
-    """Every dead letter up to this position was leased to a poller, or is outside the selection."""
+    """The position up to which the consumer has read. Polls lease only later dead letters for the first time."""
     created_at: dt.datetime
     unacknowledged: int
     """Leased dead letters without an ack, also those whose lease has expired, and not those that are parked."""
@@ -122,8 +122,9 @@ def lease(
 ) -> PollResult:
     """Lease dead letters to a poller, at most `limit` and as many as fit into an answer.
 
-    Expired leases come first, then new dead letters. A dead letter with an expired lease that was leased `max_receives` times
-    is parked. Dead letters that no longer wait are dropped from the leases.
+    Those with an expired lease are chosen first, then those never leased. A dead letter with an expired lease that was leased
+    `max_receives` times is parked instead. The leases of dead letters that no longer wait are deleted. Raise
+    RegistrationError if the consumer does not exist.
     """
     key = _key(customer_id, name)
     until, token = lease_end(now, lease_s), uuid.uuid4()
@@ -151,7 +152,8 @@ def lease(
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
     """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid.
 
-    Dead letters after the position are no longer parked, and are leased again. Earlier ones stay parked.
+    Dead letters after the position are no longer parked, and are leased again. Earlier ones stay parked. Raise
+    RegistrationError if the consumer does not exist.
     """
     key = _key(customer_id, name)
     with connect.translated_errors(), connect.in_transaction(connection):
@@ -162,7 +164,7 @@ def seek(connection: connect.Connection, customer_id: str, name: str, *, after: 
 
 
 def position_before(connection: connect.Connection, customer_id: str, since: dt.datetime) -> int:
-    """Return the position before the first waiting dead letter archived since a time, for `seek`; the end without one."""
+    """Return the position before the first waiting dead letter archived since a time; without one, the result of `end`."""
     with connect.translated_errors():
         first = connection.execute(query("first_dead_letter_since"), {"customer_id": customer_id, "since": since}).fetchone()
         if first is not None and first["position"] is not None:

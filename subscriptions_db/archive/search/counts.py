@@ -31,7 +31,7 @@ class Count(NamedTuple):
 
     letters: int
     is_exact: bool
-    """False: there may be more, because the count has examined its maximum of dead letters."""
+    """False: there may be more, because the count stopped at its maximum of examined dead letters."""
 
 
 class ConsumerCounts(NamedTuple):

@@ -1,6 +1,7 @@
 """Encode and decode positions in the archive as opaque text: cursors and receipt handles. Pure.
 
-Runs wherever the archive is read. A cursor is neither a secret nor a right: every query also names the customer of the request.
+Runs in the API and in the command. A cursor is neither a secret nor a right: every query also names the customer of the
+request.
 """
 
 from __future__ import annotations

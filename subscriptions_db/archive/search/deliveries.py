@@ -1,9 +1,9 @@
 """Search recent deliveries of a customer, the newest first: each delivery once, with its present status.
 
-Runs in the API and in the command. The archive has no table of deliveries: a query derives each delivery from its records and
-its dead letters. A record is a row of the table of attempts: an attempt, or an outcome without an attempt. Deriving costs
-the archive next to nothing, and the status is always current. A delivery is sorted by its first record. A reader that pages by
-cursor misses records that are archived late, as in the search for attempts (attempts.py).
+Runs in the API. The archive has no table of deliveries: a query derives each delivery from its records and its dead letters.
+A record is a row of the table of attempts: an attempt, or an outcome without an attempt. So writing the archive costs nothing
+more, and the status is as new as the archive. A delivery is sorted by its first record. A reader that pages by cursor misses
+records that are archived late, as in the search for attempts (attempts.py).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FoundDeliveries(NamedTuple):
 
     deliveries: Sequence[DeliverySummary]
     before: AttemptPosition | None
-    """The cursor of older deliveries; None if there are none."""
+    """Where to continue with older deliveries; None if all were examined."""
     places: Sequence[AttemptPosition] = ()
     """The position of each delivery's first record."""
 

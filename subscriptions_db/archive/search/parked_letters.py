@@ -67,7 +67,8 @@ def unpark(
 ) -> Unparked:
     """Return parked dead letters to their consumer: those at these positions, or all for None.
 
-    Their leases count from zero again. A consumer has at most `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack.
+    Their leases count from zero again. One call returns at most MAX_UNPARKED, and no more than fit beside the other dead
+    letters without an ack below `consumers.MAX_UNACKNOWLEDGED`. Raise RegistrationError if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):

@@ -1,6 +1,6 @@
 """Ack, nack and extend leases of dead letters by their receipt handles. Each receipt handle has its own result.
 
-Runs in the API and in the command. Each function is one statement, in the caller's transaction if there is one.
+Runs in the API. Each function is one statement, in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def nack(
     now: dt.datetime,
     wait_s: float = 0,
 ) -> list[ReceiptResult]:
-    """Return dead letters to the consumer after `wait_s` seconds; return one result for each receipt handle, in order."""
+    """Make dead letters leasable again after `wait_s` seconds; return one result for each receipt handle, in order."""
     return _settle(connection, "nack", customer_id, name, receipts, until=consumers.lease_end(now, wait_s))
 
 

@@ -15,7 +15,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LETTERS, MAX_BYTES = 1000, 16 * 1024 * 1024
-"""Maximum dead letters of one page, and their maximum total bytes."""
+"""Maximum dead letters of one page, and their maximum total bytes. A single larger dead letter is a page of its own."""
 
 
 class RedriveRequest(NamedTuple):

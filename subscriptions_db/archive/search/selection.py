@@ -1,4 +1,4 @@
-"""Search criteria for dead letters, attempts and deliveries. Pure."""
+"""Search criteria for dead letters, attempts and deliveries. Pure. Runs in the API."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def test_a_generated_key_is_valid_in_the_settings():
         ({"ring": {"a": "%%%"}}, "keys.ring.a is not base64 of 32 bytes"),
         ({"ring": {"a" * 65: KEY}}, "a key's id has 1 to 64 characters"),
         ({"ring": {"": KEY}}, "a key's id has 1 to 64 characters"),
-        ({"ring": {"a": KEY, "b": OTHER_KEY}}, "keys.active must name one of keys.ring: a, b"),
-        ({"ring": {"a": KEY}, "active": "b"}, "keys.active must name one of keys.ring: a"),
+        ({"ring": {"a": KEY, "b": OTHER_KEY}}, "so no secret can be sealed: set it to one of a, b"),
+        ({"ring": {"a": KEY}, "active": "b"}, "keys.active names no key of keys.ring, so no secret can be sealed"),
     ],
 )
 def test_a_wrong_key_ring_is_refused_without_quoting_a_key(keys, said):
