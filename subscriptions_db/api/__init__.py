@@ -1,1 +1,1 @@
-"""The HTTP API: customers and the operator register, look and change over HTTP."""
+"""The HTTP API of customers, operators and publishers: register endpoints and subscriptions, read results, publish events."""

@@ -28,7 +28,8 @@ _additional = _DRAFT.VALIDATORS["additionalProperties"]
 def require(schemas: Iterable[Any]) -> None:
     """Raise RegistrationError for a regular expression in these schemas that RE2 does not support.
 
-    No schema may have both `unevaluatedProperties` and `patternProperties`: the first evaluates the second with Python's `re`.
+    Raise it too if both `unevaluatedProperties` and `patternProperties` occur, in one schema or in different ones: the first
+    evaluates the second with Python's `re`.
     """
     keywords: set[str] = set()
     for schema in schemas:

@@ -1,4 +1,5 @@
-"""The contract of the HTTP API: routes, schemas, problems, keys.
+"""The contract of the HTTP API: the types of routes, requests, answers and problems, and the API keys.
 
-In: declarations of routes and their types. Out: validated calls for the handlers, and the OpenAPI document. Runs in the API.
+In: declarations of routes, and requests. Out: validated calls for the handlers, and problem documents. Runs in the API. API
+keys also run in the command.
 """

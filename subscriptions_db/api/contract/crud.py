@@ -49,9 +49,9 @@ def existing_row(call: Call, kind: registered_rows.RowKind, row_id: str) -> dict
 
 
 def require_conditions(call: Call, show: Callable[[Call], pydantic.BaseModel] | None) -> None:
-    """Raise Refused with 412 if the request's conditions do not hold for the resource, which the caller has locked.
+    """Raise Refused with 412 if the request's conditions do not hold for the resource, or with 422 if they are malformed.
 
-    `show` returns the resource as GET does. None: it does not exist.
+    The caller has locked the resource. `show` returns the resource as GET does. `show` is None if the resource does not exist.
     """
     if call.conditions != etags.UNCONDITIONAL:
         shown = None if show is None else show(call)
@@ -141,7 +141,7 @@ def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[st
 def put(
     call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "", strict: bool = False
 ) -> apply.Result:
-    """Check a manifest document, register its rows and write an audit entry for each change.
+    """Check a manifest document, register its rows and write an audit entry for each change; raise RegistrationError.
 
     With `strict`, a document with warnings of the lint is refused.
     """
@@ -158,9 +158,10 @@ def delete(
     show: Callable[[Call], pydantic.BaseModel],
     owner: Callable[[dict[str, Any]], str | None],
 ) -> None:
-    """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404 if it does not exist.
+    """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404 or 412.
 
-    `show` returns the resource as GET does, and `owner` the customer of the row for the audit entry.
+    404: the row does not exist. 412: the request's conditions do not hold. `show` returns the resource as GET does, and
+    `owner` the customer of the row for the audit entry.
     """
     before = locked_row(call, kind, row_id)
     require_conditions(call, show)
@@ -207,9 +208,10 @@ def of_whole_customer(call: Call) -> Iterator[None]:
 
 
 def owner_for(call: Call, wanted: str | None) -> str:
-    """Return the customer of a new row: the key's own, or the one that the operator names.
+    """Return the customer that a request is about: that of its key, or the one that an operator's key names in `wanted`.
 
-    A customer's key that names another customer gets the answer for a customer that does not exist.
+    Raise Refused with 422 if an operator's key names none, or if a customer's key names another one. The second answer is
+    that for a customer that does not exist.
     """
     own = call.principal.customer_id
     if own is None and wanted is None:
@@ -220,9 +222,10 @@ def owner_for(call: Call, wanted: str | None) -> str:
 
 
 def id_for(call: Call, kind: registered_rows.RowKind, wanted: str | None, *, prefix: str) -> str:
-    """Return the id of a new row; only the operator may choose it.
+    """Return the id of a new row: a random one, or the one that an operator's key chooses in `wanted`.
 
-    A customer that chose ids could find out the ids of other customers' rows.
+    Raise Refused if a customer's key chooses one, or if the id is taken. A customer that chose ids could find out the ids of
+    other customers' rows.
     """
     if wanted is None:
         return new_id(prefix)

@@ -35,7 +35,7 @@ def encode(last: str) -> str:
 
 
 def decode(cursor: str | None) -> str:
-    """Return the id of the row before the page; without a cursor the empty text, which sorts first."""
+    """Return the text in a cursor; without a cursor the empty text, which sorts first. Raise ValueError if it is not valid."""
     if not cursor:
         return ""
     try:
@@ -50,7 +50,7 @@ def encode_previous(first: str) -> str:
 
 
 def end_after(row_id: str) -> Place:
-    """Return the place of a page that ends with a row, which may be deleted by now."""
+    """Return the place of a page that ends with the row `row_id`, or with the row before it if that row is deleted."""
     return Place(row_id + _DIRECTLY_AFTER, is_end=True)
 
 
@@ -61,7 +61,7 @@ def place(cursor: str | None) -> Place:
 
 
 def checked(cursor: str) -> str:
-    """Return the cursor unchanged; raise ValueError if it is not valid. Validates the query parameter `cursor`."""
+    """Return the cursor unchanged; raise ValueError if it is not valid. pydantic calls it for the parameter `cursor`."""
     if "\0" in decode(cursor):
         raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged")
     return cursor

@@ -37,9 +37,10 @@ def of(document: Mapping[str, Any], resource: type[pydantic.BaseModel]) -> str:
 
 
 def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
-    """Return True if a header names the ETag of a resource, or has `*` and the resource exists. None: it does not exist.
+    """Return True if a header names the ETag of a resource, or has `*` and the resource exists.
 
-    The strong comparison takes no weak ETags (`W/"…"`), which a proxy may have made.
+    `etag` is None if the resource does not exist. With `is_strong`, weak ETags (`W/"…"`) do not count: a proxy may have made
+    them.
     """
     if etag is None:
         return False
@@ -47,7 +48,7 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
 
 
 def require(conditions: Conditions, etag: str | None) -> None:
-    """Raise Refused with 412 if the conditions do not hold for the present ETag of a resource; None: it does not exist.
+    """Raise Refused with 412 if the conditions do not hold for a resource. `etag` is None if the resource does not exist.
 
     A malformed condition is refused with 422, because a change that ignores a condition may overwrite something.
     """

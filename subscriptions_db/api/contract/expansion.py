@@ -46,7 +46,7 @@ class EndpointReader:
         self._known: dict[str, schemas.Endpoint | None] = {}
 
     def expanded(self, endpoint_ids: Iterable[str]) -> dict[str, Expanded]:
-        """Return the expansion for each of these endpoints; nothing if the request does not ask for it."""
+        """Return endpoint id → its expansion; an empty dictionary if the request does not ask for expansions."""
         wanted = set(endpoint_ids) if self._is_asked else set()
         if missing := sorted(wanted - self._known.keys()):
             rows = registered_rows.rows_of(self._call.connection, {"endpoint": missing})["endpoint"]

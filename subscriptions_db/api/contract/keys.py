@@ -28,7 +28,7 @@ SECRET_BYTES = 32
 EXPIRES_SOON = dt.timedelta(days=14)
 """Time before a key expires in which answers to its requests have `Fanout-Key-Expires-At`."""
 NOTE_USE_EVERY_S = 300.0
-"""Seconds in which one process notes the use of a key at most once."""
+"""Seconds in which one process writes the use of a key at most once."""
 LIMITED = "limited "
 """Prefix of the digested text of a key that is limited to endpoints or tenants. No key has a space."""
 MAX_ENDPOINTS = 100
@@ -66,7 +66,8 @@ def create(
     """Create a key of a customer, or of the platform, and write an audit entry with the actor `command`.
 
     `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant. `endpoints` limits a
-    customer's key to these endpoints. Empty: every endpoint of the customer.
+    customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for a customer or a limit
+    that does not fit the scope, and for unknown customers and endpoints.
     """
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(
@@ -103,7 +104,7 @@ def _require_own(connection: connect.Connection, customer_id: str | None, endpoi
 
 
 def list_keys(connection: connect.Connection, customer_id: str | None = None) -> list[dict[str, Any]]:
-    """Return the keys of one customer, or of everybody, with their states and without their secrets."""
+    """Return the keys of one customer, or all keys, with their states and without digests, the oldest first."""
     now = dt.datetime.now(dt.UTC)
     with connect.translated_errors():
         rows = connection.execute(query("api_keys"), {"customer_id": customer_id}).fetchall()
@@ -111,7 +112,10 @@ def list_keys(connection: connect.Connection, customer_id: str | None = None) ->
 
 
 def revoke(connection: connect.Connection, key_id: str) -> None:
-    """Revoke a key, by its id or its whole text. The API refuses the key within 5 s. Safe to repeat."""
+    """Revoke a key, by its id or its whole text; raise RegistrationError if there is none. Safe to repeat.
+
+    The API refuses the key within 5 s.
+    """
     with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("revoke_api_key"), {"key_id": key_id_of(key_id) or key_id}).fetchone()
         if found is not None and found["held"]:
@@ -140,7 +144,7 @@ def shown_expiry(expires_at: dt.datetime) -> str:
 
 
 def note_use(connection: connect.Connection, key_ids: Sequence[str], now: dt.datetime) -> None:
-    """Write `now` as the last use of these keys, except keys with a noted use in the last half of `NOTE_USE_EVERY_S`."""
+    """Write `now` as the last use of these keys, except of keys whose written use is less than `NOTE_USE_EVERY_S` / 2 old."""
     earlier = now - dt.timedelta(seconds=NOTE_USE_EVERY_S / 2)
     connection.execute(query("note_use_of_api_keys"), {"key_ids": list(key_ids), "now": now, "earlier": earlier})
 

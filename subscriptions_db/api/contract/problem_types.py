@@ -31,12 +31,14 @@ TYPES = {
         "Send the header Authorization: Bearer fk_… with a valid key.",
     ),
     "forbidden": ProblemType(
-        "The scope of the API key does not allow the request, or an event is of a tenant for which the key may not publish.",
+        "The scope of the API key, or its limit to endpoints, does not allow the request, or an event is of a tenant for which "
+        "the key may not publish.",
         "Use another key. GET /v1/openapi.json lists the scopes of each operation, and errors names the events.",
     ),
     "not_found": ProblemType(
-        "The path or the resource does not exist, or the resource belongs to another customer.",
-        "Check the path and the id. Lists show the ids that the key may see.",
+        "The path or the resource does not exist, the resource belongs to another customer, or publishing over HTTP is off.",
+        "Check the path and the id. Lists show the ids that the key may see. The operator turns publishing on with "
+        "api.publishing.",
     ),
     "method_not_allowed": ProblemType(
         "The path exists, but does not take this method.", "Use one of the methods in the header Allow."
@@ -64,7 +66,8 @@ TYPES = {
         "Send Content-Type: application/json, or another type of the operation.",
     ),
     "rate_limited": ProblemType(
-        "One API key sent too many requests or events, or one customer has too many waiting requests. Nothing was changed.",
+        "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "
+        "test event or question within the last second. Nothing was changed.",
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests, or events to "
         "publish, may be sent at once.",
     ),
@@ -73,8 +76,8 @@ TYPES = {
         "Repeat the request later. Repeat a change with the same Idempotency-Key. If it fails again, send the operator the id.",
     ),
     "unavailable": ProblemType(
-        "The platform cannot answer now: Postgres is unavailable, too many requests are in flight, or Kafka has not confirmed "
-        "all events to publish.",
+        "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests are in flight, the "
+        "request took too long, or Kafka has not confirmed all events to publish.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
     ),

@@ -105,10 +105,12 @@ def from_error(exc: errors.FanoutError) -> Refused:
         return invalid(*((_ROW.sub("", mistake.path), mistake.problem) for mistake in found))
     if isinstance(exc, errors.SealError):
         return Refused(
-            409, "a stored secret of the endpoint can no longer be opened: send auth and tls in full, or ask the operator"
+            409,
+            "a stored secret of the endpoint can no longer be opened, so nothing was changed: send auth and tls in full, or "
+            "ask the operator",
         )
     if isinstance(exc, errors.SettingsError):
-        log.error("every request is answered with 503: %s", exc)
+        log.error("requests are answered with 503 until a setting is corrected and the API restarted: %s", exc)
         return unavailable("the service is misconfigured: its log tells the operator which setting to change")
     # The text of Postgres goes to the log only: it may name hosts and roles.
     return unavailable("the registry cannot be reached: try again")

@@ -43,7 +43,7 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 Cursor = Annotated[str, Field(max_length=512), pydantic.AfterValidator(cursors.checked)]
 """A cursor of the registry's lists."""
 WaitS = Annotated[float, Field(ge=0, le=60)]
-"""Seconds a request may wait for a result. `api.max_poll_s` is a further limit."""
+"""Seconds that a request waits for a result, at most `api.max_poll_s`."""
 
 
 class NoParameters(pydantic.BaseModel):
@@ -53,10 +53,10 @@ class NoParameters(pydantic.BaseModel):
 
 
 class CustomerQuery(NoParameters):
-    """The customer whose dead letters, deliveries and attempts are read."""
+    """The customer that the request is about."""
 
     customer: manifest.Id | None = None
-    """Required with an operator's key; other keys read their own customer."""
+    """Required with an operator's key; other keys belong to one customer."""
 
 
 class PageQuery(NoParameters):
@@ -144,7 +144,7 @@ class PendingQuestion(NamedTuple):
 
 
 class LongPoll(NamedTuple):
-    """A handler's return value: the handler found nothing, and the request may wait for a result (long_polls.py)."""
+    """A handler's return value: the handler found nothing. long_polls.py repeats the request for up to `wait_s` seconds."""
 
     answer: pydantic.BaseModel
     """The answer if the wait ends without a result."""
@@ -159,6 +159,7 @@ class SnapshotRequest(NamedTuple):
     since: Revision | None
     """The revision that the reader has. None: the reader wants the whole registry."""
     newest: Revision
+    """The newest revision of the registry when the handler ran."""
     wait_s: float
 
 
@@ -208,7 +209,7 @@ class Route:
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location`."""
     cost: int = 1
-    """Requests that a request of the route counts towards the rate of its key."""
+    """Number of requests for which one request of the route counts in the rate of its key."""
     shown_once: str | None = None
     """The secret field of the answer, or of its items, such as `items.rotated`. A repeated request gets null for it, because
     secrets are not stored."""
@@ -220,10 +221,10 @@ class Route:
 
     @property
     def may_answer_412(self) -> bool:
-        """Return True if the request may have conditions for a change."""
+        """Return True if the route evaluates `If-Match` and `If-None-Match` before a change, and so may answer 412."""
         return self.resource is not None and self.method in {"PUT", "PATCH", "DELETE"}
 
     @property
     def has_etag(self) -> bool:
-        """Return True if the answer has an `ETag`. RFC 9110 (9.3.4) forbids it for a PUT that adds defaults."""
+        """Return True if the answer has an `ETag`. RFC 9110 (9.3.4) forbids one in the answer to a PUT that adds defaults."""
         return self.resource is not None and self.answer is not None and self.method != "PUT"

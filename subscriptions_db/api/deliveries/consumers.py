@@ -55,7 +55,7 @@ class Consumer(pydantic.BaseModel):
     tenant: str | None
     reason: str | None
     cursor: str
-    """Every dead letter up to this cursor was leased to a poller, or is outside the selection."""
+    """The place up to which the consumer has read. Only dead letters after this place are leased for the first time."""
     unacknowledged: int
     """Leased dead letters that are not acknowledged yet, also those whose lease has expired. Parked ones do not count."""
     max_receives: int | None
@@ -89,7 +89,7 @@ def existing_consumer(call: Call) -> consumers.ConsumerState:
 
 
 def list_(call: Call) -> Consumers:
-    """Return a customer's consumers."""
+    """Return all consumers of a customer, with their counts."""
     return Consumers(
         items=shown(call.connection, customer_of(call), consumers.list_consumers(call.connection, customer_of(call)))
     )
@@ -102,7 +102,7 @@ def get(call: Call) -> Consumer:
 
 
 def create(call: Call) -> Consumer:
-    """Create a consumer."""
+    """Create a consumer; raise Refused with 409 at the maximum of consumers, or if its name is taken."""
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
     own = call.principal.endpoints
     if own is not None and wanted.endpoint not in own:

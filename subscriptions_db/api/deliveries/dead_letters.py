@@ -92,7 +92,7 @@ class DeadLetters(pydantic.BaseModel):
 
 
 def customer_of(call: Call) -> str:
-    """Return the customer of the request: the key's own, or the one that the operator names."""
+    """Return the customer of the request: that of its key, or the one that an operator's key names; raise Refused with 422."""
     return crud.owner_for(call, call.query_as(CustomerQuery).customer)
 
 
@@ -106,7 +106,7 @@ def position(call: Call) -> int:
     """Return the position of the dead letter in the request's path; raise Refused with 404 if it is not valid."""
     text = call.path["letter_id"]
     if not text.isdecimal() or int(text) > cursor.MAX_POSITION:
-        raise problems.not_found("letter")
+        raise problems.not_found("dead letter")
     return int(text)
 
 
@@ -114,7 +114,7 @@ def existing_letter(call: Call) -> ArchivedDeadLetter:
     """Return the dead letter of the path, in any state; raise Refused with 404 if it does not exist."""
     letter = archived_dead_letters.get(call.connection, customer_of(call), position(call))
     if letter is None:
-        raise problems.not_found("letter")
+        raise problems.not_found("dead letter")
     return letter
 
 

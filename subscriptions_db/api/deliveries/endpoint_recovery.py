@@ -36,7 +36,7 @@ class RecoveredEndpoint(MarkedLetters):
     status: EndpointStatus
     """The status of the endpoint, which this request does not change."""
     detail: str
-    """For people: what keeps the redriven deliveries waiting. Empty: nothing does."""
+    """For people: why the status keeps the redriven deliveries waiting. Empty: the endpoint is active."""
 
 
 _DETAILS = {

@@ -40,7 +40,7 @@ class LeasedDeadLetter(DeadLetter):
     """A dead letter that is leased to a poller."""
 
     receipt: str
-    """The receipt handle for ack and nack."""
+    """The receipt handle for ack, nack and extend."""
     times: int
     """Number of leases of the dead letter by this consumer, this one included."""
     leased_until: dt.datetime
@@ -101,7 +101,7 @@ class SettledReceipt(pydantic.BaseModel):
 class SettledLetters(pydantic.BaseModel):
     """The ids of the dead letters that the request acked, nacked or leased for longer, and the result of each receipt handle.
 
-    `letters` lacks an id if another poller has leased the dead letter by now, or if it was acked or nacked before.
+    `letters` has no dead letter whose receipt handle was refused. `results` gives the reason of each refusal.
     """
 
     letters: list[str]
@@ -145,7 +145,7 @@ def nack(call: Call) -> SettledLetters:
 
 
 def extend(call: Call) -> SettledLetters:
-    """Change the end of leases."""
+    """Let leases end at another time, sooner or later than before."""
     now, lease_s = dt.datetime.now(dt.UTC), call.body_as(ExtendRequest).lease_s
     return _settled(call, "extended", functools.partial(receipts.extend, now=now, lease_s=lease_s))
 
@@ -159,7 +159,7 @@ class _Settle(Protocol):
 
 
 def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], settle: _Settle) -> SettledLetters:
-    """Handle the receipt handles of a request, and return the result of each; raise Refused with 404 without the consumer."""
+    """Handle the receipt handles of a request; return the result of each. Raise Refused with 404 for an unknown consumer."""
     texts = call.body_as(ReceiptHandles).receipts
     handles, refused = _handles(texts)
     settled = settle(call.connection, customer_of(call), call.path["consumer_id"], list(handles.values()))

@@ -16,7 +16,7 @@ from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParamete
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
-from subscriptions_db.archive.search import cursor, parked_letters
+from subscriptions_db.archive.search import consumers, cursor, parked_letters
 
 LetterId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
 
@@ -72,14 +72,18 @@ def list_(call: Call) -> ParkedDeadLetters:
 
 
 def unpark(call: Call) -> UnparkedDeadLetters:
-    """Return parked dead letters to their consumer."""
+    """Return parked dead letters to their consumer; raise Refused with 409 if the consumer has no room."""
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.everything == (wanted.letters is not None):
         raise problems.invalid(("letters", "name dead letters, or set everything to true, and not both"))
     positions = None if wanted.letters is None else [min(int(letter), cursor.MAX_POSITION) for letter in wanted.letters]
     unparked = parked_letters.unpark(call.connection, customer_id, name, positions, now=dt.datetime.now(dt.UTC))
     if unparked.has_more and not unparked.positions:
-        raise problems.Refused(409, "the consumer has the maximum of dead letters without an ack: ack or discard some first")
+        raise problems.Refused(
+            409,
+            f"the consumer has {consumers.MAX_UNACKNOWLEDGED} dead letters without an ack, the maximum, so nothing was "
+            "returned: ack some first",
+        )
     asked = {"everything": wanted.everything, "count": len(unparked.positions)}
     audit.write(call, "unpark", "consumer", name, customer_id=customer_id, after=asked)
     return UnparkedDeadLetters(letters=[str(position) for position in unparked.positions], has_more=unparked.has_more)

@@ -80,7 +80,7 @@ class ReplayQuery(CustomerQuery, PageQuery):
 
 
 def create(call: Call) -> Replay:
-    """Request the replay of a time range for an endpoint."""
+    """Request the replay of a time range for an endpoint; raise Refused with 409 while another one is unfinished."""
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     until = wanted.until or now
@@ -101,7 +101,10 @@ def create(call: Call) -> Replay:
 
 
 def resend(call: Call) -> Replay:
-    """Request that the delivery of an attempt is made again, whatever the result of the attempt."""
+    """Request that the delivery of an attempt is made again, whatever the result of the attempt; raise Refused with 404 or 409.
+
+    409: the attempt sent a batch, its event has no known place in Kafka, or the delivery is being resent already.
+    """
     customer_id = dead_letters.customer_of(call)
     attempt = attempts.get(call.connection, customer_id, _place(call))
     if attempt is None:
@@ -145,7 +148,7 @@ def get(call: Call) -> Replay:
 
 
 def cancel(call: Call) -> Replay:
-    """Cancel a replay: no further deliveries are enqueued."""
+    """Cancel a replay: no further deliveries are enqueued. Raise Refused with 409 if it is finished."""
     before = _found(call)
     if not requests.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):
         raise problems.Refused(409, f"the replay is {_found(call).state}: only an unfinished replay can be cancelled")

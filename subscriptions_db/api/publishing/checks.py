@@ -66,7 +66,7 @@ class Publication(NamedTuple):
 
 
 def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int) -> list[Publication]:
-    """Return the events with their topics; raise Refused with 422 that names each wrong event.
+    """Return the events with their topics; raise Refused with 422 that names the first MAX_MISTAKES wrong events.
 
     `topic` is the topic of all events. None: each event's type names its topic.
     """
@@ -168,9 +168,9 @@ def _topic_problem(topic: str, rules: Rules) -> str:
     if not _TOPIC.fullmatch(topic):
         return f"{topic[:80]!a} is no name of a topic: those have letters, digits, `.`, `_` and `-`, at most 249"
     if topic in rules.own_topics:
-        return f"topic {topic} is the platform's own"
+        return f"topic {topic} is the platform's own: name another topic"
     if not topic_pattern.matches(rules.topic_pattern, topic):
-        return f"topic {topic} does not match source.topic_pattern, so the platform would not read it"
+        return f"topic {topic} does not match source.topic_pattern, so the platform would not read it: name another topic"
     return ""
 
 

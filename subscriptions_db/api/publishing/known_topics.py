@@ -37,7 +37,7 @@ class KnownTopics:
         self._reading: asyncio.Task[errors.KafkaUnavailable | None] | None = None
 
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
-        """Return those of `wanted` that do not exist. Concurrent calls share one reading.
+        """Return those of `wanted` that Kafka did not have at the last reading. Concurrent calls share one reading.
 
         Raise KafkaUnavailable if `read` does so, and not all of `wanted` are known from before.
         """
@@ -58,13 +58,13 @@ class KnownTopics:
         return self._reading
 
     async def _refresh(self) -> errors.KafkaUnavailable | None:
-        """Read the names; return the failure, which nobody may wait for."""
+        """Read the names; return a failure in place of raising it, because perhaps no call waits for this task."""
         try:
             self._names = await self._read()
         except errors.KafkaUnavailable as exc:
             log.warning(
-                "the names of the topics could not be read, and requests to publish use the earlier names. The next request "
-                "reads again: %s", exc,
+                "the names of the topics could not be read: requests to publish to known topics use the earlier names, and "
+                "others are answered with 503. The next request reads again: %s", exc,
             )  # fmt: skip
             return exc
         self._read_at = self._clock()

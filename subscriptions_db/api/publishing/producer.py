@@ -129,7 +129,7 @@ class EventProducer:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="topics")
 
     def close(self) -> None:
-        """Close the connections to Kafka."""
+        """Wait for the running list of topics, and CLOSE_TIMEOUT_S for each client's unconfirmed events."""
         self._thread.shutdown()
         for client in self._polled.union(self._current.values()):
             client.flush(CLOSE_TIMEOUT_S)
@@ -189,7 +189,9 @@ class EventProducer:
         except BufferError as exc:
             self._poll_later(client)
             self._replace(client)
-            raise errors.KafkaUnavailable(f"the Kafka client has no room for an event ({exc}): {CHECK}") from exc
+            raise errors.KafkaUnavailable(
+                f"the Kafka client has no room for an event ({exc}), because earlier ones are unconfirmed: {CHECK}"
+            ) from exc
         self._poll_later(client)
         await submitted.done
         if any(failure.is_of_client for failure in submitted.failures.values()):
@@ -234,12 +236,14 @@ def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.Kafka
     for index, failure in sorted(failures.items()):
         if (refusal := failure.refusal) is not None:
             log.warning(
-                "a request to publish events is answered with %d (%s), and its sender is told: %s",
+                "a request to publish events is answered with %d, because Kafka refuses an event (%s). The answer says: %s. "
+                "Kafka may have other events of the request",
                 refusal.status,
                 failure.text,
                 refusal.problem,
             )
             place = f"event {index}, topic {failure.topic}"
-            detail = f"{place}: {refusal.problem}. Kafka may have other events of the request"
+            again = "Kafka may have other events of the request: once this is solved, send all again with the same ids"
+            detail = f"{place}: {refusal.problem}. {again}"
             return problems.Refused(refusal.status, detail, (f"[{index}]", refusal.problem))
     return errors.KafkaUnavailable(f"{next(iter(failures.values())).text}: {CHECK}")

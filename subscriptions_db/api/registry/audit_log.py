@@ -33,7 +33,7 @@ class AuditEntry(pydantic.BaseModel):
     entity: str
     entity_id: str
     before: dict[str, Any] | None
-    """The changed fields before the change."""
+    """The changed fields before the change; of a deleted row, all fields."""
     after: dict[str, Any] | None
     """The changed fields after the change."""
 
@@ -53,7 +53,7 @@ class AuditQuery(PageQuery):
 
 
 def list_(call: Call) -> AuditEntries:
-    """Return a page of the log."""
+    """Return a page of the audit log, the newest first; raise RegistrationError for an invalid cursor."""
     wanted = call.query_as(AuditQuery)
     last = cursors.decode(wanted.cursor)
     if last and not last.isdecimal():

@@ -29,7 +29,7 @@ class TenantGrants(manifest.ManifestPart):
 
 
 class Quotas(manifest.ManifestPart):
-    """The most rows that a customer may have if it creates one more itself. The operator has no quota."""
+    """Maximum rows of a customer. The quota bounds what the customer creates itself; the operator may exceed the quota."""
 
     endpoints: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
     """Null: `api.max_endpoints_per_customer`."""
@@ -72,7 +72,7 @@ def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants
 
 
 def _quotas(call: Call, customer_ids: list[str]) -> dict[str, Quotas]:
-    """Return the own quotas of each of these customers."""
+    """Return customer id → its own quotas; a customer without own quotas has null in both fields."""
     rows = call.connection.execute(query("customer_quotas"), {"ids": customer_ids}).fetchall()
     found = {row.pop("customer_id"): Quotas(**row) for row in rows}
     return {customer_id: found.get(customer_id, Quotas()) for customer_id in customer_ids}
@@ -96,7 +96,7 @@ def get(call: Call) -> Customer:
 
 
 def put(call: Call) -> Customer:
-    """Create a customer, or replace its fields."""
+    """Create a customer, or replace its fields; raise RegistrationError for the id of a deleted customer."""
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
     crud.require_conditions(call, get if crud.lock(call, "customer", customer_id) else None)
     crud.put(call, {"customers": [{"id": customer_id, "name": wanted.name}]}, customer_id=customer_id)

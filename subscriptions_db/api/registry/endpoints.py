@@ -35,7 +35,7 @@ def get(call: Call) -> schemas.Endpoint:
 
 
 def create(call: Call) -> schemas.CreatedEndpoint:
-    """Create an endpoint with a new signing secret."""
+    """Create an endpoint with a new signing secret; raise Refused with 403 for a limited key, and with 409 at the quota."""
     if call.principal.endpoints is not None:
         raise problems.Refused(403, "a key that is limited to endpoints does not create others")
     crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer)
@@ -61,7 +61,10 @@ def update(call: Call) -> schemas.Endpoint:
 
 
 def _secrets(call: Call) -> list[tuple[str, str, str]]:
-    """Return the secrets that the request keeps, as (part, name, secret). Secrets that the request replaces are not opened."""
+    """Return the secrets that the request keeps, as (part, name, secret); raise SealError if one cannot be opened.
+
+    Secrets that the request replaces are not opened.
+    """
     places = {endpoint_secrets.AUTH: ("auth", "secret"), endpoint_secrets.TLS_KEY: ("tls", "key")}
     opened = []
     for row in call.connection.execute(query("secrets"), {"ids": [_id(call)]}):
@@ -83,12 +86,12 @@ def pause(call: Call) -> schemas.Endpoint:
 
 
 def resume(call: Call) -> schemas.Endpoint:
-    """Resume a paused endpoint."""
+    """Resume a paused endpoint; raise Refused with 409 if it is disabled, or if its receiver has not permitted deliveries."""
     return _set_status(call, EndpointStatus.ACTIVE, unless=EndpointStatus.DISABLED)
 
 
 def enable(call: Call) -> schemas.Endpoint:
-    """Make an endpoint active, whatever its status."""
+    """Make an endpoint active, whatever its status; raise Refused with 409 if its receiver has not permitted deliveries."""
     return _set_status(call, EndpointStatus.ACTIVE)
 
 
@@ -115,7 +118,8 @@ def change_status(
 ) -> bool:
     """Set the status of an endpoint that the caller has locked; return whether it has changed.
 
-    Raise Refused with 409 if its status is `unless`, or if its receiver has not permitted deliveries.
+    Raise Refused with 409 if the present status is `unless`, or if `status` is active and the receiver has not permitted
+    deliveries.
     """
     if before["status"] == unless:
         raise problems.Refused(409, "the endpoint is disabled: enable it first")

@@ -51,9 +51,10 @@ class CatalogueEntry(pydantic.BaseModel):
     """True: the type is in the catalogue. Topics may carry other types."""
     is_deprecated: bool = False
     keeps_to_schema: bool | None = None
-    """Null: the type has no schema, or the payload could not be checked; `errors` says why."""
+    """Null: not compared. The type is unknown or has no schema, or the payload is not JSON or cannot be checked. Of the last
+    case, `errors` has the reason."""
     errors: list[SchemaViolation] = []
-    """The first ten violations."""
+    """The first ten violations, or the reason why the payload cannot be checked."""
 
 
 def list_(call: Call) -> EventTypes:

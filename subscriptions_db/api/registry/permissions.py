@@ -36,7 +36,10 @@ class PermitResult(pydantic.BaseModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Ask the receiver for permission, whatever the endpoint's status."""
+    """Record a question for permission, which the event loop then sends, whatever the endpoint's status.
+
+    Raise Refused with 409 if the endpoint needs no permission or cannot be used.
+    """
     endpoint_id = call.path["endpoint_id"]
     row, asked = (
         crud.locked_row(call, "endpoint", endpoint_id),
@@ -62,7 +65,10 @@ def _concluded(
 
 
 def permit(call: Call) -> PermitResult:
-    """Record the receiver's permission. Only the first answer to a question counts; a repeat returns what was recorded."""
+    """Record the permission that a receiver gives at the callback URL; raise Refused with 404 if the question is not open.
+
+    Only the first answer to a question counts; a repeat returns what was recorded.
+    """
     endpoint_id, token = call.path["endpoint_id"], receiver_permission.digest(call.path["token"])
     per_minute = None if call.header is None else handshake.per_minute(call.header)
     before = crud.locked_row(call, "endpoint", endpoint_id)

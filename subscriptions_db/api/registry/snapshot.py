@@ -1,6 +1,7 @@
-"""The route by which executors and other readers follow the registry. Secrets stay sealed; a reader needs the key ring.
+"""The route by which a program follows the registry, with a key of scope `executor` or `operator`.
 
-Runs in the API. The handler only reads the newest revision; snapshot_feed.py builds one answer for all equal requests.
+Secrets stay sealed, so the program needs the key ring. Runs in the API. The handler only reads the newest revision;
+snapshot_feed.py builds one answer for all equal requests.
 """
 
 from __future__ import annotations

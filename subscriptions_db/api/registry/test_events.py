@@ -48,7 +48,7 @@ from subscriptions_db.manifest import event_types, manifest
 from subscriptions_db.snapshot import registry_reader
 
 MAX_PER_S = 1.0
-"""Test events and questions a second to one endpoint: enough for a check, too few to attack a server from our addresses."""
+"""Test events and questions a second that one process sends to one endpoint. More could attack a server from our addresses."""
 MAX_AT_ONCE = 16
 """Maximum test events and questions that one process has in flight."""
 MAX_KNOWN = 10_000
@@ -100,7 +100,8 @@ class TestEventSender:
     async def send(self, sending: PendingSend) -> TestResult:
         """Make one attempt for a test event, and return its result.
 
-        Raise Refused with 429 within a second of the endpoint's last request, and with 503 while MAX_AT_ONCE are in flight.
+        Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
+        MAX_AT_ONCE are in flight.
         """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
             attempt = await self._sender.attempt(sending.delivery, 1)
@@ -117,7 +118,7 @@ class TestEventSender:
     async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
         """Send a request without a body to a receiver, and return its response, or the error of the attempt.
 
-        Raise Refused with 429 within a second of the endpoint's last request, and with 503 while MAX_AT_ONCE are in flight.
+        Raise Refused as `send` does.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             try:
@@ -132,7 +133,7 @@ class TestEventSender:
         if (wait_s := pace.wait_s(now)) > 0:
             raise problems.Refused(
                 429,
-                "one endpoint gets at most one test event or question a second",
+                "one endpoint gets at most one test event or question a second, and nothing was sent: try again in a second",
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
         if self._in_flight >= MAX_AT_ONCE:
@@ -156,7 +157,10 @@ async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> 
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status."""
+    """Build a test event for an endpoint, whatever its status, for the event loop to send.
+
+    Raise Refused with 409 if the endpoint cannot be used, or if its receiver has not permitted deliveries.
+    """
     endpoint_id, wanted = call.path["endpoint_id"], call.body_as(TestEvent)
     crud.require_permitted(crud.existing_row(call, "endpoint", endpoint_id))
     read = registry_reader.read_rows(call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=[])

@@ -1,4 +1,6 @@
 """The HTTP server of the API.
 
-In: requests on a socket. Out: answers; each request is admitted, done once, and answered. Runs in `fanout serve`.
+In: requests on a socket. Out: answers. A request is admitted by its key, handled in a transaction, and answered; a repeat
+with the same `Idempotency-Key` is answered without being handled again. Runs in `fanout serve`, which is the API. table.py
+and openapi.py also run in the command.
 """

@@ -38,7 +38,7 @@ ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 
 
 class KeyRate(NamedTuple):
-    """The rate of a key, as of any time, and the end of the key."""
+    """The rate of a key, which can be read at any time, and the time at which the key expires."""
 
     pace: limits.Pace
     clock: Callable[[], float]
@@ -77,9 +77,10 @@ def _expiry_header(expires_at: dt.datetime | None) -> dict[str, str]:
 
 
 class EventCharge:
-    """The number of events that a publishing request counts towards the rate of its key: the largest of its parts.
+    """The number of events for which a publishing request counts in the rate of its key.
 
-    Until the time of the events has passed, the key publishes nothing more.
+    The number is the largest of three: the events, the KiB of the body, and the CPU time of the checks as events. While the
+    key is over its rate, `Admission.admit` refuses its further requests with 429.
     """
 
     def __init__(self, pace: limits.Pace, clock: Callable[[], float]) -> None:
@@ -98,7 +99,7 @@ class EventCharge:
         self.events(math.ceil(size / 1024))
 
     def cpu(self, seconds: float) -> None:
-        """Count at least the events that a key may publish in 1 / MAX_CPU_SHARE times the seconds."""
+        """Count at least the events that a key may publish in `seconds` / MAX_CPU_SHARE."""
         self.events(math.ceil(seconds / MAX_CPU_SHARE * self._pace.per_second))
 
 
@@ -115,7 +116,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         on_use: Callable[[Principal], None] = lambda _: None,
     ) -> None:
-        """`on_use` is called with the principal of each key that is read from Postgres: at most once in CACHE_S for a key."""
+        """`on_use` is called with the principal of each valid key that is read from Postgres: about once in CACHE_S a key."""
         self._read_key = read_key
         self._on_use = on_use
         self._max_per_s = max_per_s
@@ -133,9 +134,9 @@ class Admission:
     async def admit(
         self, authorization: str | None, route: Route, note: Callable[[KeyRate], None] = lambda _: None
     ) -> Principal:
-        """Return the principal of a request; raise Refused with 401, 403 or 429.
+        """Return the principal of a request; raise Refused with 401, 403, 429, or with 503 if Postgres is unavailable.
 
-        `note` gets the rate by which the request is limited, once its key is known.
+        `note` is called with the rate of the key, once the key is known.
         """
         principal = await self.authenticate(authorization)
         if route.handler is None and principal.scope in route.scopes:
@@ -153,7 +154,7 @@ class Admission:
         return principal
 
     async def authenticate(self, authorization: str | None) -> Principal:
-        """Return the principal of a key; raise Refused with 401, or with 429 after too many unknown keys."""
+        """Return the principal of a key; raise Refused with 401, with 429 after too many unknown keys, or with 503."""
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)
         if key_id is None:
@@ -171,7 +172,10 @@ class Admission:
         return known
 
     def pace(self, key_id: str, cost: int = 1) -> None:
-        """Raise Refused with 429 if a key, or the group of requests without a key, exceeds its rate."""
+        """Count `cost` requests of a key; raise Refused with 429 if the key is over its rate.
+
+        The callbacks of all receivers together count as one key.
+        """
         self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key", cost)
 
     def charge(self, key_id: str) -> EventCharge:

@@ -1,4 +1,4 @@
-"""Execute a request in one transaction, and only once for each `Idempotency-Key`.
+"""Execute a request in a transaction, and only once for each `Idempotency-Key`.
 
 Runs in the API, on its worker threads.
 """
@@ -43,7 +43,7 @@ class ApiRequest:
     """The conditions of a request that changes a resource."""
 
     def digest(self, route: Route) -> bytes:
-        """Return a digest that is equal for repeats of a request, and different for other requests."""
+        """Return a digest of route, path, query and body, which is equal for repeats of a request."""
         asked = [route.name, sorted(self.path.items()), sorted(self.query.items()), hashlib.sha256(self.body).hexdigest()]
         return hashlib.sha256(orjson.dumps(asked)).digest()
 
@@ -60,7 +60,7 @@ class ApiAnswer:
     exchange: routes.PendingQuestion | None = None
     """A question to send to a receiver; the reply decides the document."""
     awaited: routes.LongPoll | None = None
-    """Set if the request may wait for a better answer."""
+    """Set if the handler found nothing, and the request may wait (long_polls.py)."""
     following: routes.SnapshotRequest | None = None
     """Set if the snapshot feed makes the answer."""
     content: bytes | None = None
@@ -177,7 +177,10 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
-    """Claim the idempotency key for this request; return the stored answer if an earlier request claimed it."""
+    """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
+
+    Raise Refused with 422 if another request claimed it.
+    """
     wanted = _row(request) | {"request_digest": request.digest(route)}
     connection.execute(query("delete_old_answers"))
     if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:

@@ -51,9 +51,10 @@ class LongPolls:
         self._ending.set()
 
     async def wait(self, request: web.Request, route: Route, asked: ApiRequest, answer: ApiAnswer) -> ApiAnswer:
-        """Return the first answer with a result, or the last answer when the time is over; raise Refused if too many wait.
+        """Return the first answer with a result, or the last answer when the time is over or the server stops.
 
-        Each try authenticates the key again, because the key may have been revoked meanwhile.
+        Raise Refused if too many polls wait. Each try authenticates the key again, because the key may have been revoked
+        meanwhile.
         """
         loop = asyncio.get_running_loop()
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)

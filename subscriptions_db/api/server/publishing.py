@@ -44,7 +44,9 @@ MAX_BYTES_ON_LOOP = 32 * 1024
 the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. Four bodies of 1 MB stopped
 the loop of a machine with a load of 10 for 0.2 to 0.5 s at most, and for 2.5 to 5.3 s without the thread."""
 OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
-UNLISTED = "Kafka does not list its topics, and a topic of the request is new here. Nothing was published: send it again"
+UNLISTED = (
+    "Kafka does not list its topics, and one of the request is not known yet. Nothing was published: send the request again"
+)
 UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the whole request again, with the same ids"
 
 
@@ -91,14 +93,20 @@ class Publishing:
             try:
                 missing = await self._topics.missing(frozenset(event.topic for event in events))
             except errors.KafkaUnavailable as exc:
-                log.warning("a request to publish %d events is answered with 503: %s", len(events), exc)
+                log.warning(
+                    "%d events of API key %s are answered with 503. Nothing was published, and the answer asks the sender to "
+                    "send them again: %s", len(events), principal.key_id, exc,
+                )  # fmt: skip
                 raise problems.unavailable(UNLISTED) from exc
             checks.require_topics(found, events, missing)
             try:
                 accepted = await self._producer.publish(events)
             except errors.KafkaUnavailable as exc:
                 # The text of Kafka goes to the log only: it may name hosts.
-                log.warning("a request to publish %d events is answered with 503: %s", len(events), exc)
+                log.warning(
+                    "%d events of API key %s are answered with 503. Kafka may have some of them, and the answer asks the "
+                    "sender to send all again with the same ids: %s", len(events), principal.key_id, exc,
+                )  # fmt: skip
                 raise problems.unavailable(UNCONFIRMED) from exc
         metrics.API_EVENTS.inc(len(accepted))
         return {"accepted": accepted}

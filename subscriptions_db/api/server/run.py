@@ -35,7 +35,10 @@ LINGER_S = 1.0
 
 
 def run(config: settings.Settings, stop: threading.Event) -> None:
-    """Serve until `stop` is set, then answer the requests in flight."""
+    """Serve until `stop` is set, then give the requests in flight up to STOP_TIMEOUT_S to end.
+
+    Raise SettingsError for a wrong setting.
+    """
 
     async def until_stopped() -> None:
         async with serving(config, stop) as port:
@@ -43,7 +46,7 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
             await asyncio.to_thread(stop.wait)
 
     uvloop.run(until_stopped())
-    log.info("stopped in order: every request in flight was answered")
+    log.info("stopped in order: requests in flight had up to %g s to be answered", STOP_TIMEOUT_S)
 
 
 @contextlib.asynccontextmanager
@@ -77,8 +80,8 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
         except OSError as exc:
             await runner.cleanup()
             raise errors.SettingsError(
-                f"setting api.port: {config.api.host}:{config.api.port} cannot be opened ({exc.strerror}), so nothing was "
-                "started. Choose another port"
+                f"settings api.host and api.port: {config.api.host}:{config.api.port} cannot be opened ({exc.strerror}), so "
+                "nothing was started. Free the port, or change api.host or api.port"
             ) from exc
         await asyncio.to_thread(_warn_of_rights, opened)
         # The 90,000 objects of the API live as long as the process. Scanning them for garbage delayed every request by more
@@ -92,11 +95,11 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
 
 
 def _require_ready(opened: transactions.Store) -> None:
-    """Raise SettingsError for settings that do not fit the registry. If Postgres is away, requests are answered with 503."""
+    """Raise SettingsError for settings that do not fit the registry. If Postgres is not ready, log that and return."""
     try:
         opened.require_ready()
     except (errors.RegistryUnavailable, errors.RegistryOutdated) as exc:
-        log.warning("the API starts, and is not ready yet: %s", exc)
+        log.warning("the API starts, is not ready yet, and answers requests with 503 until this is repaired: %s", exc)
 
 
 def _pause_reason(opened: transactions.Store) -> str | None:

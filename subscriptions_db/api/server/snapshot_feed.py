@@ -1,4 +1,4 @@
-"""Answer readers that follow the registry, and let them wait for its next revision.
+"""Answer programs that follow the registry, its readers, and let them wait for its next revision.
 
 Runs in the API, on its event loop. A waiting reader holds neither a connection nor a thread. While readers wait, one query each
 half second looks for a later revision. Changes are read once for all readers at the same revision.
@@ -36,7 +36,7 @@ MAX_KEPT = 16
 """Cached answers at most. Most readers are at the newest revisions. 100,000 subscriptions have some megabytes."""
 _TAG = re.compile(r'"(\d{1,19})"')
 _OURSELVES = Principal("", None, Scope.EXECUTOR)
-"""The principal that reads for all readers: every one of them may read the whole registry."""
+"""The principal with whose rights the feed reads Postgres. Each reader may read the whole registry."""
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -78,7 +78,10 @@ class SnapshotFeed:
         self._let_go()
 
     async def answer(self, request: web.Request, asked: SnapshotRequest) -> web.Response:
-        """Return the changes since the reader's revision, or 304 if there are none when the reader's wait is over."""
+        """Return the changes since the reader's revision, or the whole registry, once there is a later one or the wait is over.
+
+        Return 304 if `If-None-Match` names the newest revision. Raise Refused with 503 if the registry cannot be read.
+        """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:
             wait_s = min(asked.wait_s, self._config.max_poll_s)
@@ -119,7 +122,7 @@ class SnapshotFeed:
                 for known in [known for known in self._later if known < newest]:
                     self._later.pop(known).set_result(newest)
         except errors.FanoutError as exc:
-            log.warning("the registry's newest revision cannot be read; waiting executors get 503, and ask again: %s", exc)
+            log.warning("the registry's newest revision cannot be read, and waiting readers of /v1/snapshot get 503: %s", exc)
         finally:
             self._let_go()
 

@@ -64,6 +64,7 @@ class Store:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
         A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
+        Raise RegistryUnavailable, or SettingsError if the key ring does not fit the registry.
         """
         self._require_ring()
         customer_id = principal.customer_id
@@ -73,7 +74,7 @@ class Store:
             yield connection
 
     def key_row(self, key_id: str) -> dict[str, Any] | None:
-        """Return the stored row of an API key."""
+        """Return the stored row of an API key; None if there is none. Raise RegistryUnavailable."""
         with self._transaction(OPERATOR_ROLE) as connection:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
 
@@ -92,7 +93,7 @@ class Store:
             return None if asked is None else str(asked["customer_id"])
 
     def require_ready(self) -> None:
-        """Raise RegistryUnavailable or RegistryOutdated if Postgres is not ready, or SettingsError for a wrong key ring."""
+        """Raise RegistryUnavailable or RegistryOutdated if Postgres is not ready, SettingsError for a wrong key ring."""
         self._require_ring()
         with self._transaction(OPERATOR_ROLE) as connection:
             migrate.require_current(connection)
