@@ -113,4 +113,4 @@ def from_error(exc: errors.FanoutError) -> Refused:
         log.error("requests are answered with 503 until a setting is corrected and the API restarted: %s", exc)
         return unavailable("the service is misconfigured: its log tells the operator which setting to change")
     # The text of Postgres goes to the log only: it may name hosts and roles.
-    return unavailable("the registry cannot be reached: try again")
+    return unavailable("the registry cannot be read or changed now: try again, a change with the same Idempotency-Key")

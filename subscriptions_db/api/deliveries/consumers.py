@@ -57,7 +57,8 @@ class Consumer(pydantic.BaseModel):
     cursor: str
     """The place up to which the consumer has read. Only dead letters after this place are leased for the first time."""
     unacknowledged: int
-    """Leased dead letters that are not acknowledged yet, also those whose lease has expired. Parked ones do not count."""
+    """Dead letters that were leased and not acked yet, also those with an expired lease and nacked ones. Parked ones do not
+    count."""
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
     waiting: int

@@ -134,7 +134,8 @@ def _set_quotas(call: Call, customer_id: str, wanted: Quotas) -> None:
 def delete(call: Call) -> None:
     """Delete a customer with its endpoints, secrets, subscriptions and keys.
 
-    The archive and the audit log keep the customer's data for their retention. So `put` refuses the id of a deleted customer.
+    The archive keeps the customer's data for its retention, and the audit log until the operator deletes it there. So `put`
+    refuses the id of a customer whose deletion is in the audit log.
     """
     customer_id = call.path["customer_id"]
     crud.delete(call, "customer", customer_id, get, lambda _: customer_id)

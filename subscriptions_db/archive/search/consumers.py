@@ -23,8 +23,8 @@ from subscriptions_db.postgres.sql import query
 MAX_LEASE_S = 43_200.0
 """Maximum seconds of a lease: twelve hours."""
 MAX_UNACKNOWLEDGED = 10_000
-"""Maximum leased dead letters of one consumer without an ack. At the limit, a poll leases only those whose lease has expired.
-Parked dead letters do not count."""
+"""Maximum dead letters of one consumer that were leased and not acked. At the limit, a poll leases only those whose lease has
+expired or that were nacked. Parked dead letters do not count."""
 MAX_PARKED_PER_POLL = 1000
 """Maximum expired leases that one poll examines for parking. The next poll continues."""
 _BEGINNING = 0
@@ -40,7 +40,7 @@ class ConsumerState:
     """The position up to which the consumer has read. Polls lease only later dead letters for the first time."""
     created_at: dt.datetime
     unacknowledged: int
-    """Leased dead letters without an ack, also those whose lease has expired, and not those that are parked."""
+    """Dead letters that were leased and not acked yet, also those with an expired lease and nacked ones. Not parked ones."""
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. None: never."""
 
