@@ -38,7 +38,7 @@ class Migration:
 
 
 def migrations(folder: Path = FOLDER) -> list[Migration]:
-    """Return the migrations in order."""
+    """Return the migrations of a folder, sorted by number."""
     return [Migration(name=path.stem, statements=path.read_text()) for path in sorted(folder.glob("[0-9]*.sql"))]
 
 

@@ -129,7 +129,7 @@ def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit:
 
 
 def _matching(call: Call, kind: registered_rows.RowKind, name: str, asked: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
-    """Execute a statement about the rows of a kind that match."""
+    """Execute the statement `name` on the rows of a kind that match the criteria in `asked`; return its cursor."""
     return call.connection.execute("with matching as (" + query(f"matching_{kind}s") + ")" + query(name), asked)
 
 

@@ -55,7 +55,7 @@ def end_after(row_id: str) -> Place:
 
 
 def place(cursor: str | None) -> Place:
-    """Return the place of a cursor in a list that is paged both ways."""
+    """Return the place that a cursor of a list in both directions stands for; START without a cursor."""
     text = decode(cursor)
     return Place(text.removeprefix(BEFORE), is_end=True) if text.startswith(BEFORE) else Place(text)
 

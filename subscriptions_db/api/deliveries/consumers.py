@@ -1,6 +1,6 @@
 """Create, list, change, seek and delete consumers of dead letters.
 
-Runs in the API.
+Runs in the API; `shown` also in the command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Statistics of deliveries: of one endpoint, and of all endpoints of a customer.
 
-Runs in the API.
+Runs in the API; `shown` also in the command.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def of_endpoint(call: Call) -> Statistics:
 def of_customer(call: Call) -> Statistics:
     """Return the statistics of all endpoints of a customer, deleted ones included; raise Refused with 403 for a limited key.
 
-    The sum of its endpoints is not stored, and row-level security hides the sum of all.
+    No sum over the endpoints of a limited key is stored, and row-level security hides the sum over all endpoints.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(403, "a key that is limited to endpoints reads the statistics of each of them")

@@ -59,7 +59,7 @@ class EndpointCriteria(pydantic.BaseModel):
 
 
 class EndpointsToChange(EndpointCriteria):
-    """An action on many endpoints, named by `endpoints`, by criteria, or by `everything: true`: by one of these ways only."""
+    """An action on many endpoints. Name them in exactly one way: by `endpoints`, by criteria, or by `everything: true`."""
 
     action: BulkAction
     endpoints: Annotated[list[manifest.Id], Field(min_length=1, max_length=MAX_ENDPOINTS)] | None = None

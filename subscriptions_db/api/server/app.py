@@ -260,7 +260,7 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id and what its key may do to an answer, and remove aiohttp's `Server` header, which shows versions."""
+    """Add to an answer the request id and the rate of its key; remove aiohttp's `Server` header, which shows versions."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
@@ -355,7 +355,7 @@ def _idempotency_key(request: web.Request) -> str | None:
 
 
 def _allowed(exc: web.HTTPMethodNotAllowed, path: str) -> str:
-    """Return the methods of a path, sorted. `/v1/dead-letters/redrive` and other fixed paths do not count as ids."""
+    """Return the methods of a path, sorted. `redrive` in `/v1/dead-letters/redrive`, as in other fixed paths, is no id."""
     fixed = {route.method for route in table.ROUTES if route.path == path}
     methods = fixed | ({"HEAD"} if "GET" in fixed else set()) if fixed else exc.allowed_methods
     return ", ".join(sorted(methods))

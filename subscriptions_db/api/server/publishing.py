@@ -37,8 +37,8 @@ took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka wa
 MAX_SHARE_OF_KEY = 0.25
 """Share of MAX_BYTES that the requests of one key may have. One body of a key is always read, if MAX_BYTES allows it."""
 BODY_TIMEOUT_S = 5.0
-"""Seconds in which a body must arrive, because its bytes are occupied meanwhile. Half of `api.request_timeout_s` if that is
-shorter."""
+"""Seconds in which a body must arrive, because it occupies a part of MAX_BYTES meanwhile. Half of `api.request_timeout_s` if
+that is shorter."""
 MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
 the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. Four bodies of 1 MB stopped

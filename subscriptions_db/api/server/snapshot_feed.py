@@ -1,4 +1,4 @@
-"""Answer programs that follow the registry, its readers, and let them wait for its next revision.
+"""Answer the readers of the registry, which are programs that follow it over HTTP, and let them wait for its next revision.
 
 Runs in the API, on its event loop. A waiting reader holds neither a connection nor a thread. While readers wait, one query each
 half second looks for a later revision. Changes are read once for all readers at the same revision.
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 ASK_EVERY_S = 0.5
 """Seconds between two queries for a later revision."""
 MAX_KEPT = 16
-"""Cached answers at most. Most readers are at the newest revisions. 100,000 subscriptions have some megabytes."""
+"""Maximum cached answers. Few are enough, because most readers are at the newest revisions. An answer with 100,000
+subscriptions has some megabytes."""
 _TAG = re.compile(r'"(\d{1,19})"')
 _OURSELVES = Principal("", None, Scope.EXECUTOR)
 """The principal with whose rights the feed reads Postgres. Each reader may read the whole registry."""

@@ -23,8 +23,8 @@ def settle(
 
     `new` are the dead letters that this transaction has archived, and `redriven` its notes.
 
-    The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent one
-    with its note would not see each other.
+    The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent
+    transaction with its note would not see each other.
     """
     if redriven:
         columns = {name: [getattr(note, name) for note in redriven] for name in _NAMES}
