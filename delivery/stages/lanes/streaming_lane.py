@@ -42,7 +42,8 @@ WAITS_FOR_KAFKA = (
 )
 """Log message when a query ended because Kafka did not answer: the lane and the cause."""
 WAITS_FOR_SCHEMAS = (
-    "lane %s waits for the schema registry (%s). Nothing is lost, and the lane restarts by itself when the registry answers"
+    "lane %s waits for the schema registry (%s). Its records wait in Kafka, and the lane restarts by itself when the schema "
+    "registry answers: check that server, and schema_registry.url, username and password"
 )
 """Log message when a task needed a schema and the schema registry did not answer: the lane and the cause."""
 REASON = "Reason: "
@@ -120,7 +121,7 @@ class Lane(Generic[Registry]):
         """Run queries until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
         `planned` returns the streaming plan of a query. It is called for the first query and for each restart. None: the job is
-        asked to stop.
+        asked to stop. Raise LaneFailed if the checkpoint is damaged, or if a query ended and a restart would not help.
         """
         _quieten_py4j()
         while (rows := planned()) is not None:

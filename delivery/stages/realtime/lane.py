@@ -15,7 +15,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -33,9 +32,9 @@ from delivery.stages.realtime import (
     report_buffer,
     slots,
     start_offsets,
+    task_server,
     topic_moves,
 )
-from delivery.stages.realtime.task_server import TaskServer
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.results.counters import Counters
@@ -53,11 +52,13 @@ STOPS_WITHIN_S = 10.0
 """Seconds in which stopping tasks must write their results, in addition to `delivery.stop_within_s` for background attempts."""
 CATCH_UP_INTERVAL = "0 seconds"
 """Trigger interval in micro-batches: each follows the previous one at once."""
-RESTARTS = (
-    "lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If this is logged often, "
-    "check the memory and CPU of the workers, and their way to the driver"
+LOOK_AT = (
+    "for a failed task see its traceback in the worker's log; for a lost or silent one check the workers' memory and CPU, and "
+    "their way to the driver"
 )
-"""Log message after a fault of a task."""
+"""Advice to the operator after a fault of a task."""
+RESTARTS = f"lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If often: {LOOK_AT}"
+"""Log message after a fault of a task: the lane and the fault."""
 
 
 class Outcome(enum.Enum):
@@ -125,7 +126,7 @@ class _Query:
     """A running query of the lane, and the server to which its tasks report."""
 
     streaming_query: StreamingQuery
-    server: TaskServer
+    server: task_server.TaskServer
     mode: mode_switch.Mode
     partitions: int
     once: bool
@@ -154,7 +155,10 @@ class RealtimeLane:
         """Restarts after a fault since tasks last handled a record."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
+        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
+
+        Raise SettingsError if Spark has too few slots at the start, and LaneFailed if a restart of the query does not help.
+        """
         self._topics.find(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
             try:
@@ -190,8 +194,9 @@ class RealtimeLane:
             return Outcome.KAFKA_AWAY
         mode = self._mode_switch.mode if self._topics.have_slots() and not once else mode_switch.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
-        host, bind = _addresses(self._one_by_one.sparkContext)
-        server = TaskServer(self._update_for, start.next_offsets, bind=bind, host=host, port=self._config.realtime.port)
+        host, bind = task_server.addresses(self._one_by_one.sparkContext)
+        offsets, port = start.next_offsets, self._config.realtime.port
+        server = task_server.TaskServer(self._update_for, offsets, bind=bind, host=host, port=port)
         try:
             query = _Query(self._start(start, server, mode, once=once), server, mode, self._topics.total, once)
             try:
@@ -204,13 +209,11 @@ class RealtimeLane:
         finally:
             server.close()
         if outcome is Outcome.FAULT:
-            if outage.is_schema_outage(server.fault() or ""):
-                return Outcome.KAFKA_AWAY
-            self._count_restart(server)
+            self._count_restart(server.fault() or "")
         return outcome
 
     def _start(
-        self, start: start_offsets.StartOffsets, server: TaskServer, mode: mode_switch.Mode, *, once: bool
+        self, start: start_offsets.StartOffsets, server: task_server.TaskServer, mode: mode_switch.Mode, *, once: bool
     ) -> StreamingQuery:
         deliver = deliver_realtime.DeliverRealtime(
             tools=self._tools(mode), driver=server.address, stop_within_s=self._config.delivery.stop_within_s, ended=start.ended
@@ -280,8 +283,7 @@ class RealtimeLane:
                 return Outcome.STOP
             delay_s = self._collect(query, watch)
             if (fault := query.server.fault()) is not None:
-                log.warning(RESTARTS, NAME, fault)
-                return Outcome.FAULT
+                return _outcome_after(fault)
             if self._switches_mode(query, delay_s):
                 return Outcome.REPLAN
             now = time.monotonic()
@@ -369,10 +371,8 @@ class RealtimeLane:
         if outage.is_kafka_outage(text):
             log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
             return Outcome.KAFKA_AWAY
-        fault = query.server.fault()
-        if fault is not None:
-            log.warning(RESTARTS, NAME, fault)
-            return Outcome.FAULT
+        if (fault := query.server.fault()) is not None:
+            return _outcome_after(fault)
         folders = disk_space.folders(self._in_batches, self._config.spark.checkpoint)
         space = disk_space.free_space(folders) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
@@ -380,20 +380,20 @@ class RealtimeLane:
             "Committed work is kept: fix the cause, and start again"
         ) from failure
 
-    def _count_restart(self, server: TaskServer) -> None:
+    def _count_restart(self, fault: str) -> None:
         metrics.REALTIME_RESTARTS.inc()
         self._restarts += 1
         if self._restarts > MOST_STARTS:
             raise errors.LaneFailed(
                 f"lane {NAME} has restarted {MOST_STARTS} times without delivering anything, and all lanes stop: "
-                f"{server.fault()}. Written results are kept: fix the cause, and start again"
+                f"{fault}. Written results are kept. Fix the cause, and start again: {LOOK_AT}"
             )
 
 
-def _addresses(context: SparkContext) -> tuple[str, str]:
-    """Return the address at which workers reach the driver, and the address on which the driver listens."""
-    if (context.master or "").startswith("local["):
-        return "127.0.0.1", "127.0.0.1"
-    conf = context.getConf()
-    host = conf.get("spark.driver.host", "127.0.0.1")
-    return host, conf.get("spark.driver.bindAddress", host)
+def _outcome_after(fault: str) -> Outcome:
+    """Log the fault of a task, and return the outcome of its query."""
+    if outage.is_schema_outage(fault):
+        log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
+        return Outcome.KAFKA_AWAY
+    log.warning(RESTARTS, NAME, fault)
+    return Outcome.FAULT

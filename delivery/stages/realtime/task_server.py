@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pyspark import SparkContext
+
 from delivery.model import EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
@@ -26,6 +28,15 @@ UNRESPONSIVE_S = 10.0
 """Seconds without a report after which a task counts as failed. A healthy task reports every `realtime_task.REPORT_S`."""
 MAX_CONNECTIONS = 1000
 """Number of threads of the driver process above which a new connection is refused. Each connection has a thread."""
+
+
+def addresses(context: SparkContext) -> tuple[str, str]:
+    """Return the address at which workers reach the driver, and the address on which the driver listens."""
+    if (context.master or "").startswith("local["):
+        return "127.0.0.1", "127.0.0.1"
+    conf = context.getConf()
+    host = conf.get("spark.driver.host", "127.0.0.1")
+    return host, conf.get("spark.driver.bindAddress", host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +65,8 @@ class TaskServer:
     """Listen for the tasks of one query, collect their reports, and answer them.
 
     `update` returns the answer to a task that has a given version of the registry, and must not wait. `next_offsets` are the
-    query's start offsets. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port.
+    query's start offsets. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port. `clock`
+    is monotonic, in seconds.
     """
 
     def __init__(
@@ -83,18 +95,18 @@ class TaskServer:
         threading.Thread(target=self._accept, name="real-time server", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening. Connected tasks get no more answers."""
+        """Stop listening. Called when the query has ended: from now on a lost connection is no fault."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def stop_tasks(self) -> None:
-        """Ask all tasks to start no more deliveries, and to write the results of those in flight."""
+        """Ask all tasks to start no more deliveries, and to write the results of those in flight. Does not wait for that."""
         self._is_stopping = True
 
     def drain(self) -> TaskReports:
-        """Return the sum of all reports since the last call."""
+        """Return the sum of all reports since the last call, and begin a new sum."""
         with self._lock:
             heard, self._heard = self._heard, TaskReports()
         return heard
@@ -102,25 +114,24 @@ class TaskServer:
     def fault(self) -> str | None:
         """Return why the query cannot continue: a task failed, was lost, or has stopped reporting. None: no fault.
 
-        Once `stop_tasks` was called, silence is no fault: a stopping task sends no report until its end.
+        The answer is the first fault, also after the end of the query, which ends the tasks and so causes further faults. Once
+        `stop_tasks` was called, silence is no fault: a stopping task sends no report until its end.
         """
         with self._lock:
-            if self._faults:
-                return self._faults[0]
             for task, at in self._running.values():
-                if not self._is_stopping and self._clock() - at > UNRESPONSIVE_S:
-                    return f"task {task} has not reported for {UNRESPONSIVE_S:.0f} s"
-        return None
+                if not (self._faults or self._is_stopping) and self._clock() - at > UNRESPONSIVE_S:
+                    self._faults.append(f"task {task} has not reported for {UNRESPONSIVE_S:.0f} s")
+            return self._faults[0] if self._faults else None
 
     @property
     def running_tasks(self) -> int:
-        """The number of tasks that run."""
+        """The number of tasks that are connected and have not sent their last report."""
         with self._lock:
             return len(self._running)
 
     @property
     def has_advanced(self) -> bool:
-        """True if the tasks have handled any new record since the query started."""
+        """True if the results of a further record were written since the query started."""
         with self._lock:
             return self._has_advanced
 

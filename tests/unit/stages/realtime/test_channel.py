@@ -162,6 +162,17 @@ def test_a_task_that_is_silent_is_a_fault(listening, linked):
     assert listening.fault() == "task 3 has not reported for 10 s"
 
 
+def test_the_first_fault_stays_the_answer_after_the_end_of_the_query(listening, linked):
+    """The lane then named a worker that the end of the query had lost, or no fault at all."""
+    exchange(linked)
+    NOW[0] = task_server.UNRESPONSIVE_S + 1
+    assert listening.fault() == "task 3 has not reported for 10 s"
+    linked.close()
+    assert_becomes(lambda: listening.running_tasks, 0)
+    listening.close()
+    assert listening.fault() == "task 3 has not reported for 10 s"
+
+
 def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
     monkeypatch.setattr(channel, "CONNECT_S", 0.05)
     link = channel.connect(listening.address)

@@ -1,0 +1,28 @@
+"""The messages and outcomes of the real-time lane after a fault of a task."""
+
+import pytest
+
+from delivery import errors
+from delivery.stages.realtime import lane
+
+
+def test_a_task_without_a_schema_makes_the_lane_wait_for_the_registry(caplog):
+    """The log said that the lane restarts, and advised to check the memory of the workers."""
+    outcome = lane._outcome_after("task 3 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
+    assert outcome is lane.Outcome.KAFKA_AWAY
+    assert "lane realtime waits for the schema registry (task 3 failed: " in caplog.text
+    assert "restarts its query" not in caplog.text
+
+
+def test_any_other_fault_restarts_the_query_and_says_where_to_look(caplog):
+    assert lane._outcome_after("task 3 failed: ValueError: x") is lane.Outcome.FAULT
+    assert "restarts its query at the first record without a receipt, because task 3 failed: ValueError: x." in caplog.text
+    assert "its traceback in the worker's log" in caplog.text
+
+
+def test_a_lane_that_restarts_in_vain_names_the_fault():
+    """The message said None where the end of the query had ended the silent task as well."""
+    vain = lane.RealtimeLane.__new__(lane.RealtimeLane)
+    vain._restarts = lane.MOST_STARTS
+    with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*their way to the"):
+        vain._count_restart("task 3 has not reported for 10 s")
