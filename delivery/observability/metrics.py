@@ -110,7 +110,7 @@ SCALING_REASON = Gauge(
 )
 DRAIN_SECONDS = Gauge(
     "fanout_drain_seconds",
-    "Seconds until the present executors have drained the lag of the neediest lane; +Inf: never.",
+    "Seconds until the present executors have drained the lag of the neediest lane; +Inf: never, or unknown.",
 )
 ARRIVAL = Gauge("fanout_arrival_per_second", "Records a second that arrive for a lane, averaged over 15 s.", ["lane"])
 THROUGHPUT_OF_EXECUTOR = Gauge(

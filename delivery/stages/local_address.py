@@ -1,7 +1,8 @@
 """Give Spark an address of this machine if the machine's own host name does not resolve, as in many containers.
 
-Runs on the driver before its JVM starts, and in the commands. Java resolves the machine's host name while Spark's classes load,
-and ends with 60 lines of traceback if that fails. If the environment names an address, Spark does not resolve the host name.
+Runs before a JVM starts, on the driver and in the commands that use Spark, and in `fanout doctor`. Java resolves the machine's
+host name while Spark's classes load, and ends with 60 lines of traceback if that fails. If the environment names an address,
+Spark does not resolve the host name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the lag of each lane: the records in Kafka that no committed micro-batch has handled.
 
-Runs on the driver, with a thread for each lane that asks Kafka for the ends of the partitions. Spark's own figures change only
-with the commit of a micro-batch, so they stand still when a lane hangs.
+Runs on the driver and in `fanout archive`, with a thread for each lane that asks Kafka for the ends of the partitions. Spark's
+own figures change only with the commit of a micro-batch, so they stand still when a lane hangs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs on the driver. While Kafka is absent, Spark waits only for some minutes for the end offsets of the topics
 (delivery.stages.kafka.source), and a task fails sooner. The lane itself has no fault then: its query starts again once Kafka
-answers. The same holds for the schema registry, of which a task needs a schema.
+answers. The same holds for the schema registry, from which a task reads schemas.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def is_schema_outage(failure: str) -> bool:
 
 
 def is_over(config: settings.Settings) -> bool:
-    """Return True if Kafka answers a request, and the schema registry too if there is one.
+    """Return True if Kafka answers a request, and the schema registry too if the settings name one.
 
-    Takes at most TIMEOUT_S, and `schema_registry.timeout_s` for each URL of the registry.
+    Takes at most TIMEOUT_S, and `schema_registry.timeout_s` for each URL of the schema registry.
     """
     return _kafka_answers(config.kafka) and _schema_registry_answers(config.schema_registry)
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 """Most bytes of one request to Kafka, and so of one row. A deferred batch of an endpoint's largest `max_bytes` (10 MiB) is one
 record of the retries topic, because its retry must contain the same events."""
-IS_REPEATED = "Deliveries without written results are repeated. Check the brokers, and that the job may write the topic"
+IS_REPEATED = (
+    "Deliveries without written results are repeated. Check the brokers, the job's right to write the topic, and the topic's "
+    "max.message.bytes"
+)
 """The end of the message about a row that could not be written."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
@@ -50,7 +53,10 @@ class Writing(Protocol):
     """The writer of one task's rows to Kafka."""
 
     def write(self, made: Iterable[Row]) -> None:
-        """Enqueue rows for their topics. Waits while the producer's queue is full."""
+        """Enqueue rows for their topics. Waits while the producer's queue is full.
+
+        Raise KafkaUnavailable if a row cannot be enqueued, or an earlier row could not be written.
+        """
 
     def flush(self, within_s: float) -> None:
         """Wait up to `within_s` seconds until Kafka has confirmed the enqueued rows. For a task that has failed."""
@@ -122,7 +128,8 @@ class _ToKafka:
                 _producer.cache_clear()  # as in _raise_failure
                 raise errors.KafkaUnavailable(
                     f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}): the task fails, and its "
-                    "micro-batch runs again. Check the topic's max.message.bytes, and kafka.librdkafka_options"
+                    "micro-batch runs again. If the row is too large, raise message.max.bytes in kafka.librdkafka_options. "
+                    "Otherwise check the brokers"
                 ) from exc
             else:
                 with self._lock:

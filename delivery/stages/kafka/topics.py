@@ -1,7 +1,7 @@
 """Create the topics that the job writes, before the job reads any record.
 
-Runs on the driver and in the commands. Otherwise a missing topic would show only after the requests of the first micro-batch
-were sent, when the results are written.
+Runs on the driver, in the commands and in `fanout archive`. Otherwise a missing topic would show only after the requests of the
+first micro-batch were sent, when the results are written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ lost events, so a retention that an operator sets must be longer than any stands
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create the missing ones of the topics that the job writes. Called at the start of the job.
+    """Create the missing ones of the topics that the job writes. Called at the start of the job and of `fanout archive`.
 
-    Raise SettingsError if the retries topic exists and refuses large records, and KafkaUnavailable if no broker answers.
+    Raise SettingsError if the retries topic exists and refuses large records, and KafkaUnavailable if no broker answers, or a
+    broker refuses a request.
     """
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
@@ -42,7 +43,8 @@ def ensure_all(config: settings.Settings) -> None:
 def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
     """Create the missing ones of the topics `names`, each with this number of partitions and this `config`.
 
-    Returns when the new topics have leaders. Raise KafkaUnavailable if no broker answers.
+    Returns when the new topics have leaders. Raise KafkaUnavailable if no broker answers, if a broker refuses a request, or if
+    a new topic has no leader within TIMEOUT_S.
     """
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
     try:
@@ -58,7 +60,7 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config:
 
 
 def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
-    """Return the names of all topics in Kafka; raise KafkaUnavailable if no broker answers in time."""
+    """Return the names of all topics that the login may describe; raise KafkaUnavailable if no broker answers in time."""
     try:
         return frozenset(AdminClient(kafka_clients.for_librdkafka(kafka)).list_topics(timeout=timeout_s).topics)
     except KafkaException as exc:
@@ -66,10 +68,11 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
 
 
 def require_room(kafka: settings.Kafka, name: str) -> None:
-    """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest deferred batch.
+    """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest postponed batch.
 
-    Without this check, the first deferred batch of that size could not be written. Its micro-batch would never be committed,
-    and its deliveries would be sent again and again.
+    Without this check, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
+    and its deliveries would be sent again and again. Log a warning if the login may not read the topic's configuration. Raise
+    KafkaUnavailable if no broker answers.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
@@ -88,15 +91,22 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
         return
     if takes < needed:
         raise errors.SettingsError(
-            f"topic {name} takes records of up to {takes} bytes, and a batch that is deferred to the retry lane may have "
+            f"topic {name} takes records of up to {takes} bytes, and a batch that is postponed to the retry lane may have "
             f"{needed} bytes. Neither the job nor the archiver starts with it. "
             f"Run kafka-configs --alter --entity-type topics --entity-name {name} --add-config {option}={needed}"
         )
 
 
 def _unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnavailable:
+    error: KafkaError = exc.args[0]
+    if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes
+        return errors.KafkaUnavailable(
+            f"Kafka at {kafka.bootstrap_servers} does not answer ({error.name()}): start it, or correct the settings of "
+            "[kafka]: addresses, login, TLS"
+        )
     return errors.KafkaUnavailable(
-        f"Kafka at {kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): start it, or set kafka.bootstrap_servers"
+        f"Kafka at {kafka.bootstrap_servers} refuses a request ({error.str()}): if the text names a right, grant it to "
+        "the login (docs/operations.md lists the rights); otherwise check the brokers"
     )
 
 

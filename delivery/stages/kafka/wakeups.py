@@ -49,7 +49,11 @@ def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: flo
 
 
 class Waker:
-    """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle."""
+    """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle.
+
+    The constructor creates the wake-up topic if it is missing. It raises SettingsError if the topic matches
+    `source.topic_pattern`, and KafkaUnavailable if Kafka does not answer.
+    """
 
     def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:
         area = config.batch if lane == "batch" else config.retry
@@ -95,7 +99,7 @@ class Waker:
                     self._changed.wait(LOOK_S)
 
     def wake(self) -> bool:
-        """Send one wake-up; return True if Kafka has confirmed it."""
+        """Send one wake-up, and wait up to SEND_S; return True if Kafka has confirmed it. If not, log a warning."""
         refused: list[object] = []
         try:
             self._producer.produce(

@@ -45,7 +45,10 @@ class Batch(StatefulLane):
         self._rejects = rejects
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """Run until the job is asked to stop, or with `once` until all records are handled."""
+        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
+
+        With `once`, batches that are due by then are delivered, and the others stay in the state.
+        """
         self._run(self._planned, self._handle, watch, once=once)
 
     def _planned(self) -> DataFrame | None:

@@ -39,7 +39,10 @@ class Direct:
         self._size = context.sizing.now()
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """Warm up the workers, then run until the job is asked to stop, or with `once` until all records are handled."""
+        """Warm up the workers, then run until the job is asked to stop.
+
+        With `once`, run without the warm-up, until all records that are in Kafka now are handled.
+        """
         if not once and (known := self._acquire()) is not None:
             self._size = self._context.sizing.now()  # it may have changed during the wait for the registry
             self._deliver(deliver_events.no_records(self._spark, self._size.tasks), known)

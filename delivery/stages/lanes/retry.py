@@ -1,4 +1,4 @@
-"""Run the retry lane: keep deferred deliveries in Spark's state, lease the due ones, attempt them again.
+"""Run the retry lane: keep postponed deliveries in Spark's state, lease the due ones, attempt them again.
 
 Runs on the driver. A shard is one key of Spark's state. It holds the retry entries of some endpoints. A lease holds retry
 entries of one FIFO that a worker attempts now.
@@ -32,7 +32,10 @@ class Retry(StatefulLane):
     _waits_for_all = False
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """Run until the job is asked to stop, or with `once` until all records are handled and all leases have ended."""
+        """Run until the job is asked to stop.
+
+        With `once`, run until all records that are in Kafka now are handled and all leases have ended.
+        """
         self._waits_for_all = once  # no later micro-batch could report leases that end late
         self._run(self._planned, self._handle, watch, once=once)
 

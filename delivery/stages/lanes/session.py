@@ -108,7 +108,8 @@ class Libraries:
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark's JVM, and return a session by the settings.
 
-    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override them and ALWAYS.
+    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override them and ALWAYS. Raise
+    SettingsError if this machine has no address for Spark.
     """
     archive = libraries.class_archive
     conf = {
@@ -143,7 +144,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
 
 @contextlib.contextmanager
 def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Start a session as `start` does, and end it with the context. Raise LaneFailed if its JVM ends unexpectedly."""
+    """Start a session as `start` does, and end it with the context. Raise LaneFailed if the session's JVM ends unexpectedly."""
     spark = start(config, libraries, besides)
     try:
         yield spark

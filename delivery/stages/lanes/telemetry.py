@@ -62,7 +62,7 @@ class Telemetry:
         return WorkerReport(tally, gone, unresponsive)
 
     def add(self, tally: Counters) -> None:
-        """Add workers' counters to the metrics of this lane, and the CPU time of the driver and its JVM."""
+        """Add workers' counters to the metrics of this lane, and the CPU time of the driver and its JVM since the last call."""
         metrics.add_counters(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())

@@ -20,9 +20,10 @@ PauseReason = Callable[[], str | None]
 def begin(
     config: settings.Settings, lanes: Collection[str], reasons: Sequence[PauseReason], stop: threading.Event
 ) -> Mapping[str, health.Watch]:
-    """Return a watch for each of `lanes`, after starting the lag threads and the HTTP endpoints.
+    """Return a watch for each of `lanes`, after starting the lag threads and the HTTP endpoints if the settings ask for them.
 
-    The lanes are paused if one of `reasons` returns a text. The first text is shown to the operator.
+    The lanes are paused if one of `reasons` returns a text. The first text is shown to the operator. Raise SettingsError if the
+    HTTP port cannot be opened.
     """
 
     def pause_reason() -> str | None:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from delivery.webhooks.state import pickling
 
 CONNECT_S = 10.0
-"""Seconds that connecting, or sending or receiving one message, may take."""
+"""Seconds for connecting, for sending one message, and for each wait for further bytes of the peer."""
 MAX_REPORT_BYTES = 16 * 1024 * 1024
 """Most bytes of a message to the driver. A client without the key cannot make the driver allocate more."""
 MAX_UPDATE_BYTES = 2 * 1024 * 1024 * 1024 - 1
@@ -62,7 +62,7 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, message: Any) -> None:
-        """Seal and send a message; raise ChannelBroken if the peer is gone."""
+        """Seal and send a message; raise ChannelBroken if the peer is gone, or does not take the message within CONNECT_S."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + self._sealer.encrypt(nonce, pickling.packed(message), self._bound_to(self._sends, self._sent))
         self._sent += 1
@@ -74,8 +74,8 @@ class Channel:
     def receive(self) -> Any:
         """Wait for the peer's next message, and return it.
 
-        Raise ChannelBroken if the peer is gone or silent for too long, or if the message is too large or was not sealed for
-        this connection.
+        Raise ChannelBroken if the peer is gone or sends nothing for CONNECT_S, or if the message is too large or was not sealed
+        for this connection.
         """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if length > self._most:
@@ -89,7 +89,7 @@ class Channel:
             raise ChannelBroken("a message that was not sealed for this connection") from None
 
     def wait_without_timeout(self) -> None:
-        """Let the following messages take any time. Called when the peer may be busy for long."""
+        """Let each of the following waits for the peer last any time. Called when the peer may be busy for long."""
         self._connection.settimeout(None)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Channel:
 
 
 def connect(address: Address) -> Channel:
-    """Return a task's end of a new connection to the driver. Raise ChannelBroken if the driver does not answer."""
+    """Return a task's end of a new connection to the driver. Raise ChannelBroken if the driver does not answer in CONNECT_S."""
     try:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     except OSError as exc:

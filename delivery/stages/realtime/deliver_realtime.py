@@ -37,6 +37,7 @@ class DeliverRealtime:
     tools: task_context.Tools
     """`observe` adds to delivery.stages.realtime.report_buffer in place of Spark's accumulators."""
     driver: channel.Address
+    """Address and key of the query's TaskServer."""
     stop_within_s: float
     """Seconds to wait for background attempts when the query stops."""
     ended: frozenset[completed_work.Key] = frozenset()

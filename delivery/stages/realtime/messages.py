@@ -26,6 +26,7 @@ class State(enum.StrEnum):
     DONE = "done"
     """The task has read all of its records, and their results are written."""
     FAILED = "failed"
+    """The task fails, for the reason in `Report.failure`. The results of some of its deliveries are not written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Known:
     base_id: str = ""
     """The snapshot on which the worker's registry is based; empty: the worker has no registry."""
     revision: Revision | None = None
-    """The revision of the snapshot with the changes that the worker has applied."""
+    """The revision that the worker has reached: that of its snapshot, or of the last change that it applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,11 @@ class Report:
     """The number of the task in its stage."""
     state: State = State.RUNNING
     failure: str = ""
+    """Why the task fails: class and text of the error. Empty in any state but FAILED."""
     known: Known = field(default_factory=Known)
+    """The version of the registry that the worker process of the task has."""
     tally: Counters = field(default_factory=Counters)
+    """Counters of all results that the worker process has written since its last report."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that answered that they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
@@ -74,6 +78,7 @@ class DriverUpdate:
     changes: SnapshotChanges | None = None
     """All changes of the registry since the newest snapshot; None: the worker has them."""
     suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
+    """All endpoints that are suppressed now, each with the reason."""
     is_paused: bool = False
     """True if the task must start no deliveries for now."""
     is_stopping: bool = False
@@ -81,4 +86,4 @@ class DriverUpdate:
     driver_s: float = 0.0
     """The driver's time, in seconds since the epoch."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
-    """In the answer to a task's first report: the offset at which each known partition continues. Later: empty."""
+    """In the answer to a task's first report: the next offset of each partition for which the driver knows one. Else empty."""

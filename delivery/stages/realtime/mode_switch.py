@@ -40,7 +40,7 @@ class ModeSwitch:
     since: float
     """When the lane entered this mode."""
     least_s: float = LEAST_S
-    """Shortest duration of the present catch-up, or in real time of the next one, in seconds."""
+    """Shortest duration of the present catch-up, in seconds. In real time: that of the last one, or LEAST_S if none was."""
     differs_since: float | None = None
     """Since when the age of the records calls for the other mode; None: the age fits the present mode."""
     oldest_s: float = 0.0

@@ -48,7 +48,10 @@ def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offset
 
 
 def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Return the stream of records at or after `start_offsets` for micro-batches, for a lane that catches up."""
+    """Return the stream of records at or after `start_offsets` for micro-batches of `spark.parallelism` tasks.
+
+    For a lane that catches up, and for `--once`.
+    """
     records = source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
     return _behind(records, start_offsets).coalesce(config.spark.parallelism)
 

@@ -66,8 +66,8 @@ class RealtimeTask:
     """A running task of the real-time lane, with its writer's and its reporter's thread.
 
     Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
-    any record. `link` is the connection to the driver, and `number` the task's number in its stage. Deliveries in `ended` are
-    left out.
+    any record. `link` is the connection to the driver, and `number` the task's number in its stage. `ended` has the deliveries
+    that had ended before this query started. The task does not start them again.
     """
 
     def __init__(
@@ -108,7 +108,10 @@ class RealtimeTask:
         return self._here.is_orphan
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Start the delivery of these records. Waits while too many are in flight, and while the driver has paused the lane."""
+        """Queue records for delivery. Wait while too many records or results are queued, or while the driver pauses the lane.
+
+        A stopped task drops the records. Raise the failure of a delivery or a write, if there was one.
+        """
         delay_s = self._here.now_s() - records[0].appended_at_ms / 1000
         with self._exchanging:
             self._records += len(records)
@@ -118,7 +121,9 @@ class RealtimeTask:
     def end(self) -> None:
         """Wait until the results of all records are written, then send the last report to the driver. Only the first call acts.
 
-        Called in the task's thread after the last record, or in the reporter's thread when the driver stops the query.
+        Called in the task's thread after the last record, or in the reporter's thread when the driver stops the query. Raise
+        the failure of a delivery or a write, and ChannelBroken if the driver cannot get the last report of a task that has read
+        all of its records.
         """
         with self._ending:
             if self._is_ended:

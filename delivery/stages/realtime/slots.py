@@ -26,7 +26,7 @@ _LOCAL = re.compile(r"local\[(\d+)")
 
 
 def partitions(config: settings.Settings) -> dict[str, int] | None:
-    """Return the number of partitions of each of the lane's topics; None when Kafka does not answer."""
+    """Return the number of partitions of each of the lane's topics; None if Kafka does not answer."""
     try:
         found = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
     except KafkaException:
@@ -46,7 +46,8 @@ def available(context: SparkContext) -> int:
 def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None:
     """Return a message for the operator if `slots` are too few; None: they suffice.
 
-    `found` has the number of partitions of each topic. `for_others` slots are reserved for the other lanes.
+    `found` has the number of partitions of each topic. `for_others` is the number of Spark's slots that are reserved for the
+    other lanes.
     """
     wanted = sum(found.values())
     needed = wanted + for_others
@@ -61,7 +62,10 @@ def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None
 
 
 class LaneTopics:
-    """The topics of the lane with their partitions. `for_others` slots of Spark are reserved for the other lanes."""
+    """The topics of the lane with their partitions.
+
+    `for_others` is the number of Spark's slots that are reserved for the other lanes.
+    """
 
     def __init__(self, config: settings.Settings, context: SparkContext, *, for_others: int) -> None:
         self._config, self._context, self._for_others = config, context, for_others
@@ -76,8 +80,8 @@ class LaneTopics:
     def find(self, *, is_first: bool = False) -> None:
         """Ask Kafka for the topics and partitions, and check that Spark has a slot for each partition.
 
-        Raise SettingsError if there are too few slots at the start. Later, log an error: the lane then delivers in
-        micro-batches.
+        `is_first`: raise SettingsError if there are too few slots. Otherwise log an error: the lane then delivers in
+        micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
         found = partitions(self._config)
         if found is None or found == self.partitions:
@@ -85,7 +89,7 @@ class LaneTopics:
         self.partitions = found
         why = self._refusal()
         if why is not None and is_first:
-            raise errors.SettingsError(why)
+            raise errors.SettingsError(f"{why}. The job did not start")
         if why is not None:
             log.error("lane realtime has new partitions and delivers in micro-batches until it has slots for all: %s", why)
 

@@ -65,8 +65,8 @@ def read(
 ) -> StartOffsets:
     """Return the start of the next query, for the lane's topics or for the topics that `of` accepts.
 
-    `checkpoint` is the lane's folder. Raise KafkaUnavailable if the receipts cannot be read: without receipts, all records
-    since the last commit would be sent again.
+    `checkpoint` is the lane's folder. Raise KafkaUnavailable if the receipts cannot be read in TRIES tries: without receipts,
+    all records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:

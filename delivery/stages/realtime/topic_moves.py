@@ -42,8 +42,8 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
     """Move the positions of the topics that `source.realtime_pattern` now assigns to the other lane.
 
     `names` are the lanes of this job. Raise SettingsError if topics must move and this job runs only one of the two lanes, or
-    if the direct lane has no checkpoint that could take a position. Raise KafkaUnavailable if the progress of the real-time
-    lane cannot be read.
+    if the direct lane has committed nothing, and so has no checkpoint that could take a position. Raise KafkaUnavailable if
+    the progress of the real-time lane cannot be read, and LaneFailed if a checkpoint is damaged.
     """
     if not {"direct", "realtime"} & set(names):
         return

@@ -108,7 +108,7 @@ class EndpointDisabler:
             except Exception:  # the thread must survive, or no endpoint would be disabled any more
                 log.exception(
                     "endpoints could not be disabled in the registry: they get attempts as before, and a retry follows in %.0f "
-                    "s. Check that the job may update status and disabled_reason of table endpoints", LOOK_S,
+                    "s. If this is logged again, send the traceback to the maintainers of the platform", LOOK_S,
                 )  # fmt: skip
                 self._stop.wait(LOOK_S)
         try:

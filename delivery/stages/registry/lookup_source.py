@@ -67,9 +67,10 @@ class Lookups:
         metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
 
     def source(self, _: SparkContext, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
-        """Wait until Postgres answers, and return the source for the tasks of the next micro-batch.
+        """Wait until Postgres answers and is migrated, and return the source for the tasks of the next micro-batch.
 
-        None: the job is asked to stop.
+        None: the job is asked to stop. Raise SettingsError if `database.url` is no URL or the key ring does not fit the
+        registry.
         """
         try:
             revision = self._patiently(self._ask)
@@ -86,7 +87,7 @@ class Lookups:
         )
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused: Postgres does not answer. None: they are not paused for that. Thread-safe."""
+        """Return why the lanes are paused: the error of the last request to Postgres. None: it succeeded. Thread-safe."""
         return self._pause_reason
 
     def _ask(self) -> Revision:

@@ -40,7 +40,7 @@ class Reason(enum.StrEnum):
     IDLE = "idle"
     """The number falls, because fewer executors would have sufficed for `scale_in_after_s`."""
     ENOUGH = "enough"
-    """The number suffices, and it is unknown whether a smaller one would."""
+    """The number suffices, and no smaller one has sufficed for `scale_in_after_s`."""
     UNKNOWN = "unknown"
     """The lag of a lane is unknown."""
     HOLDING = "holding"
@@ -88,9 +88,9 @@ class Decision:
     wanted: int
     reason: Reason
     lane: str
-    """The lane that needs most executors."""
+    """The lane that needs most executors; with HOLDING and KAFKA_AWAY the first lane to which the reason applies."""
     drain_s: float
-    """Seconds until the registered executors have drained the lag of `lane`; infinite: never."""
+    """Seconds until the registered executors have drained the lag of `lane`; infinite: never, or the lag is unknown."""
     state: State
 
 

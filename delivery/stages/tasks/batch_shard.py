@@ -1,7 +1,7 @@
 """Take due batches from the shards of the batch lane, as delivery.webhooks.batching.batcher decides.
 
-Defined on the driver, run in the executors' Python workers. A shard is one key of Spark's state. It holds the pending batches
-of some endpoints.
+The driver creates these task functions. The executors' Python workers run them. A shard is one key of Spark's state. It holds
+the pending batches of some endpoints.
 """
 
 from __future__ import annotations

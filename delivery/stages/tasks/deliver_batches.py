@@ -1,7 +1,7 @@
 """Deliver due batches on the executors, and write their results.
 
-The driver creates these tasks for each micro-batch, with the newest registry. Guarantee: at least once, as
-delivery.stages.tasks.task_context describes.
+The driver creates these task functions for each micro-batch, with the newest registry. The executors' Python workers run them.
+Guarantee: at least once, as delivery.stages.tasks.task_context describes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def deliver_batches(
     suppressed: deferral.SuppressedEndpoints,
     work_log: CompletedWork,
 ) -> DataFrame:
-    """Return a frame whose tasks deliver due batches; `task_context.run` runs them.
+    """Return a frame without rows, whose tasks deliver due batches and write the results to Kafka.
 
-    `batches` is the result of `shard_state.decide_shards`, without further columns. Batches for `suppressed` endpoints are
-    deferred to the retry lane. Batches that ended according to `work_log` are left out.
+    `task_context.run` runs the tasks. `batches` is the result of `shard_state.decide_shards`, without further columns. Batches
+    for `suppressed` endpoints go to the retry lane. Batches that ended according to `work_log` are left out.
 
     The shards are coalesced to `parallelism` tasks, so that the shards of one task share a dispatcher. The dispatcher waits for
     unresponsive endpoints of all its shards at the same time, not for one shard after the other.

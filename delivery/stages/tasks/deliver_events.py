@@ -1,7 +1,7 @@
 """Deliver records on the executors, and write their results.
 
-The driver creates these tasks for each micro-batch, with the newest registry. Guarantee: at least once, as
-delivery.stages.tasks.task_context describes.
+The driver creates these task functions for each micro-batch, with the newest registry. The executors' Python workers run them.
+Guarantee: at least once, as delivery.stages.tasks.task_context describes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def deliver(
 
     `task_context.run` runs the tasks. `records` has COLUMNS and no others.
 
-    Deliveries to `suppressed` endpoints are deferred to the retry lane. Deliveries that ended according to `work_log` are left
-    out.
+    Deliveries to `suppressed` endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
     coalesced to `parallelism` tasks, as many as can run at once. A task reads several Kafka partitions one after another.

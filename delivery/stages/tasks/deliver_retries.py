@@ -1,9 +1,10 @@
 """Deliver the leases of the retry lane on the executors, and write their results.
 
-A lease holds retry entries of one FIFO that a worker attempts now. The driver creates these tasks for each micro-batch, with
-the newest registry. Guarantee: at least once. A micro-batch that runs again leaves out the deliveries that its completed-work
-log contains. If the report of a lease is lost with its worker process, the lease expires and its entries are leased again.
-Then entries that a receiver had accepted are sent again, with the same `webhook-id`.
+A lease holds retry entries of one FIFO that a worker attempts now. The driver creates these task functions for each
+micro-batch, with the newest registry. The executors' Python workers run them. Guarantee: at least once. A micro-batch that runs
+again leaves out the deliveries that its completed-work log contains. If the report of a lease is lost with its worker process,
+the lease expires and its entries are leased again. Then entries that a receiver had accepted are sent again, with the same
+`webhook-id`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def deliver_leases(
     settle_s: float,
     work_log: CompletedWork,
 ) -> DataFrame:
-    """Return a frame whose tasks deliver leases; `task_context.run` runs them.
+    """Return a frame without rows, whose tasks deliver leases and write the results and reports to Kafka.
 
-    `leases` is the result of `shard_state.decide_shards`, without further columns. A task waits up to `settle_s` seconds for
-    its attempts. Attempts that take longer continue in the worker, and a later task in the same worker reports their leases.
+    `task_context.run` runs the tasks. `leases` is the result of `shard_state.decide_shards`, without further columns. A task
+    waits up to `settle_s` seconds for its attempts. Attempts that take longer continue in the worker, and a later task in the
+    same worker reports their leases.
     """
     partition = DeliverLeasesPartition(tools=tools, source=source, settle_s=settle_s, work_log=work_log)
     return leases.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)

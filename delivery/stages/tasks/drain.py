@@ -1,8 +1,8 @@
 """Wait, when a job stops in order, for the attempts that still run in the workers after the last micro-batch.
 
-Created on the driver, run in the executors' Python workers. Two kinds of attempts outlive their micro-batch: background
-attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry lane's
-leases. If the job ended without waiting, these requests would be aborted, and the next job would send them again.
+The driver creates this task function. The executors' Python workers run it. Two kinds of attempts outlive their micro-batch:
+background attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry
+lane's leases. If the job ended without waiting, these requests would be aborted, and the next job would send them again.
 """
 
 from __future__ import annotations

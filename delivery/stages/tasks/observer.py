@@ -1,7 +1,8 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
-Runs in the executors' Python workers. It is separate from delivery.stages.lanes.telemetry because a worker that unpickles an
-observer imports its module: the driver's metrics and settings would take 11 MB of each worker.
+Runs in the executors' Python workers. The driver adds their terms to its accumulators, and reads its own CPU time here. The
+module is separate from delivery.stages.lanes.telemetry because a worker that unpickles an observer imports the observer's
+module: the driver's metrics and settings would take 11 MB of each worker.
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ class Observer:
     unresponsive: Accumulator[frozenset[EndpointId]]
     """Endpoints that did not answer within their response deadline."""
     level: str
-    """The settings `logs.level`, `logs.format` and `logs.attempt_sample`, as are the next two fields."""
+    """The setting `logs.level`."""
     format: str
+    """The setting `logs.format`."""
     attempt_sample: float
+    """The setting `logs.attempt_sample`: the share of all attempts that is logged, 0 to 1."""
 
     def __call__(self, results: Results) -> None:
         _attempt_log(self.level, self.format, self.attempt_sample).write(results)

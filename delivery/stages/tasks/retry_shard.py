@@ -1,8 +1,8 @@
 """Take leases from the shards of the retry lane, as delivery.webhooks.retries.shard_scheduler decides.
 
-Created on the driver, run in the executors' Python workers. A shard is one key of Spark's state. It holds the retry entries of
-some endpoints. A lease holds retry entries of one FIFO that a worker attempts now. These tasks do not use the registry, so
-their closure stays the same while the query runs.
+The driver creates these task functions. The executors' Python workers run them. A shard is one key of Spark's state. It holds
+the retry entries of some endpoints. A lease holds retry entries of one FIFO that a worker attempts now. These functions do not
+use the registry, so their closure stays the same while the query runs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def take_leases(
 ) -> DataFrame:
     """Return the leases to deliver now, in rows that `shard_state.items_of` reads.
 
-    `records` come from the retries topic: deferred deliveries, reports of leases, and other messages for the shards. Each goes
-    to the shard of its endpoint, which then decides by `policy`. An entry may leave up to `look_ahead_ms` before its due time.
-    The tasks add to `pending` the backlog of each shard: the entries that still wait.
+    `records` come from the retries topic: postponed deliveries, reports of leases, and other messages for the shards. Each
+    record goes to the shard of its endpoint. The shard then decides by `policy`. An entry may leave up to `look_ahead_ms`
+    before its due time. The tasks add to `pending` the backlog of each shard: the entries that still wait.
     """
     spread = (
         records.select(*COLUMNS)
@@ -56,9 +56,10 @@ def take_leases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadPartition:
-    """The function that Spark calls for a partition of records: yield a row of `route.SCHEMA` for the shard of each record.
+    """The function that Spark calls for a partition of records: yield a row of `route.SCHEMA` for each record with a key.
 
-    A record's key is the id of its endpoint, and the endpoint determines the shard.
+    A record's key is the id of its endpoint, and the endpoint determines the row's shard. Before these rows, one row without
+    key and value goes to each shard, so that the shard checks its due times.
     """
 
     tools: task_context.Tools

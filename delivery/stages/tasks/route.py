@@ -1,8 +1,8 @@
 """Find the batch lane's endpoints for each record, and pack the events into segments for the shards of these endpoints.
 
-Created on the driver, run in the executors' Python workers. A shard is one key of Spark's state. It holds the pending batches
-of some endpoints. A segment is one value with events of one shard. The tasks' closure is fixed when the query starts. The
-newest registry comes with each micro-batch (delivery.stages.registry.task_delta).
+The driver creates these task functions. The executors' Python workers run them. A shard is one key of Spark's state. It holds
+the pending batches of some endpoints. A segment is one value with events of one shard. The functions' closure is fixed when the
+query starts. The newest registry comes with each micro-batch (delivery.stages.registry.task_delta).
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def route(
     immediate_flush_s: float,
     rejects: bool,
 ) -> DataFrame:
-    """Return rows of SCHEMA for the shards: the events in `records` that are due to endpoints of the batch lane.
+    """Return rows of SCHEMA for the shards: segments with the events in `records` that are due to endpoints in batch mode.
 
-    An endpoint whose batches wait at most `immediate_flush_s` seconds is marked: its events leave in the same micro-batch.
+    Each task also yields one row without key and value for each shard. An endpoint whose batches wait at most
+    `immediate_flush_s` seconds is marked: its events leave in the same micro-batch. `rejects` is that of RoutePartition.
     """
     partition = RoutePartition(
         tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects

@@ -1,8 +1,8 @@
 """Start a task of any lane in its worker, and write the task's results to Kafka.
 
-Created on the driver, used in the executors' Python workers. Guarantee: at least once. A delivery repeats if a task had sent
-the request, and failed or was killed before it wrote the result (docs/adr/0014, 0015). Each repeat carries the same
-`webhook-id`.
+The driver creates Tools, and calls `run`. The executors' Python workers use the rest. Guarantee: at least once. A delivery
+repeats if a task had sent the request, and failed or was killed before it wrote the result (docs/adr/0014, 0015). Each repeat
+carries the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ LAST_FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The values that every task of a lane needs: it travels from the driver to the workers. Survives pickling."""
+    """The values that every task of a lane needs. They travel from the driver to the workers. Survives pickling."""
 
     plan: worker_plan.Plan
     """Settings of the worker process: limits, timeouts, topics."""
     observe: Callable[[Results], None]
-    """Counts and logs results. Called in the worker with all results of the task."""
+    """Counts and logs results. Called in the worker with each set of results that a task writes."""
     sink: sink.Sink
     """Creates the task's writer to Kafka."""
     created_s: float | None = None
@@ -88,12 +88,18 @@ class Task:
         self._writing = tools.sink()
 
     def write(self, results: Results) -> None:
-        """Observe results, and enqueue their rows for Kafka: attempts, dead letters, and entries deferred to the retry lane."""
+        """Observe results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
+
+        Raise KafkaUnavailable if an earlier row of the task could not be written.
+        """
         self._observe(results)
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
     def write_leases(self, ended: retry_lane.LeaseResults) -> None:
-        """Observe and write the results of leases, then write the leases' reports, which tell the shards what to requeue."""
+        """Observe and write the results of leases, then enqueue the leases' reports, by which the shards remove and requeue.
+
+        Raise KafkaUnavailable if a row could not be written.
+        """
         self._observe(ended.results)
         self._writing.write(topic_rows.rows(ended.results, self._topics))
         if ended.reports:
@@ -104,7 +110,8 @@ class Task:
     def write_all(self, all_results: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write all results, and finish the task; return no rows.
 
-        If a delivery or a write fails, wait for the confirmation of the rows that are already enqueued, and raise the failure.
+        If a delivery or a write fails, wait up to LAST_FLUSH_S for the confirmation of the rows that are already enqueued, and
+        raise the failure.
         """
         try:
             for results in all_results:
@@ -121,9 +128,9 @@ class Task:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Write the remaining results, and wait until Kafka has confirmed all rows; return no rows.
 
-        A task of any lane also writes the leases of the retry lane that have ended in its process. Spark assigns its processes
-        round robin, so in a quiet job one process may get no further task of the retry lane. A lease that is never reported
-        expires, and its entries are leased again.
+        Raise KafkaUnavailable if a row could not be written. A task of any lane also writes the leases of the retry lane that
+        have ended in its process. Spark assigns its processes round robin, so in a quiet job one process may get no further
+        task of the retry lane. A lease that is never reported expires, and its entries are leased again.
         """
         if (leases := self.worker.drain_leases()) is not None:
             self.write_leases(leases)
@@ -141,9 +148,10 @@ def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, r
 
 
 def completed_before(work_log: CompletedWork | None) -> frozenset[Key]:
-    """Return the deliveries that must not be repeated, because they ended in an earlier run of this task.
+    """Return the deliveries that must not be repeated, because they ended in an earlier run of this task or its micro-batch.
 
-    Called in the task. `work_log` None: the micro-batch has no log, and the result is empty.
+    Called in the task. May read Kafka, as `CompletedWork.ended` describes. `work_log` None: the micro-batch has no log, and the
+    result is empty.
     """
     context = TaskContext.get()
     return frozenset() if work_log is None or context is None else work_log.ended(context.attemptNumber())
@@ -154,7 +162,10 @@ class RowsLost(Exception):
 
 
 def run(tasks: DataFrame) -> None:
-    """Run the tasks of a frame without rows until all have ended; raise RowsLost if an executor ended with shuffled rows."""
+    """Run the tasks of a frame without rows until all have ended. Called on the driver.
+
+    Raise RowsLost if an executor ended with shuffled rows that the tasks had to read, and Spark's error if a task failed.
+    """
     try:
         tasks.write.format("noop").mode("overwrite").save()
     except Exception as failure:
