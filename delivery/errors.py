@@ -1,18 +1,18 @@
 """Every error of the platform, in one tree.
 
-Runs on the driver and in the executors. Imports the standard library only. All classes can be pickled.
+Used in every process. Imports the standard library only. All classes can be pickled.
 
     FanoutError
     ├── SettingsError            before the start: a setting is unknown or wrong
     ├── LocalStackError          the embedded Postgres or Kafka cannot run here
-    ├── KafkaUnavailable         Kafka does not respond to the command or the starting job
+    ├── KafkaUnavailable         Kafka gives no answer, or refuses a request or a record
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
     ├── SchemaRegistryUnavailable  the schema registry gives no answer now; the records of its topics wait
     ├── RegistryOutdated         the schema in Postgres is of another version
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
-    ├── LaneFailed               a streaming query ended by itself; its committed micro-batches are kept
-    ├── RegistrationError        a document or row for the registry is refused, with the path of the mistake
+    ├── LaneFailed               a lane cannot run, or its query ended by itself; committed micro-batches are kept
+    ├── RegistrationError        a document, row or request is refused, with the path of the mistake
     │   ├── ManifestRefused      … a whole document, with all its mistakes
     │   ├── FilterError          … because of a filter pattern
     │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
@@ -54,11 +54,11 @@ class LocalStackError(FanoutError):
 
 
 class KafkaUnavailable(FanoutError):
-    """Kafka cannot be reached, or refuses our credentials."""
+    """Kafka cannot be reached, or refuses a request or a record: for our credentials, a missing right, or its size."""
 
 
 class RegistryUnavailable(FanoutError):
-    """Postgres cannot be reached or did not answer in time."""
+    """Postgres cannot be reached, did not answer in time, denies a right, or aborted a conflicting transaction."""
 
 
 class SchemaRegistryUnavailable(FanoutError):
@@ -78,11 +78,14 @@ class LeaseRefused(FanoutError):
 
 
 class LaneFailed(FanoutError):
-    """A lane's streaming query ended by itself. The next start continues after its last committed micro-batch."""
+    """A lane cannot run, or its streaming query ended by itself. The next start continues after its last committed micro-batch.
+
+    Also raised if the checkpoint is damaged, or if Spark's JVM has ended.
+    """
 
 
 class RegistrationError(FanoutError):
-    """A document or row for the registry is refused. `path` is the place of the mistake, such as `endpoints[3].url`.
+    """A document, a row or a request is refused. `path` is the place of the mistake, such as `endpoints[3].url`.
 
     `file` and `line` are set if the document is a file.
     """

@@ -1,10 +1,10 @@
-"""The job's table of contents. Runs on the driver.
+"""The job's table of contents. `fanout run` calls `run`, on the driver.
 
-    direct  event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected records
-    batch   event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same topics
-    retry   retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same topics
-
-`fanout run` calls `run`. Each name between two arrows is a file below `delivery/stages/`. `supervisor` connects the stages.
+Each name between two arrows is a file below `delivery/stages/`. `supervisor` connects the stages.
+    direct    event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected records
+    batch     event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same topics
+    retry     retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same topics
+    realtime  topics of its pattern ─► realtime_source ─► deliver_realtime ─► sink ─► the same topics
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The values of the domain: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
 
-Runs on the driver and in the executors. Imports the standard library only, so that a process unpickles a value without other
+Used in every process. Imports the standard library only, so that a process unpickles a value without other
 modules. Values that are made for every event are NamedTuples: a frozen dataclass takes two to three times as long (1.3 to
 2.7 µs).
 """
@@ -289,7 +289,7 @@ Sent = TypeVar("Sent", bound=Sendable)
 
 
 class Delivery(NamedTuple):
-    """One event due to one subscription: the unit that is delivered, dead-lettered or skipped."""
+    """One event due to one subscription: the unit that is delivered, dead-lettered, postponed or skipped."""
 
     event: Event
     subscription: Subscription
@@ -345,9 +345,9 @@ class Attempt(NamedTuple):
     number: int
     """Number of the attempt, from 1."""
     started_at_ms: int
-    """When the attempt started."""
+    """When the attempt started, milliseconds since the epoch."""
     duration_ms: float
-    """Duration of the attempt."""
+    """Duration of the attempt, in milliseconds."""
     status: int | None
     """HTTP status of the response. None: no response came."""
     error_class: str | None
@@ -365,14 +365,14 @@ class OutcomeKind(enum.StrEnum):
     DEAD_LETTERED = "dead_lettered"
     SKIPPED = "skipped"
     POSTPONED = "postponed"
-    """Deferred to the retry lane, where it waits for its next attempt."""
+    """Handed to the retry lane, where it waits for its next attempt."""
 
 
 class NextAttempt(NamedTuple):
     """The time of a delivery's next attempt in the retry lane."""
 
     at_ms: int
-    """Earliest time of the next attempt."""
+    """Earliest time of the next attempt, milliseconds since the epoch."""
     retries: int
     """Number of waits of the endpoint's schedule that are used up, including the wait until `at_ms`."""
 

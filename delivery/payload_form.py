@@ -1,4 +1,4 @@
-"""Forms of payloads that are not JSON. Used on the driver, in the executors, and in the commands."""
+"""Forms of payloads that are not JSON. Used in every process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Wrap a secret so that it is not printed by accident.
 
-Runs on the driver and in the executors. Imports the standard library only.
+Used in every process. Imports the standard library only.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The settings, and plain values made from them.
 
 In: TOML files and `FANOUT_…` environment variables. Out: frozen settings, options of the Kafka clients, plans for the workers.
-Runs on the driver and in the commands.
+Runs on the driver, in the commands, in `fanout archive` and in the API.
 """

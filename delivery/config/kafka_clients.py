@@ -1,6 +1,7 @@
 """Translate the Kafka settings into options of Spark's Java client and of librdkafka.
 
-Runs on the driver and in the command. Pure. The options contain the password: pass them on, never log them.
+Runs on the driver, in the commands, in `fanout archive` and in the API. Pure. The options contain the password: pass them on,
+never log them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
 
 
 def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
-    """Return librdkafka configuration for confluent_kafka's clients, of the command, the driver and the workers."""
+    """Return librdkafka configuration for confluent_kafka's clients in all processes, the workers included."""
     options: dict[str, str | int | float | bool] = {
         "log_level": 0,  # its own lines on standard error add nothing to our errors
         "bootstrap.servers": kafka.bootstrap_servers,

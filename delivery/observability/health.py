@@ -1,7 +1,8 @@
 """Judge whether a lane is healthy and ready. The judgement is pure; `Watch` gathers the facts.
 
-Runs on the driver. Healthy means that a restart would not help. A lane is healthy while it is paused on purpose, has nothing to
-do, or waits for an absent Kafka. Ready means that an event would be delivered now.
+Runs on the driver, in `fanout archive` and in `fanout serve`, which both count as one lane. Healthy means that a restart would
+not help. A lane is healthy while it is paused on purpose, has nothing to do, or waits for an absent Kafka. Ready means that an
+event would be delivered now.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from dataclasses import dataclass, field
 
 Positions = Mapping[str, Mapping[int, int]]
 """Offset of the next record to handle, by topic and partition."""
+
+
+SOURCE_AWAY = (
+    "Kafka does not answer: records wait there, and the lane continues by itself when Kafka answers. Check the brokers and "
+    "kafka.bootstrap_servers"
+)
+"""Answer of `/readyz` while Kafka does not answer."""
 
 
 class Phase(enum.StrEnum):
@@ -75,12 +83,12 @@ def readiness(facts: Facts) -> Verdict:
     if facts.phase in {Phase.STARTING, Phase.RUNNING} and facts.pause_reason:
         return Verdict(ok=False, reason=f"paused: {facts.pause_reason}")
     if facts.phase is Phase.RUNNING and not facts.is_source_up:
-        return Verdict(ok=False, reason="Kafka does not answer")
+        return Verdict(ok=False, reason=SOURCE_AWAY)
     return Verdict(ok=facts.phase is Phase.RUNNING, reason=facts.phase.value)
 
 
 def worst_of(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """Return the verdict on the process from those by lane: the first verdict that is not ok, else the first verdict."""
+    """Return the verdict on the process from its lanes' verdicts: the first that is not ok, else the first."""
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
 

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
     """If `metrics.port` is set, start a thread that serves the three paths until the process ends.
 
-    `watches` has a watch for each lane, or that of another process, by name. Called first at the start of a process. Raise
-    SettingsError if the port cannot be opened.
+    `watches` has a watch for each lane of a job, or one watch of another process, by name. Called once, early in the start of a
+    process. Raise SettingsError if the port cannot be opened.
     """
     metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
     if not config.port:
@@ -38,7 +38,7 @@ def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None
     except OSError as exc:
         raise errors.SettingsError(
             f"setting metrics.port: {config.host}:{config.port} cannot be opened ({exc.strerror}), so nothing was started. "
-            "Choose another port"
+            "Choose another port, or correct metrics.host"
         ) from exc
     server.config, server.watches = config, watches
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

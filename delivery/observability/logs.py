@@ -1,7 +1,8 @@
 """Set up logging: lines for people or JSON for machines, on standard error.
 
-Runs on the driver, in the command and in the workers. Fields given as `extra=` become keys of the JSON object, or follow the
-text. Control characters are escaped, so that foreign text cannot forge a line or control a terminal.
+Runs in every process: on the driver, in the commands, in `fanout archive`, in the API and in the workers. Fields given as
+`extra=` become keys of the JSON object, or follow the text. Control characters are escaped, so that foreign text cannot forge a
+line or control a terminal.
 """
 
 from __future__ import annotations

@@ -209,12 +209,12 @@ def test_get_create_and_update_are_enough(api, account):
 def test_each_verb_is_needed_and_named(api, namespace, tmp_path, verb):
     rules = [{**rule, "verbs": [other for other in rule["verbs"] if other != verb]} for rule in RULES]
     account = api.account(tmp_path / "account", namespace, "driver", [rule for rule in rules if rule["verbs"]])
-    with pytest.raises(errors.LeaseRefused, match=rf"Lease {namespace}/all: .* refuses the verb '{verb}' .*403.*bind a Role"):
+    with pytest.raises(errors.LeaseRefused, match=rf"Lease {namespace}/all: this pod may not {verb} it .403, .*bind a Role"):
         use(leases(api, account))
 
 
 def test_other_leases_are_out_of_reach(api, account):
-    with pytest.raises(errors.LeaseRefused, match="refuses the verb 'get'"):
+    with pytest.raises(errors.LeaseRefused, match="this pod may not get it"):
         cluster.Leases(host="127.0.0.1", port=api.port, name="of-others", account=account).read()
 
 
@@ -250,5 +250,5 @@ def test_wrong_authority_is_named(api, account):
 
 def test_unknown_token_is_named(api, account):
     (account / "token").write_text("of nobody")
-    with pytest.raises(errors.LeaseRefused, match=r"refuses the verb 'get' .401"):
+    with pytest.raises(errors.LeaseRefused, match=r"does not accept the pod's token .401, .*clock"):
         leases(api, account).read()

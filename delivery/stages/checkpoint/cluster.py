@@ -1,8 +1,8 @@
 """Read, create and update one Kubernetes Lease, by the service account of this pod.
 
-Runs on the driver. Three HTTPS requests of the standard library: a client package costs 15 to 160 MB in the image and 0.5 to
-1 s of each start (docs/adr/0039). Each request opens its own connection. A failed request is not retried, because the caller
-has the deadline. Proxies that the environment names are not used.
+Runs on the driver, and in commands that change the checkpoint. Uses the standard library's HTTPS client: a client package costs
+15 to 160 MB in the image and 0.5 to 1 s of each start (docs/adr/0039). Each request opens its own connection. A failed request
+is not retried, because the caller has the deadline. Proxies that the environment names are not used.
 """
 
 from __future__ import annotations
@@ -26,8 +26,17 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder in which Kubernetes mounts the token, the authority's certificate and the namespace into each pod."""
 TIMEOUT_S = 3.0
 """Seconds for each step of a request. Three requests that hang fit into `election.RENEW_DEADLINE_S`."""
-_REFUSALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-"""Statuses by which the API server says that this pod may not use the Lease: a retry would not help."""
+_REFUSALS = {
+    HTTPStatus.UNAUTHORIZED: (
+        "the API server does not accept the pod's token (401, {said}): check the service account, its token's audience and the "
+        "pod's clock"
+    ),
+    HTTPStatus.FORBIDDEN: (
+        "this pod may not {verb} it (403, {said}): bind a Role with get, create and update on leases of coordination.k8s.io to "
+        "the service account of this pod"
+    ),
+}
+"""Statuses by which the API server says that this pod may not use the Lease, each with the message: a retry would not help."""
 
 
 class Unavailable(Exception):
@@ -40,7 +49,7 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leases:
-    """Access to one Lease at the API server. The Lease `name` may not exist yet."""
+    """A client for one Lease at the API server. The Lease `name` may not exist yet."""
 
     host: str
     port: int
@@ -85,10 +94,7 @@ class Leases:
         if status is HTTPStatus.CONFLICT:
             raise Conflict
         if status in _REFUSALS:
-            raise errors.LeaseRefused(
-                f"{self._where(namespace)}: the API server refuses the verb {verb!r} ({status.value}, {_message(text)}): bind "
-                "a Role with get, create and update on leases of coordination.k8s.io to the service account of this pod"
-            )
+            raise errors.LeaseRefused(f"{self._where(namespace)}: {_REFUSALS[status].format(verb=verb, said=_message(text))}")
         if verb == "get" and status is HTTPStatus.NOT_FOUND:
             return status, None
         if status >= HTTPStatus.BAD_REQUEST:
@@ -127,7 +133,7 @@ class Leases:
 
 
 def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
-    """Return the access to the Lease `name`, at the API server that Kubernetes names in each pod's environment.
+    """Return the client for the Lease `name`. It asks the API server that Kubernetes names in each pod's environment.
 
     Raise LeaseRefused if this process does not run in a pod.
     """
@@ -135,7 +141,7 @@ def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
         host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
     except (KeyError, ValueError):
         raise errors.LeaseRefused(
-            f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST): leave "
+            f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST or _PORT): leave "
             "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks. Nothing was started"
         ) from None
     return Leases(host=host, port=port, name=name, account=ACCOUNT)

@@ -1,9 +1,9 @@
 """Read from the result topics what an interrupted micro-batch had already completed, so that it is not repeated.
 
 delivery.webhooks.results.completed_work interprets the results. Runs on the driver at the start of a lane, and in an executor
-where Spark retries a task. Must not import the settings: a worker that unpickles a CompletedWork imports this module, and
-pydantic would take 11 MB of the worker. If Kafka does not answer, the lane starts anyway, and deliveries whose results could
-not be read are repeated.
+where Spark retries a task. The real-time lane also reads its receipts with it. Must not import the settings: a worker that
+unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka does not answer, the lane
+starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations

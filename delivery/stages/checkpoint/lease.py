@@ -27,7 +27,7 @@ LAST_WORDS_S = 1.0
 
 
 class Leases(Protocol):
-    """Access to one Lease at the API server, as `cluster.Leases` provides it."""
+    """A client for one Lease at the API server, such as `cluster.Leases`. Both functions raise Unavailable and LeaseRefused."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Holder:
         """
         seen = None
         while not stop.is_set():
-            if self._try_to_acquire():
+            if self._has_acquired():
                 log.info("acquired the Lease %s as %s", self._leases.name, self._identity)
                 self._renewing.start()
                 threading.Thread(target=self._watch, name="lease deadline", daemon=True).start()
@@ -100,14 +100,19 @@ class Holder:
                 self._leases.write(election.released(record))
         except (cluster.Unavailable, cluster.Conflict, errors.LeaseRefused) as exc:
             log.warning(
-                "the Lease %s could not be released (%s): the next driver starts when it has expired, in %.0f s. There is "
-                "nothing to do",
-                self._leases.name, exc, election.LEASE_S,
+                "the Lease %s could not be released (%s). The next driver starts after %.0f s; delivery is not affected. If "
+                "the text in brackets names a right, grant it", self._leases.name, exc, election.LEASE_S,
             )  # fmt: skip
 
     def abandon(self) -> None:
         """Stop renewing, and let the Lease expire. Called when this driver has failed: its workers may still deliver."""
         self._released.set()
+
+    def _has_acquired(self) -> bool:
+        try:
+            return self._try_to_acquire()
+        except errors.LeaseRefused as exc:
+            raise errors.LeaseRefused(f"{exc}. Nothing was started") from exc
 
     def _try_to_acquire(self) -> bool:
         try:
@@ -128,8 +133,9 @@ class Holder:
         if reason != self._waits_for:
             self._waits_for = reason
             log.warning(
-                "this driver %s. It delivers nothing until it holds the Lease, and asks every %.0f s. If no other driver "
-                "should run, stop that one. Check that the pod reaches the API server", reason, election.RETRY_S,
+                "this driver %s. It delivers nothing until it holds the Lease, and asks every %.0f s. If a holder is named "
+                "that should not run, stop it. If the API server does not answer, check the pod's network",
+                reason, election.RETRY_S,
             )  # fmt: skip
 
     def _observe(self) -> None:
@@ -147,8 +153,8 @@ class Holder:
             except (cluster.Unavailable, errors.LeaseRefused) as exc:
                 if not self._problem:
                     log.warning(
-                        "the Lease %s could not be renewed (%s): this driver retries every %.0f s, and ends itself after %.0f "
-                        "s without a renewal. Check that the pod reaches the API server, and that its Role allows update",
+                        "the Lease %s could not be renewed (%s). This driver retries every %.0f s, and ends itself after "
+                        "%.0f s without a renewal. If the text in brackets gives no advice, check the pod's network",
                         self._leases.name, exc, election.RETRY_S, election.RENEW_DEADLINE_S,
                     )  # fmt: skip
                 self._problem = str(exc)

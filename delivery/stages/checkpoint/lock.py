@@ -20,7 +20,8 @@ from delivery.stages.checkpoint import cluster, file_lock, lease
 class Lock:
     """The lock of this process on some lanes of a checkpoint.
 
-    The constructor takes the file locks, and raises CheckpointInUse at once if another process has one of them.
+    The constructor takes the file locks, and raises CheckpointInUse at once if another process has one of them. It raises
+    SettingsError if the checkpoint cannot be written, and LeaseRefused if a Lease is set and this process runs in no pod.
     """
 
     def __init__(self, config: settings.Spark, lanes: Iterable[str]) -> None:
@@ -39,8 +40,9 @@ class Lock:
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
         """Wait for the Lease, if one is set, and hold it inside the context; yield False if `stop` is set first.
 
-        Unless `is_patient`, raise CheckpointInUse if another driver holds the Lease. The Lease is released only after an
-        orderly end. After a failure the workers may still be running, so the next driver waits until the Lease has expired.
+        Unless `is_patient`, raise CheckpointInUse if another driver holds the Lease. Raise LeaseRefused if the API server does
+        not let this driver use the Lease. The Lease is released only after an orderly end. After a failure the workers may
+        still be running, so the next driver waits until the Lease has expired.
         """
         if self._holder is None:
             yield True

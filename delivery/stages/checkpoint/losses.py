@@ -1,9 +1,10 @@
 """Find records that a lane had not read and Kafka no longer holds, and move the positions in the lane's checkpoint past them.
 
-Runs on the driver of a command, while no job runs the lane. A position is the next offset of a partition. Spark refuses to
-continue where records are gone (`failOnDataLoss`): they are lost events, and an operator has to accept the loss. Guarantee: no
-record that Kafka still holds is skipped, and the lane's state is untouched. One exception: a topic that was deleted and
-recreated, and now has more records than were read of the old topic, looks like the old topic.
+Runs in `fanout accept-loss`, while no job runs the lane, and at the start of a job that moves topics between lanes
+(delivery.stages.realtime.topic_moves). A position is the next offset of a partition. Spark refuses to continue where records
+are gone (`failOnDataLoss`): they are lost events, and an operator has to accept the loss. Guarantee: no record that Kafka still
+holds is skipped, and the lane's state is untouched. One exception: a topic that was deleted and recreated, and now has more
+records than were read of the old topic, looks like the old topic.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def write(spark: SparkSession, name: str, text: str) -> None:
 class Checkpoint:
     """The offset log in one lane's checkpoint folder: the committed positions, and the end of an interrupted micro-batch.
 
-    Creating the object reads them. Raise LaneFailed if the folder is damaged or nothing was committed yet.
+    Creating the object reads the positions. It raises LaneFailed if the folder is damaged, or if a micro-batch was started and
+    none was committed. In a folder without a started micro-batch the positions are empty.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -124,7 +126,7 @@ class Checkpoint:
             )
         self._committed, self._begun = committed, begun if begun > committed else None
         self.positions: Positions = {} if committed < 0 else self._read(committed)
-        """The committed positions; empty if the lane has committed nothing."""
+        """The committed positions; empty if the lane has never started a micro-batch."""
 
     def move(self, positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> None:
         """Make the lane continue from `positions`, and limit an interrupted micro-batch to the records that Kafka holds."""
@@ -158,7 +160,8 @@ class Checkpoint:
             stream.close()
         if len(lines) != _LINES:
             raise errors.LaneFailed(
-                f"{path} is damaged, or another version of Spark wrote it. Nothing was changed: see the operations document"
+                f"{path} is damaged, or another version of Spark wrote it. Nothing was changed: restore a backup of the lane's "
+                "folder (docs/operations.md)"
             )
         return lines
 

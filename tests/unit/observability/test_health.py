@@ -50,7 +50,7 @@ def test_a_lane_is_healthy_unless_a_restart_would_help(known, is_healthy):
             "paused: the registry was last confirmed 9 s ago",
         ),
         (facts(lag=None), True, "running"),
-        (facts(lag=None, is_source_up=False), False, "Kafka does not answer"),
+        (facts(lag=None, is_source_up=False), False, health.SOURCE_AWAY),
         (facts(Phase.STARTING, is_source_up=False), False, "starting"),
         (facts(Phase.STARTING), False, "starting"),
         (

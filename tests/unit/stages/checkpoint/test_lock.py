@@ -1,7 +1,10 @@
 """The Lease seen from one driver, with an API server that is away, refuses, or was never there. The real one: tests/k8s."""
 
 import dataclasses
+import http.client
+import ssl
 import threading
+import types
 
 import pytest
 
@@ -64,6 +67,30 @@ def test_a_missing_file_of_the_service_account_is_named(account, missing):
     (account / missing).unlink(missing_ok=True)
     with pytest.raises(errors.LeaseRefused, match=f"{missing} cannot be read .*give the driver's pod a service account"):
         cluster.Leases(host="127.0.0.1", port=1, name="all", account=account).read()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (401, r"Lease n/all: the API server does not accept the pod's token \(401, no\): check the service account, .*clock"),
+        (403, r"Lease n/all: this pod may not get it \(403, no\): bind a Role with get, create and update"),
+    ],
+)
+def test_each_refusal_names_its_own_cure(account, monkeypatch, status, told):
+    """A Role was advised for a token that the API server did not accept."""
+    answer = types.SimpleNamespace(status=status, read=lambda: b'{"message": "no"}')
+    connection = types.SimpleNamespace(request=lambda *_: None, getresponse=lambda: answer, close=lambda: None)
+    monkeypatch.setattr(http.client, "HTTPSConnection", lambda *_, **__: connection)
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: types.SimpleNamespace(verify_flags=0))
+    with pytest.raises(errors.LeaseRefused, match=told):
+        cluster.Leases(host="127.0.0.1", port=1, name="all", account=account).read()
+
+
+def test_a_refused_driver_says_that_nothing_was_started(account):
+    (account / "token").unlink()
+    refused = cluster.Leases(host="127.0.0.1", port=1, name="all", account=account)
+    with pytest.raises(errors.LeaseRefused, match=r"token cannot be read .*\. Nothing was started$"):
+        lease.Holder(refused, "me", pytest.fail).acquire(threading.Event())
 
 
 def test_without_a_lease_nothing_is_waited_for(tmp_path):
