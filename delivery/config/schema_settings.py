@@ -17,7 +17,7 @@ class SchemaRegistry(Area):
     """Regular expression, in the syntax of `source.topic_pattern`, for the whole name of each topic whose values may be in the
     Confluent wire format. A value without its frame is read as in any other topic. Empty: no topic has a schema registry."""
     url: Annotated[str, Field(pattern=r"^(https?://[^@\s,]+(\s*,\s*https?://[^@\s,]+)*)?$")] = ""
-    """URL of the registry, several separated by commas. The registry speaks the API of Confluent's Schema Registry. The user
+    """URL of the schema registry, several separated by commas. The server has the API of Confluent's Schema Registry. The user
     name and the password are settings of their own."""
     username: str = ""
     """User name for basic authentication. Empty: none."""
@@ -28,8 +28,8 @@ class SchemaRegistry(Area):
     timeout_s: Seconds = 5
     """Longest time of one request."""
     wait_s: Seconds = 10
-    """Time for which a task waits for a registry that does not answer. Then the task fails, and its lane starts the micro-batch
-    again when the registry answers. Meanwhile the records wait in Kafka."""
+    """Time for which a task waits for a schema registry that does not answer. Then the task fails, and its lane starts the
+    micro-batch again when the schema registry answers. Meanwhile the records wait in Kafka."""
     max_schemas: Annotated[int, Field(gt=0)] = 1000
     """Most schemas in the cache of one worker process. The least recently used schemas are dropped first."""
 

@@ -61,7 +61,7 @@ class Kafka(Area):
     """Any other option of the Java client, with which Spark reads. Passed on with the prefix `kafka.`
     (`spark_options."client.rack" = "a"`). Never shown, because an option may be a password."""
     librdkafka_options: dict[str, SecretStr] = {}
-    """Any other option of librdkafka, which the workers and the commands use. Never shown."""
+    """Any other option of librdkafka, the client of the workers and of all processes beside Spark. Never shown."""
 
     _from_text = pydantic.field_validator("spark_options", "librdkafka_options", mode="before")(pairs)
 
@@ -131,7 +131,7 @@ class Delivery(Area):
     stops answering is left to the retry lane for twice this time."""
     lane_deadline_s: Seconds = 3
     """Queue timeout: the longest time that deliveries may wait for their own endpoint's answers, or for its `max_per_second`,
-    once all other deliveries of the micro-batch are done. Then the waiting deliveries are deferred to the retry lane, and the
+    once all other deliveries of the micro-batch are done. Then the waiting deliveries are postponed to the retry lane, and the
     micro-batch ends."""
     patience_s: Seconds = 0.5
     """Response deadline: the longest time that a micro-batch waits for answers once it has nothing else to do. For each
@@ -139,13 +139,13 @@ class Delivery(Area):
     background, and deliveries whose attempts fail go to the retry lane. Nothing waits for a quick retry alone. With the value
     of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
-    """Most attempts at a delivery within `lane_deadline_s`. The retry lane makes a further attempt when the micro-batch has
-    nothing else to do."""
+    """Most attempts at a delivery in a fast lane (direct, batch or real-time), within `lane_deadline_s`. When a micro-batch has
+    nothing else to do, it leaves further attempts to the retry lane."""
     retry_wait_s: Seconds = 0.2
     """Wait before the second attempt. The wait doubles with each further attempt, ±20 %."""
     max_retry_after_s: Seconds = 86_400
     """Longest `Retry-After` that is honoured. A longer one counts as this time. A delivery whose `Retry-After` ends after
-    `lane_deadline_s` is deferred to the retry lane."""
+    `lane_deadline_s` is postponed to the retry lane."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """Most requests in flight in one worker process. In addition, as many background attempts may be in flight."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
@@ -263,8 +263,8 @@ class Spark(Area):
     app_name: str = "fanout"
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
-    """Folder or URL with each lane's progress and state. If its content is lost, the lanes read again from
-    `starting_offsets`."""
+    """Folder or URL with each lane's progress and state. If its content is lost, the lanes begin without state, at
+    `source.starting_offsets`, and the retry lane at the first record of its topic."""
     checkpoint_lease: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")] = ""
     """Name of a Kubernetes Lease in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease, and
     a second driver waits. Empty: no Lease; file locks in the folder keep a second driver out."""

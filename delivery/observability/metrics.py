@@ -49,13 +49,13 @@ class _MergedHistogram(Collector):
 RECORDS = Counter(
     "fanout_records",
     "Records handled in committed micro-batches: events and rejected records. The batch lane includes its wake-ups. The retry "
-    "lane counts deferred deliveries, reports and wake-ups, a large record once for each 4 KiB.",
+    "lane counts postponed deliveries, reports and wake-ups, a large record once for each 4 KiB.",
     ["lane"],
 )
 REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
 DELIVERIES = Counter(
     "fanout_deliveries",
-    "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: deferred to the retry lane) and reason.",
+    "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: they wait in the retry lane) and reason.",
     ["lane", "outcome", "reason"],
 )
 BATCHES = Counter(

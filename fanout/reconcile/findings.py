@@ -63,8 +63,9 @@ MEANINGS = {
         "start the job: it runs again. If the job has run since, these deliveries are lost: publish the events again"
     ),
     Kind.NOT_HANDED_OVER: (
-        "the log says failed or deferred, and the delivery is neither in the retries topic nor a dead letter. If a micro-batch "
-        "was interrupted, start the job: it runs again. If the job has run since, the delivery is lost: publish the event again"
+        "the log says failed or postponed, and the delivery is neither in the retries topic nor a dead letter. If a "
+        "micro-batch was interrupted, start the job: it runs again. If the job has run since, the delivery is lost: publish "
+        "the event again"
     ),
     Kind.NO_LETTER: (
         "the log says given up, and the dead-letter topic has no dead letter of it: it was lost, or somebody removed it. "

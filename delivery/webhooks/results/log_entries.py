@@ -96,7 +96,7 @@ class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skippe
 
 
 class PostponedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="postponed"):
-    """A delivery that was deferred to the retry lane before its first attempt."""
+    """A delivery that was postponed to the retry lane before its first attempt."""
 
     reason: str | None
     """Reason: a word of `delivery.webhooks.policy.retry_reasons`."""
@@ -182,7 +182,7 @@ class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
 
 
 class BatchPostponedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_postponed"):
-    """A batch that was deferred to the retry lane before its first attempt."""
+    """A batch that was postponed to the retry lane before its first attempt."""
 
     reason: str | None
     """Reason: a word of `delivery.webhooks.policy.retry_reasons`."""

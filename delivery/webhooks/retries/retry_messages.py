@@ -51,7 +51,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     again_at_ms: int
     """Earliest time of the next attempt."""
     since_ms: int
-    """When the entry was deferred to the retry lane."""
+    """When the entry was postponed to the retry lane."""
     expires_ms: int
     """When the entry is given up, whatever it waits for."""
     reason: str
@@ -128,7 +128,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="postponed"):
-    """Deliveries and batches of one endpoint that a lane, a redrive or a replay defers to the retry lane.
+    """Deliveries and batches of one endpoint that a lane, a redrive or a replay gives to the retry lane.
 
     A record may also report completed background attempts, or a health hint.
     """
