@@ -79,7 +79,7 @@ test-chart: setup
 	@test "$(HELM)" != "$(TOOLS)/helm" || $(BIN)/python deploy/helm/tools $(TOOLS)
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
 
-# The OpenAPI document, by Redocly and Spectral, which tests/openapi/linters.py installs into a cache outside the tree.
+# The OpenAPI document, by Redocly and Spectral, which tests/support/node_packages.py installs into a cache outside the tree.
 test-openapi: setup
 	$(BIN)/python -m pytest tests/openapi $(ARGS)
 

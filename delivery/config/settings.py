@@ -12,6 +12,7 @@ from typing import Annotated
 import pydantic
 from pydantic import Field, SecretStr
 
+from delivery.config.oidc_settings import Oidc
 from delivery.config.schema_settings import SchemaRegistry
 from delivery.config.service_settings import Api, Archive, Operations
 from delivery.config.setting_types import Area, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
@@ -352,6 +353,7 @@ class Settings(Area):
     logs: Logs = Logs()
     metrics: Metrics = Metrics()
     api: Api = Api()
+    oidc: Oidc = Oidc()
 
 
 def known_names() -> list[str]:

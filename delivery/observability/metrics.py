@@ -197,6 +197,9 @@ API_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30),
 )
 API_EVENTS = Counter("fanout_api_published_events", "Events published over HTTP that Kafka has confirmed.")
+OIDC_KEY_REQUESTS = Counter(
+    "fanout_oidc_key_requests", "Requests of the HTTP API for the keys of the OpenID Connect provider, by outcome.", ["outcome"]
+)
 API_POLLS_WAITING = Gauge("fanout_api_polls_waiting", "Polls that wait for a dead letter; at most api.max_polls.")
 API_CONNECTIONS = Gauge(
     "fanout_api_connections_in_use", "Postgres connections in use by the HTTP API; at most api.max_connections."

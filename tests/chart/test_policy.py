@@ -137,3 +137,18 @@ def test_the_identity_of_a_cloud_reaches_every_service_account():
         "here-fanout": {"a/b": "c"},
         "here-fanout-all": {"a/b": "c"},
     }
+
+
+def test_only_the_api_may_reach_the_identity_provider():
+    provider = [{"to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}], "ports": [{"port": 8443}]}]
+    policy = rendering.EVERYTHING["networkPolicy"] | {"identityProvider": provider}
+    oidc = {"issuer": "https://10.0.0.7:8443", "audience": "fanout", "scopes": {"admins": "operator"}}
+    values = rendering.EVERYTHING | {"networkPolicy": policy, "config": rendering.EVERYTHING.get("config", {}) | {"oidc": oidc}}
+    documents = rendering.rendered(values)
+    made = rendering.of_kind("NetworkPolicy", documents)
+    spec = made["here-fanout-identity-provider"]["spec"]
+    assert (spec["policyTypes"], spec["egress"]) == (["Egress"], provider)
+    assert spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "serve"
+    assert all("10.0.0.7" not in str(one) for name, one in made.items() if name != "here-fanout-identity-provider")
+    assert tomllib.loads(rendering.settings_of(documents))["oidc"] == oidc
+    assert "here-fanout-identity-provider" not in rendering.of_kind("NetworkPolicy", rendering.rendered(rendering.EVERYTHING))

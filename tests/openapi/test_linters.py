@@ -1,18 +1,22 @@
 """Redocly and Spectral find nothing in the OpenAPI document, and find a mistake that is put into it."""
 
+import subprocess
+from pathlib import Path
+
 import orjson
 import pytest
 
 from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.table import ROUTES
-from tests.openapi import linters
+from tests.support import node_packages
 
+HERE = Path(__file__).parent
 LINTERS = {
     "redocly": (
-        "@redocly/cli/bin/cli.js", "lint", "--config", str(linters.HERE / "redocly.yaml"), "--max-problems", "1000",
+        "@redocly/cli/bin/cli.js", "lint", "--config", str(HERE / "redocly.yaml"), "--max-problems", "1000",
     ),
     "spectral": (
-        "@stoplight/spectral-cli/dist/index.js", "lint", "--ruleset", str(linters.HERE / "spectral.yaml"),
+        "@stoplight/spectral-cli/dist/index.js", "lint", "--ruleset", str(HERE / "spectral.yaml"),
         "--fail-severity", "warn",
     ),
 }  # fmt: skip
@@ -20,13 +24,13 @@ LINTERS = {
 
 @pytest.fixture(scope="module")
 def folder():
-    return linters.installed()
+    return node_packages.installed()
 
 
 def linted(folder, linter, document, path):
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
-    script, *arguments = LINTERS[linter]
-    done = linters.lint(folder, script, *arguments, str(path))
+    command = node_packages.command(folder, *LINTERS[linter], str(path))
+    done = subprocess.run(command, env=node_packages.environment(), capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -37,9 +37,10 @@ class Scope(enum.StrEnum):
 
 
 class Principal(NamedTuple):
-    """The API key of a request, as far as authorization needs it."""
+    """The API key or token of a request, as far as authorization needs it."""
 
     key_id: str
+    """The id of the key; for a token, `oidc:` and its subject."""
     customer_id: str | None
     """None: a key of the platform."""
     scope: Scope
@@ -48,7 +49,7 @@ class Principal(NamedTuple):
     endpoints: frozenset[EndpointId] | None = None
     """Endpoints to which a customer's key is limited. None: the key is not limited."""
     expires_at: dt.datetime | None = None
-    """None: the key does not expire."""
+    """None: the key does not expire, or the principal has a token."""
 
     @property
     def endpoint_ids(self) -> str:

@@ -27,12 +27,12 @@ TYPES = {
         "Correct the fields that errors names. The same request is refused again.",
     ),
     "unauthenticated": ProblemType(
-        "The request has no API key, or one that is unknown, revoked or expired.",
-        "Send the header Authorization: Bearer fk_… with a valid key.",
+        "The request has no API key, or one that is unknown, revoked or expired. Or its token is not valid.",
+        "Send the header Authorization: Bearer fk_… with a valid key, or a new token of the operator's provider.",
     ),
     "forbidden": ProblemType(
-        "The scope of the API key, or its limit to endpoints, does not allow the request, or an event is of a tenant for which "
-        "the key may not publish.",
+        "The scope of the API key or token, or the key's limit to endpoints, does not allow the request, or an event is of a "
+        "tenant for which the key may not publish.",
         "Use another key. GET /v1/openapi.json lists the scopes of each operation, and errors names the events.",
     ),
     "not_found": ProblemType(
@@ -77,7 +77,7 @@ TYPES = {
     ),
     "unavailable": ProblemType(
         "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests are in flight, the "
-        "request took too long, or Kafka has not confirmed all events to publish.",
+        "request took too long, Kafka has not confirmed all events to publish, or the provider of the token is away.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
     ),

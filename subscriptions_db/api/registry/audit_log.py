@@ -25,7 +25,8 @@ class AuditEntry(pydantic.BaseModel):
     entry_id: int
     at: dt.datetime
     key_id: str
-    """The API key of the change; or `command` (a `fanout` command), `job` (the job itself), `callback` (a receiver)."""
+    """The API key of the change; or `oidc:…` (the subject of a token), `command` (a `fanout` command), `job` (the job itself),
+    `callback` (a receiver)."""
     login: str | None
     """The login to Postgres; operators only. Null: an older version wrote the entry."""
     customer: str | None

@@ -1,6 +1,7 @@
-"""Authenticate the key of a request, limit its rate, and check its scope.
+"""Authenticate the key or the token of a request, limit its rate, and check its scope.
 
-Runs in the API, on its event loop. Principals are cached for seconds, so most requests need no key look-up in Postgres.
+Runs in the API, on its event loop. Principals are cached for seconds, so most requests need no key look-up in Postgres. Tokens
+are those of the OpenID Connect provider (subscriptions_db/api/oidc). The rate of a key is for tokens that of their subject.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.api.contract.routes import Route
+from subscriptions_db.api.oidc.tokens import TokenVerifier
 
 CACHE_S = 3.0
 """Seconds a principal is cached, and so the longest that a revoked key still works. docs/api.md promises 5 s."""
@@ -33,6 +35,9 @@ for a KiB of nested arrays. By their KiB alone, such arrays of one key could tak
 MAX_UNKNOWN_KEYS_PER_S = 500.0
 """Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
 Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
+MAX_UNKNOWN_TOKENS_PER_S = 200.0
+"""Tokens a second that this process verifies, all together. A verification takes 0.1 ms of CPU, and an attacker can send any
+number of invented tokens. A token that was verified before does not count."""
 BEARER = "bearer "
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 
@@ -115,9 +120,15 @@ class Admission:
         max_publishing_requests_per_s: float = 500,
         clock: Callable[[], float] = time.monotonic,
         on_use: Callable[[Principal], None] = lambda _: None,
+        tokens: TokenVerifier | None = None,
     ) -> None:
-        """`on_use` is called with the principal of each valid key that is read from Postgres: about once in CACHE_S a key."""
+        """`on_use` is called with the principal of each valid key that is read from Postgres: about once in CACHE_S a key.
+
+        `tokens` verifies tokens. None: every token is refused.
+        """
         self._read_key = read_key
+        self._tokens = tokens
+        self._unknown_tokens = limits.Pace(MAX_UNKNOWN_TOKENS_PER_S, BURST_SHARE)
         self._on_use = on_use
         self._max_per_s = max_per_s
         self._max_events_per_s = max_events_per_s
@@ -154,9 +165,14 @@ class Admission:
         return principal
 
     async def authenticate(self, authorization: str | None) -> Principal:
-        """Return the principal of a key; raise Refused with 401, with 429 after too many unknown keys, or with 503."""
+        """Return the principal of a key or token; raise Refused with 401, with 429 after too many unknown ones, or with 503.
+
+        A valid token without a scope is refused with 403.
+        """
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)
+        if key_id is None and text and self._tokens is not None:
+            return self._tokens.known(text) or await self._of_unknown_token(text, self._tokens)
         if key_id is None:
             raise _unauthenticated("send the header Authorization: Bearer fk_…")
         digest = hashlib.sha256(text.encode()).digest()
@@ -170,6 +186,10 @@ class Admission:
             self._known[digest], self._known_once[digest] = known, None
             self._on_use(known)
         return known
+
+    async def _of_unknown_token(self, text: str, tokens: TokenVerifier) -> Principal:
+        self._spend(self._unknown_tokens, "too many requests with unknown tokens")
+        return await tokens.verified(text)
 
     def pace(self, key_id: str, cost: int = 1) -> None:
         """Count `cost` requests of a key; raise Refused with 429 if the key is over its rate.

@@ -28,6 +28,8 @@ from delivery.webhooks.results.counters import NONE
 from subscriptions_db.api.contract import etags, problem_types, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
+from subscriptions_db.api.oidc.provider_keys import ProviderKeys
+from subscriptions_db.api.oidc.tokens import TokenVerifier
 from subscriptions_db.api.registry import test_events
 from subscriptions_db.api.server import (
     admission,
@@ -79,12 +81,14 @@ class Api:
         )
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._key_use = key_use.KeyUse(lambda key_ids: self._in_thread(functools.partial(opened.note_use, key_ids)))
+        self._provider = ProviderKeys(config.oidc) if config.oidc.is_on else None
         self._admission = admission.Admission(
             self._read_key,
             max_per_s=config.api.max_requests_per_s,
             max_events_per_s=config.api.max_events_per_s,
             max_publishing_requests_per_s=config.api.max_publishing_requests_per_s,
             on_use=self._key_use.note,
+            tokens=TokenVerifier(config.oidc, self._provider) if self._provider else None,
         )
         self._publishing = publishing.Publishing(config, self._admission)
         self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
@@ -108,6 +112,9 @@ class Api:
         app.on_response_prepare.append(_set_headers)
         app.on_shutdown.extend((self._polls.end, self._followers.end))
         app.on_cleanup.append(self._key_use.end)
+        if self._provider is not None:
+            app.on_startup.append(self._provider.begin)
+            app.on_cleanup.append(self._provider.end)
         return app
 
     def close(self) -> None:

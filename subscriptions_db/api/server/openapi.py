@@ -84,7 +84,11 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
         "components": {
             "schemas": definitions.get("$defs", {}),
             "securitySchemes": {
-                "api_key": {"type": "http", "scheme": "bearer", "description": "`fk_…`, by `fanout api-keys`."}
+                "api_key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "`fk_…`, by `fanout api-keys`. Operators may send a token of their provider.",
+                }
             },
         },
     }

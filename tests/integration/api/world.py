@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from delivery.config import service_settings, settings
+from delivery.config import oidc_settings, service_settings, settings
 from delivery.webhooks.http import guard
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
@@ -175,6 +175,7 @@ def served(
     delivery: settings.Delivery | None = None,
     kafka: settings.Kafka = NO_KAFKA,
     source: settings.Source | None = None,
+    oidc: oidc_settings.Oidc | None = None,
     **api: Any,
 ) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
@@ -187,6 +188,7 @@ def served(
         delivery=delivery or settings.Delivery(),
         kafka=kafka,
         source=source or settings.Source(),
+        oidc=oidc or oidc_settings.Oidc(),
         api=service_settings.Api(
             port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
         ),

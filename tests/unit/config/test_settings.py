@@ -176,3 +176,41 @@ def test_a_schema_registry_that_cannot_be_asked_is_refused(folder, wrong, said):
         loader.read({}, root=folder)
     assert said in str(refused.value)
     assert "canary" not in str(refused.value)
+
+
+def test_the_provider_of_tokens_is_read_from_the_environment(folder):
+    environ = {
+        "FANOUT_OIDC_ISSUER": "https://login.example.com/realms/ops",
+        "FANOUT_OIDC_AUDIENCE": "fanout",
+        "FANOUT_OIDC_SCOPES": "admins=operator, ci=publisher",
+    }
+    loaded = loader.read(environ, root=folder)
+    assert loaded.oidc.scopes == {"admins": "operator", "ci": "publisher"}
+    assert loaded.oidc.is_on
+    assert not loader.read({}, root=folder).oidc.is_on
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"FANOUT_OIDC_AUDIENCE": ""}, "oidc.audience"),
+        ({"FANOUT_OIDC_SCOPES": ""}, "oidc.scopes"),
+        ({"FANOUT_OIDC_SCOPES": "admins=customer_admin"}, "oidc.scopes.admins"),
+        ({"FANOUT_OIDC_ISSUER": "http://login.example.com"}, "oidc.issuer"),
+        ({"FANOUT_OIDC_ISSUER": "http://127.0.0.1.example.com"}, "oidc.issuer"),
+        ({"FANOUT_OIDC_ISSUER": "https://user:canary@login.example.com"}, "oidc.issuer"),
+        ({"FANOUT_OIDC_ISSUER": "https://login.example.com?tenant=1"}, "oidc.issuer"),
+        ({"FANOUT_OIDC_LEEWAY_S": "3600"}, "oidc.leeway_s"),
+    ],
+)
+def test_a_provider_that_would_not_be_safe_is_refused(folder, wrong, said):
+    right = {
+        "FANOUT_OIDC_ISSUER": "http://localhost:8080/realms/ops",
+        "FANOUT_OIDC_AUDIENCE": "fanout",
+        "FANOUT_OIDC_SCOPES": "admins=operator",
+    }
+    assert loader.read(right, root=folder).oidc.is_on
+    with pytest.raises(errors.SettingsError) as refused:
+        loader.read(right | wrong, root=folder)
+    assert said in str(refused.value)
+    assert "canary" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Install Node.js and the linters of package-lock.json into a folder outside the tree, and run a linter.
+"""Install Node.js and the packages of node/package-lock.json into a folder outside the tree: linters, and a provider of tokens.
 
 The machine needs the registries of Python's and npm's packages the first time only: the folder's name has a digest of both
 locks. Both locks have a hash of each package. No script of a package runs.
@@ -13,21 +13,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "node"
 CACHE = Path.home() / ".cache" / "fanout"
 LOCKS = tuple(HERE / name for name in ("node.txt", "package.json", "package-lock.json"))
 QUIET = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"}
-"""Environment variables: the linters ask no server for anything."""
+"""Environment variables: the packages ask no server for anything."""
 
 
 def installed() -> Path:
-    """Return the folder with Node.js and the linters. Install both if they are missing; raise CalledProcessError."""
+    """Return the folder with Node.js and the packages. Install both if they are missing; raise CalledProcessError."""
     digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in LOCKS)).hexdigest()
-    folder = CACHE / f"openapi-linters-{digest[:16]}"
+    folder = CACHE / f"node-packages-{digest[:16]}"
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".openapi-linters-", dir=CACHE) as made:
+    with tempfile.TemporaryDirectory(prefix=".node-packages-", dir=CACHE) as made:
         new = Path(made) / "new"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps"]
         subprocess.run([*pip, "--require-hashes", "--target", str(new / "node"), "--requirement", str(LOCKS[0])], check=True)
@@ -44,10 +44,13 @@ def installed() -> Path:
     return folder
 
 
-def lint(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the linter whose script is at this path in `node_modules`."""
-    command = [_node(folder), str(folder / "node_modules" / script), *arguments]
-    return subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True, check=False)
+def command(folder: Path, script: str, *arguments: str) -> list[str]:
+    """Return the command that runs a script at this path in `node_modules`, or at an absolute path."""
+    return [_node(folder), str(folder / "node_modules" / script), *arguments]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | QUIET
 
 
 def _node(folder: Path) -> str:

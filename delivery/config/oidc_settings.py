@@ -1,0 +1,53 @@
+"""The settings of the OpenID Connect provider. See `delivery.config.settings`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from delivery.config.setting_types import Area, Seconds, pairs
+
+_ISSUER = r"^(https://[^@\s?#]+|http://(127\.0\.0\.1|localhost)(:\d+)?(/[^@\s?#]*)?)?$"
+
+
+class Oidc(Area):
+    """Tokens of an OpenID Connect provider, by which operators use the HTTP API without an API key (docs/api.md#tokens)."""
+
+    issuer: Annotated[str, Field(pattern=_ISSUER)] = ""
+    """URL of the provider, exactly as in the claim `iss` of its tokens, such as `https://login.example.com/realms/ops`. The API
+    reads the provider's keys from there. Plain http is for a provider on this machine only. Empty: no token is accepted."""
+    audience: str = ""
+    """The claim `aud` that a token must have, such as `fanout`: the name of this API at the provider. A token for another
+    application of the same provider is refused."""
+    claim: Annotated[str, Field(min_length=1)] = "groups"
+    """Claim that gives a token its scope: the name of the claim, or a dotted path such as `realm_access.roles`. The claim is a
+    list of texts, or one text with words between spaces."""
+    scopes: dict[str, Literal["operator", "executor", "publisher"]] = {}
+    """Value of the claim → scope (`fanout-admins = "operator"`). If a token has several of the values, the first entry decides.
+    A token with none of them is refused. In the environment: `value1=scope1,value2=scope2`."""
+    subject_claim: Annotated[str, Field(min_length=1)] = "sub"
+    """Claim that names the caller in the audit log, as `oidc:…`, and for the rate limit. The provider must let nobody choose or
+    change its own value. An example is `preferred_username`, if the provider forbids changes of it."""
+    leeway_s: Annotated[int, Field(ge=0, le=300)] = 30
+    """Seconds by which the clocks of the provider and the API may differ."""
+    ca_file: str = ""
+    """PEM file of the authorities that the API trusts for the provider; empty: those of the system."""
+    timeout_s: Seconds = 5
+    """Longest time to read the provider's keys."""
+
+    _from_text = pydantic.field_validator("scopes", mode="before")(pairs)
+
+    @pydantic.model_validator(mode="after")
+    def _is_whole(self) -> Oidc:
+        if self.issuer and not self.audience:
+            raise ValueError("issuer needs oidc.audience, the claim `aud` of tokens for this API")
+        if self.issuer and not self.scopes:
+            raise ValueError('issuer needs oidc.scopes, such as `fanout-admins = "operator"`')
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Return True if the API accepts tokens."""
+        return bool(self.issuer)

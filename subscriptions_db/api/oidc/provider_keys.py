@@ -1,0 +1,221 @@
+"""Read the signing keys of the OpenID Connect provider (discovery and JWKS), and keep them.
+
+Runs in the API, on its event loop. Only the operator's settings decide which server is asked: no part of a token does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from cryptography import exceptions
+from joserfc import errors as jose_errors
+from joserfc import jwk
+
+from delivery import errors
+from delivery.config import oidc_settings
+from delivery.observability import metrics
+from subscriptions_db.api.contract import problems
+
+log = logging.getLogger(__name__)
+
+DISCOVERY = "/.well-known/openid-configuration"
+REFRESH_S = 600.0
+"""Age of the keys from which they are read again, beside the requests. A key that the provider withdraws works no longer."""
+ASK_EVERY_S = 10.0
+"""Least seconds between two reads of the keys. Tokens with invented key ids must not make the API flood the provider."""
+MAX_AGE_S = 86_400.0
+"""Age from which the keys are not used: the provider was away for the whole time, and a stolen key must not work for ever."""
+MAX_BYTES = 512 * 1024
+"""Largest document of a provider. A provider with three keys and their certificates has 5 KiB."""
+MAX_KEYS = 100
+MIN_RSA_TEXT = 342
+"""Least characters of the modulus of an RSA key in base64: 2048 bits."""
+KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC"}
+"""The first letters of an algorithm → the type of its keys. Keys of other types, such as shared secrets, are left out."""
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+ON_FAILURE = (
+    "tokens are refused with 503 where their key is not known yet, and API keys work: check the provider, the network, "
+    "oidc.issuer and oidc.ca_file"
+)
+"""The field `advice` of the log line about a provider that cannot be read."""
+
+
+class SigningKey(NamedTuple):
+    """A public key of the provider."""
+
+    kid: str | None
+    key_type: str
+    algorithm: str | None
+    """The only algorithm of the key. None: every algorithm of its type."""
+    key: jwk.RSAKey | jwk.ECKey
+
+    def identity(self) -> tuple[str | None, str | None, str]:
+        """Return a value that differs for different keys."""
+        return self.kid, self.algorithm, self.key.thumbprint()
+
+
+class ProviderKeys:
+    """The keys of one provider. Lives on the event loop."""
+
+    def __init__(self, config: oidc_settings.Oidc, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raise SettingsError if `oidc.ca_file` cannot be read."""
+        self._issuer = config.issuer
+        self._timeout_s = config.timeout_s
+        self._tls = _tls(config.ca_file)
+        self._clock = clock
+        self._keys: tuple[SigningKey, ...] = ()
+        self._read_at = -math.inf
+        """The time of the last read that succeeded."""
+        self._asked_at = -math.inf
+        self._is_away = False
+        self._reading: asyncio.Task[None] | None = None
+        self.version = 0
+        """A number that changes with the keys."""
+
+    async def find(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
+        """Return the key of a token; None if the provider has no such key. Raise Refused with 503 if that is not known.
+
+        A token without `kid` has a key only if the provider has just one for the algorithm.
+        """
+        if not self.are_usable():
+            await self.read()
+        found = self._found(kid, algorithm)
+        if found is None:
+            await self.read()
+            found = self._found(kid, algorithm)
+        if found is None and self._is_away:
+            raise problems.unavailable("the provider of the token cannot be reached: try again, or use an API key")
+        return found
+
+    def are_usable(self) -> bool:
+        """Return False if there are no keys, or only keys that are too old. Begin to read keys that should be younger."""
+        age_s = self._clock() - self._read_at
+        if age_s > REFRESH_S:
+            self._begin()
+        return age_s <= MAX_AGE_S
+
+    async def read(self) -> None:
+        """Read the keys, unless they were asked for less than `ASK_EVERY_S` ago. A failure is logged."""
+        self._begin()
+        if self._reading is not None:
+            await asyncio.shield(self._reading)  # one client that hangs up must not end the read for the others
+
+    async def begin(self, _: web.Application) -> None:
+        """Begin to read the keys when the server starts, so that the log names a wrong setting. The start does not wait."""
+        self._begin()
+
+    async def end(self, _: web.Application) -> None:
+        """End a read, because the server stops."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    def _begin(self) -> None:
+        if self._reading is not None and not self._reading.done():
+            return
+        self._reading = None
+        if self._clock() - self._asked_at >= ASK_EVERY_S:
+            self._asked_at = self._clock()
+            self._reading = asyncio.create_task(self._read())
+
+    def _found(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
+        if self._clock() - self._read_at > MAX_AGE_S:
+            return None
+        key_type = KEY_TYPES.get(algorithm[:2])
+        fitting = [known for known in self._keys if known.key_type == key_type and known.algorithm in {None, algorithm}]
+        if kid is None:
+            return fitting[0].key if len(fitting) == 1 else None
+        return next((known.key for known in fitting if known.kid == kid), None)
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s), aiohttp.ClientSession() as session:
+                keys = signing_keys(await self._document(session, await self._key_set_url(session)))
+        except (aiohttp.ClientError, OSError, ValueError) as exc:  # asyncio's timeout is an OSError
+            metrics.OIDC_KEY_REQUESTS.labels("failed").inc()
+            if not self._is_away:
+                cause = "no answer in time" if isinstance(exc, TimeoutError) else str(exc)
+                log.warning("oidc.unavailable", extra={"issuer": self._issuer, "cause": cause, "advice": ON_FAILURE})
+            self._is_away = True
+            return
+        metrics.OIDC_KEY_REQUESTS.labels("ok").inc()
+        if self._is_away or self._read_at == -math.inf:
+            log.info("oidc.available", extra={"issuer": self._issuer, "keys": len(keys)})
+        self._is_away = False
+        self._read_at = self._clock()
+        before, self._keys = self._keys, keys
+        if [key.identity() for key in before] != [key.identity() for key in keys]:
+            self.version += 1
+
+    async def _key_set_url(self, session: aiohttp.ClientSession) -> str:
+        """Return the URL of the keys, by discovery; raise ValueError if the document is not that of the issuer."""
+        found = await self._document(session, self._issuer.rstrip("/") + DISCOVERY)
+        if found.get("issuer") != self._issuer:
+            raise ValueError(f"the discovery document is of another issuer than oidc.issuer, {self._issuer}")
+        url = found.get("jwks_uri")
+        if not isinstance(url, str) or not url.startswith(("https://", self._issuer.partition("://")[0] + "://")):
+            raise ValueError("the discovery document has no jwks_uri that is an https URL")
+        return url
+
+    async def _document(self, session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
+        """Return a JSON object of the provider. Redirects are not followed: they would lead to a server that nobody named."""
+        async with session.get(url, ssl=self._tls, allow_redirects=False, headers={"accept": "application/json"}) as response:
+            if response.status != 200:  # noqa: PLR2004
+                raise ValueError(f"{url} answered with status {response.status}")
+            body = bytearray()
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise ValueError(f"the answer of {url} is larger than {MAX_BYTES} bytes")
+        try:
+            return _OBJECT.decode(body)
+        except msgspec.DecodeError:
+            raise ValueError(f"the answer of {url} is not a JSON object") from None
+
+
+def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:
+    """Return the usable keys of a JWKS; raise ValueError if it has none. Unusable keys are left out. Pure."""
+    listed = document.get("keys")
+    found = [_signing_key(entry) for entry in (listed[:MAX_KEYS] if isinstance(listed, list) else [])]
+    usable = tuple(key for key in found if key is not None)
+    if not usable:
+        raise ValueError("the provider has no key for signatures by RSA (2048 bits or more) or by an elliptic curve")
+    return usable
+
+
+def _signing_key(entry: Any) -> SigningKey | None:
+    """Return a key of a JWKS; None if it is no public key for signatures that this version uses."""
+    if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
+        return None
+    kid, key_type, algorithm = entry.get("kid"), entry.get("kty"), entry.get("alg")
+    key: jwk.RSAKey | jwk.ECKey
+    try:
+        if key_type == "RSA" and len(entry["n"]) >= MIN_RSA_TEXT:
+            key = jwk.RSAKey.import_key({"kty": "RSA", "n": entry["n"], "e": entry["e"]})
+        elif key_type == "EC":
+            key = jwk.ECKey.import_key({"kty": "EC", "crv": entry["crv"], "x": entry["x"], "y": entry["y"]})
+        else:
+            return None
+    except (jose_errors.JoseError, exceptions.UnsupportedAlgorithm, ValueError, TypeError, KeyError):
+        return None
+    kid, algorithm = (text if isinstance(text, str) else None for text in (kid, algorithm))
+    return SigningKey(kid, key_type, algorithm, key)
+
+
+def _tls(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as exc:  # ssl's own error is one
+        raise errors.SettingsError(
+            f"setting oidc.ca_file: {ca_file} cannot be read as certificates in PEM ({exc.strerror or 'no PEM'}), so nothing "
+            "was started. Correct the path or the file"
+        ) from None

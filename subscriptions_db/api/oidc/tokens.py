@@ -1,0 +1,158 @@
+"""Verify tokens of the OpenID Connect provider: signature, issuer, audience and times. Return the principal of a token.
+
+Runs in the API, on its event loop. A verified token is cached until it expires or the provider's keys change. The cache has
+digests, no tokens. No refusal and no log line quotes a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import cachetools
+import orjson
+from joserfc import errors as jose_errors
+from joserfc import jws, jwt
+from joserfc.jwk import ECKey, RSAKey
+
+from delivery.config import oidc_settings
+from subscriptions_db.api.contract import problems
+from subscriptions_db.api.contract.principals import Principal, Scope
+from subscriptions_db.api.oidc.provider_keys import ProviderKeys
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
+"""Signatures that only the provider can make. `none` and HS256, which the holder of a public key could make, are not here."""
+TYPES = {"", "jwt", "at+jwt"}
+"""Types of tokens for access, by the header `typ`. A logout token has another one (OpenID Connect Back-Channel Logout)."""
+MAX_TOKEN_BYTES = 16 * 1024
+"""Largest token. aiohttp refuses a header of more than 8,190 bytes before."""
+MAX_CACHED_TOKENS = 10_000
+MAX_SUBJECT = 255
+"""Most characters of a subject (OpenID Connect Core, section 2)."""
+PREFIX = "oidc:"
+"""Beginning of a principal's id. No API key begins with it."""
+
+
+class KnownToken(NamedTuple):
+    """A verified token: its principal, the end of its validity, and the version of the keys by which it was verified."""
+
+    principal: Principal
+    until: float
+    version: int
+
+
+class TokenVerifier:
+    """Verifies tokens. Lives on the event loop."""
+
+    def __init__(self, config: oidc_settings.Oidc, keys: ProviderKeys, *, now: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._keys = keys
+        self._now = now
+        self._known: cachetools.TLRUCache[bytes, KnownToken] = cachetools.TLRUCache(
+            MAX_CACHED_TOKENS, lambda _, known, __: known.until, timer=now
+        )
+        # The provider may add headers, such as `nonce`, which RFC 7515 says to ignore.
+        self._signatures = jws.JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
+
+    def known(self, text: str) -> Principal | None:
+        """Return the principal of a token that was verified before; None if it must be verified."""
+        if not self._keys.are_usable():
+            return None
+        found = self._known.get(_digest(text))
+        return found.principal if found is not None and found.version == self._keys.version else None
+
+    async def verified(self, text: str) -> Principal:
+        """Return the principal of a token; raise Refused with 401, with 403 without a scope, or with 503."""
+        claims = await self._claims(text)
+        principal = Principal(PREFIX + self._subject(claims), None, self._scope(claims))
+        self._known[_digest(text)] = KnownToken(principal, claims["exp"] + self._config.leeway_s, self._keys.version)
+        return principal
+
+    async def _claims(self, text: str) -> dict[str, Any]:
+        """Return the claims of a valid token; raise Refused."""
+        if len(text) > MAX_TOKEN_BYTES or not text.isascii():
+            _refuse("the token is too large, or is no JWT")
+        try:
+            signed = jws.extract_compact(text.encode(), None, self._signatures)
+        except (jose_errors.JoseError, ValueError, TypeError, RecursionError):
+            _refuse("the token is no signed JWT")
+        header = signed.headers()
+        algorithm, kid, kind = header.get("alg"), header.get("kid"), str(header.get("typ", ""))
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or "crit" in header or "b64" in header:
+            _refuse("the algorithm of the token is not allowed")
+        if kind.lower().removeprefix("application/") not in TYPES:
+            _refuse("the token is of another type than a token for access")
+        if kid is not None and not isinstance(kid, str):
+            _refuse("the token is no signed JWT")
+        key = await self._keys.find(kid, algorithm)
+        if key is None or not self._is_signed(signed, key):
+            _refuse("the token is not signed by a key of the provider")
+        return self._checked(signed.payload)
+
+    def _is_signed(self, signed: jws.CompactSignature, key: RSAKey | ECKey) -> bool:
+        try:
+            return jws.validate_compact(signed, key, registry=self._signatures)
+        except (jose_errors.JoseError, ValueError, TypeError):  # such as a curve of another algorithm
+            return False
+
+    def _checked(self, payload: bytes) -> dict[str, Any]:
+        """Return the claims in a payload; raise Refused if they are not for this API, or not now."""
+        rules = jwt.JWTClaimsRegistry(
+            now=int(self._now()),
+            leeway=self._config.leeway_s,
+            iss={"essential": True, "value": self._config.issuer},
+            aud={"essential": True, "value": self._config.audience},
+            exp={"essential": True},
+        )
+        try:
+            claims = orjson.loads(payload)
+            rules.validate(claims)
+        except jose_errors.ExpiredTokenError:
+            _refuse("the token is expired")
+        except jose_errors.ClaimError as exc:
+            _refuse(f"the token is not valid here and now: its claim {_name(exc)} is missing or wrong")
+        except (ValueError, TypeError, AttributeError):  # no JSON, or no object
+            _refuse("the token has no claims")
+        return claims  # type: ignore[no-any-return]  # a list has no claims and is refused
+
+    def _subject(self, claims: Mapping[str, Any]) -> str:
+        subject = claims.get(self._config.subject_claim)
+        if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
+            _refuse(f"the claim {self._config.subject_claim} of the token names nobody")
+        return subject
+
+    def _scope(self, claims: Mapping[str, Any]) -> Scope:
+        values = _values(claims, self._config.claim)
+        for value, scope in self._config.scopes.items():
+            if value in values:
+                return Scope(scope)
+        raise problems.Refused(
+            403, f"the claim {self._config.claim} of the token gives no scope: the operator sets oidc.scopes"
+        )
+
+
+def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
+    """Return the values of a claim, by its name or by a dotted path. Pure."""
+    found: Any = claims.get(claim)
+    if found is None:
+        found = claims
+        for part in claim.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+    if isinstance(found, str):
+        return {found, *found.split()}
+    return {value for value in found if isinstance(value, str)} if isinstance(found, list) else set()
+
+
+def _name(exc: jose_errors.ClaimError) -> str:
+    """Return the name of a claim, if it is one that this module requires."""
+    return exc.claim if exc.claim in {"iss", "aud", "exp", "nbf", "iat", "sub"} else "iss, aud or exp"
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _refuse(detail: str) -> NoReturn:
+    raise problems.Refused(401, detail, headers={"www-authenticate": 'Bearer error="invalid_token"'})
