@@ -128,7 +128,8 @@ def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
     if error["type"] != "extra_forbidden":
-        return f"setting {name} ({PREFIX}{'_'.join(location[:2]).upper()}): {error['msg'].removeprefix('Value error, ')}"
+        problem = error["msg"].removeprefix("Value error, ")
+        return f"setting {name} ({PREFIX}{'_'.join(location[:2]).upper()}): {problem}. Nothing was started"
     known = settings.known_names() if len(location) > 1 else list(settings.Settings.model_fields)
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"setting {name} is not known; did you mean {nearest[0]}? `fanout config` lists all of them"
+    return f"setting {name} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"

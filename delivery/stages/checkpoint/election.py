@@ -1,4 +1,4 @@
-"""Decide which driver holds the Lease of a checkpoint. Pure: values and `now` in, a decision out.
+"""Decide which driver holds the Lease of a checkpoint. Pure: the caller passes what it has seen, and `now`.
 
 Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that it names may use the checkpoint.
 The semantics are those of client-go's leader election. No clock of another machine is compared: each driver measures, on its
@@ -56,7 +56,7 @@ class Observed:
     record: Record | None
     """The Lease when it was last read; None: it does not exist."""
     since: float
-    """This driver's monotonic clock when it first saw this version of the record."""
+    """When this driver first saw this version of the record; seconds of its own monotonic clock."""
 
     def updated(self, record: Record | None, now: float) -> Observed:
         """Return the observation after one more read. An unchanged record keeps the time at which it was first seen."""

@@ -107,7 +107,7 @@ class Follower:
         """Wait for a registry that is recent enough, and return it; None when the job is asked to stop.
 
         The lanes wait here before the first read, and while Postgres has been absent for longer than `snapshot.max_age_s`.
-        Raise SettingsError if the key ring does not fit the registry.
+        Raise SettingsError if `database.url` is no URL, or the key ring does not fit the registry.
         """
         with self._confirmed:
             while not self._stop.is_set():
@@ -157,9 +157,9 @@ class Follower:
                 return
             except Exception:  # the thread must survive, or the job would silently deliver by an ageing registry
                 log.exception(
-                    "the registry could not be read: delivery continues by the last snapshot for up to snapshot.max_age_s, and "
-                    "a retry follows in %.0f s. If this is logged again, send the traceback to the maintainers of the platform",
-                    self._snapshot.poll_interval_s,
+                    "the registry could not be read: delivery continues by the last snapshot, if there is one, for up to "
+                    "snapshot.max_age_s, and a retry follows in %.0f s. If this is logged again, send the traceback to the "
+                    "maintainers of the platform", self._snapshot.poll_interval_s,
                 )  # fmt: skip
                 self._stop.wait(self._snapshot.poll_interval_s)
 

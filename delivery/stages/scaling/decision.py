@@ -1,4 +1,4 @@
-"""Decide how many executors the lanes need. Pure: observations and the time come in, a decision comes out.
+"""Decide how many executors the lanes need. Pure: the caller passes the observations and the time.
 
 Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafka that no committed micro-batch has handled. The
 cases, in their order (docs/adr/0038-scale-on-what-waits.md):
