@@ -3,7 +3,8 @@
 Runs in the command and in the API. With `strict`, the same findings are refused.
 
 1. A filter names a top-level field that events do not have.
-2. A subscription names a tenant or sub-tenant that is not registered. If it has events, they are delivered.
+2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of such a tenant, and delivers
+   those of such a sub-tenant.
 3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics.
 """
 
@@ -91,5 +92,8 @@ def _unregistered(row: Mapping[str, Any]) -> errors.RegistrationError:
     field = _LISTS[row["effect"], is_tenant]
     path = field if is_tenant else f"{field}.{row['tenant_id']}"
     if is_tenant or not row["has_tenant"]:
-        return errors.RegistrationError(path, f"tenant {row['tenant_id']} is not registered")
-    return errors.RegistrationError(path, f"sub-tenant {row['sub_tenant_id']} of tenant {row['tenant_id']} is not registered")
+        return errors.RegistrationError(path, f"tenant {row['tenant_id']} is not registered: register it, or correct the id")
+    return errors.RegistrationError(
+        path,
+        f"sub-tenant {row['sub_tenant_id']} of tenant {row['tenant_id']} is not registered: register it, or correct the id",
+    )

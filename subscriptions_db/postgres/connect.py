@@ -132,7 +132,9 @@ def translated_errors() -> Iterator[None]:
             "\\u0000, and remove it",
         ) from exc
     except psycopg.DataError as exc:
-        raise errors.RegistrationError("", f"cannot be stored: {_said(exc.diag.message_primary or str(exc))}") from exc
+        raise errors.RegistrationError(
+            "", f"cannot be stored ({_said(exc.diag.message_primary or str(exc))}): correct the value"
+        ) from exc
     except psycopg.errors.UndefinedTable as exc:
         raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:

@@ -71,16 +71,24 @@ def create(
     """
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(
-            "scope", "operator, executor and publisher keys belong to no customer, and every other key needs a customer"
+            "scope",
+            "no key was created: keys of scope operator, executor and publisher belong to no customer, and every other key "
+            "needs one",
         )
     if tenants and scope is not Scope.PUBLISHER:
-        raise errors.RegistrationError("tenants", "only a publisher key may name tenants")
+        raise errors.RegistrationError(
+            "tenants", "only a publisher key may name tenants, so no key was created: leave them out"
+        )
     if endpoints and customer_id is None:
-        raise errors.RegistrationError("endpoints", "only a customer's key may be limited to endpoints")
+        raise errors.RegistrationError(
+            "endpoints", "only a customer's key may name endpoints, so no key was created: leave them out"
+        )
     limits = {"tenants": sorted(set(tenants)), "endpoints": sorted(set(endpoints))}
     limits = {field: named for field, named in limits.items() if named}
     if len(limits.get("endpoints", ())) > MAX_ENDPOINTS:
-        raise errors.RegistrationError("endpoints", f"a key may be limited to at most {MAX_ENDPOINTS} endpoints")
+        raise errors.RegistrationError(
+            "endpoints", f"a key may name at most {MAX_ENDPOINTS} endpoints, so no key was created: name fewer"
+        )
     key_id = "fk_" + base64.b32encode(secrets.token_bytes(8))[:12].decode().lower()
     text = f"{key_id}_{secrets.token_urlsafe(SECRET_BYTES)}"
     row = {"key_id": key_id, "customer_id": customer_id, "scope": scope.value, "name": name, "expires_at": expires_at}
@@ -100,7 +108,9 @@ def _require_own(connection: connect.Connection, customer_id: str | None, endpoi
     found = connection.execute(query("customers_of_endpoints"), {"ids": endpoints})
     own = {row["endpoint_id"] for row in found if row["customer_id"] == customer_id}
     if missing := [endpoint_id for endpoint_id in endpoints if endpoint_id not in own]:
-        raise errors.RegistrationError("endpoints", f"the customer has no endpoint {', '.join(missing)}: no key was created")
+        raise errors.RegistrationError(
+            "endpoints", f"the customer has no endpoint {', '.join(missing)}, so no key was created: name others"
+        )
 
 
 def list_keys(connection: connect.Connection, customer_id: str | None = None) -> list[dict[str, Any]]:

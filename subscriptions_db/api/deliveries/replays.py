@@ -110,9 +110,9 @@ def resend(call: Call) -> Replay:
     if attempt is None:
         raise problems.not_found("attempt")
     if attempt.events > 1 or attempt.subscription_id is None:
-        raise problems.Refused(409, "the attempt sent a batch, which cannot be built again: replay its time")
+        raise problems.Refused(409, "the attempt sent a batch, which cannot be built again: replay its time range")
     if attempt.topic is None or attempt.partition is None or attempt.offset is None:
-        raise problems.Refused(409, "the archive does not know where its event is in Kafka: replay its time")
+        raise problems.Refused(409, "the archive does not know where its event is in Kafka: replay its time range")
     crud.existing_row(call, "endpoint", attempt.endpoint_id)
     asked = ReplayOne(
         webhook_id=attempt.webhook_id,

@@ -112,7 +112,9 @@ def of_customer(call: Call) -> Statistics:
     No sum over the endpoints of a limited key is stored, and row-level security hides the sum over all endpoints.
     """
     if call.principal.endpoints is not None:
-        raise problems.Refused(403, "a key that is limited to endpoints reads the statistics of each of them")
+        raise problems.Refused(
+            403, "a key that is limited to endpoints reads only theirs: use GET /v1/endpoints/{id}/statistics"
+        )
     return _read(call, dead_letters.customer_of(call), None)
 
 

@@ -84,7 +84,7 @@ def _items(body: bytes) -> list[bytes]:
     except msgspec.DecodeError as exc:  # its text quotes nothing of the body
         raise problems.invalid(("", f"the body is not JSON: {exc}")) from None
     except RecursionError:
-        raise problems.invalid(("", "the body is nested too deeply")) from None
+        raise problems.invalid(("", "the body is nested too deeply: flatten its events")) from None
     if len(items) > MAX_EVENTS:
         raise problems.Refused(413, f"the body has {len(items)} events: send at most {MAX_EVENTS} in one request")
     return [bytes(item) for item in items]

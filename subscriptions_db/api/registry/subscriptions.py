@@ -126,7 +126,7 @@ def _require_bounded(document: dict[str, Any]) -> None:
     for field in ("tenants", "except_tenants", "sub_tenants", "except_sub_tenants"):
         given = document.get(field) or ()
         if len(given) + (sum(map(len, given.values())) if isinstance(given, dict) else 0) > MAX_SCOPES:
-            raise problems.invalid((field, f"has more than {MAX_SCOPES} entries"))
+            raise problems.invalid((field, f"has more than {MAX_SCOPES} entries: split the subscription"))
 
 
 def _require_granted(call: Call, document: dict[str, Any]) -> None:
@@ -140,7 +140,9 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
         raise problems.invalid(("sub_tenants", f"of {PLATFORM} you may name your own customer id only"))
     if call.principal.endpoints is not None and PLATFORM in map(str, document.get("sub_tenants") or ()):
         # Operational events name every endpoint of the customer.
-        raise problems.invalid(("sub_tenants", f"a key that is limited to endpoints cannot subscribe to {PLATFORM}"))
+        raise problems.invalid(
+            ("sub_tenants", f"a key that is limited to endpoints cannot subscribe to {PLATFORM}: use a key without a limit")
+        )
     granted = customers.tenant_grants(call, [customer_id])[customer_id]
     if granted.everything:
         return

@@ -182,7 +182,7 @@ class Admission:
                 self._spend(self._unknown_keys, "too many requests with unknown keys")
             known = keys.authenticate(await self._read_key(key_id), text, dt.datetime.now(dt.UTC))
             if known is None:
-                raise _unauthenticated("the key is unknown, revoked or expired")
+                raise _unauthenticated("the key is unknown, revoked or expired: send another one")
             self._known[digest], self._known_once[digest] = known, None
             self._on_use(known)
         return known

@@ -199,4 +199,4 @@ def test_a_subscription_with_warnings_is_refused_if_strict(acme, operator):
     assert acme.patch(f"{path}?strict=true", {"tenants": ["t1"]}).status == 422
     assert acme.patch(f"{path}?strict=true", {"filter": {"data": {"status": ["paid"]}}}).status == 200
     warned = operator.patch(path, {"tenants": ["nobody"]}).json["warnings"]
-    assert warned == [{"path": "tenants", "problem": "tenant nobody is not registered"}]
+    assert warned == [{"path": "tenants", "problem": "tenant nobody is not registered: register it, or correct the id"}]

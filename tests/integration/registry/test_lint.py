@@ -21,9 +21,9 @@ DOUBTFUL = {
 PROBLEMS = [
     ("event_type", "did you mean order.created?"),
     ("filter.status", "did you mean data.status?"),
-    ("except_tenants", "tenant gone is not registered"),
-    ("sub_tenants.2", "sub-tenant no-such-department of tenant 2 is not registered"),
-    ("tenants", "tenant nobody is not registered"),
+    ("except_tenants", "tenant gone is not registered: register it, or correct the id"),
+    ("sub_tenants.2", "sub-tenant no-such-department of tenant 2 is not registered: register it, or correct the id"),
+    ("tenants", "tenant nobody is not registered: register it, or correct the id"),
 ]
 WITH_DOUBTS = DOCUMENT | {"subscriptions": [*DOCUMENT["subscriptions"], DOUBTFUL], "event_types": [{"id": "order.created"}]}
 
@@ -70,4 +70,4 @@ def test_a_subscription_of_plain_sql_is_found_by_its_id(connection, ring):
         "select subscription_id, scope, 'exclude', 'nobody' from subscriptions where subscription_id = 's1'"
     )
     found = {(warning.path, warning.problem) for warning in lint.subscriptions(connection, None)}
-    assert ("s1.except_tenants", "tenant nobody is not registered") in found
+    assert ("s1.except_tenants", "tenant nobody is not registered: register it, or correct the id") in found
