@@ -179,7 +179,7 @@ def _document(body: bytes) -> dict[str, Any]:
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
     """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
 
-    Raise Refused with 422 if another request claimed it.
+    Raise Refused with 422 if a different request claimed it.
     """
     wanted = _row(request) | {"request_digest": request.digest(route)}
     connection.execute(query("delete_old_answers"))
