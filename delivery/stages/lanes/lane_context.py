@@ -44,7 +44,7 @@ class LaneContext:
     """Logs a warning when a worker's clock differs from the driver's clock."""
 
     def record(self, report: telemetry.WorkerReport) -> None:
-        """Apply the report of one micro-batch's workers. Each lane calls it after each of its micro-batches.
+        """Apply a report of the workers. Called after each micro-batch, and ten times a second in real time.
 
         The report may show that our network is broken, that endpoints must be suppressed, or that endpoints must be disabled.
         """

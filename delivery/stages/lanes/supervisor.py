@@ -44,7 +44,7 @@ class Registry(Protocol):
     def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
         """Return the registry for a lane's next micro-batch; None: the job is asked to stop.
 
-        Waits while the newest registry is older than `snapshot.max_age_s`, or while Postgres does not answer a look-up.
+        Waits while the newest registry is older than `snapshot.max_age_s`; with look-ups, while Postgres does not answer.
         """
 
 

@@ -20,7 +20,7 @@ from delivery.webhooks.results.counters import Counters
 
 
 class WorkerReport(NamedTuple):
-    """The counters of one micro-batch, and its gone and unresponsive endpoints, merged over all workers."""
+    """Counters, and gone and unresponsive endpoints, merged over all workers: of a micro-batch, or in real time of a poll."""
 
     tally: Counters
     gone: frozenset[EndpointId]

@@ -26,7 +26,7 @@ class State(enum.StrEnum):
     DONE = "done"
     """The task has read all of its records, and their results are written."""
     FAILED = "failed"
-    """The task fails, for the reason in `Report.failure`. The results of some of its deliveries are not written."""
+    """The task fails, for the reason in `Report.failure`. Results of some of its deliveries may be missing in Kafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Report:
     known: Known = field(default_factory=Known)
     """The version of the registry that the worker process of the task has."""
     tally: Counters = field(default_factory=Counters)
-    """Counters of all results that the worker process has written since its last report."""
+    """Counters of the results of the worker process since its last report."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that answered that they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
