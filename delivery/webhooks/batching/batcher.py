@@ -27,8 +27,8 @@ from delivery.webhooks.state.backlog import Pending
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Most bytes of events in a stored segment, or the events of one endpoint. Small, because a segment is read whole when events
-of one of its endpoints are sent."""
+"""Most bytes of events in a stored segment. More events of one endpoint have a larger segment of their own. Small, because a
+segment is read whole when events of one of its endpoints are sent."""
 MAX_SENT_BYTES = 64 * 1024 * 1024
 """Most bytes of stored events that one decision sends, because all its batches are in memory together. The events of a single
 endpoint may exceed the bound."""

@@ -231,7 +231,7 @@ _batches = msgspec.msgpack.Decoder(Batch)
 
 
 def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
-    """Return the number of an endpoint's shard, the same in every process. With a salt: the shard of a full batch of it."""
+    """Return the number of an endpoint's shard, the same in every process. With a salt: of the shard of one full batch."""
     digest = hashlib.blake2b(f"{salt}:{endpoint_id}".encode() if salt else endpoint_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % shards
 

@@ -16,10 +16,10 @@ SAMPLES = 20
 BEHIND_S = 1.0
 """Seconds. A worker whose clock is this much before the stamp of a task that begins is certainly behind."""
 AHEAD_S = 30.0
-"""Seconds. A worker counts as ahead if its clock is more than this after the stamps of all the last SAMPLES tasks. On a busy
-cluster one task may wait this long, but hardly every task."""
+"""Seconds. A worker counts as ahead if its clock was more than this after the stamp of each of the last SAMPLES tasks, or of
+fewer tasks in a new worker. On a busy cluster one task may wait this long, but hardly every task."""
 ENOUGH_SAMPLES = 3
-"""Tasks before a worker may count as ahead. The first task waits for its process to start."""
+"""Number of tasks from which on a worker may count as ahead. The first task waits for its process to start."""
 
 
 class DriverClock:

@@ -1,6 +1,6 @@
 """Read the further attributes of a CloudEvent: those without a field in `Event`. These are `subject`, `dataschema`, extensions.
 
-Runs in the executors, and in the API and the command that explain an event. Pure.
+Runs in the executors, and in the API and the commands that publish, check or explain an event. Pure.
 
 Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4.
 A producer chooses names and values. A name becomes part of a header to the receiver, so an event with an invalid name is
@@ -61,7 +61,7 @@ def _checked(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes
         if name in named or value is None or (value == "" and name in _NEVER_EMPTY):
             continue
         if not is_name(name):
-            raise _rejected(f"{name[:40]!a} names no further attribute: these have letters a to z and digits")
+            raise _rejected(f"{name[:40]!a} names no further attribute: use letters a to z and digits, and not `data`")
         if not _is_value(value) or (name in _NEVER_EMPTY and not isinstance(value, str)):
             raise _rejected(f"{name[:40]} must be text without control characters, a boolean or an integer of 32 bits")
         size += len(name) + len(as_text(value).encode())

@@ -1,7 +1,7 @@
 """Distinguish opaque payloads from JSON by their media type, and convert them between bytes and JSON text. Pure.
 
-Runs in the executors, and in the commands. An event keeps an opaque payload as a JSON string, which every JSON body contains
-unchanged. Only a request in binary mode has the payload's bytes.
+Runs in the executors, the API and the commands. An event keeps an opaque payload as a JSON string, which every JSON body
+contains unchanged. Only a request in binary mode has the payload's bytes.
 
 Source: CloudEvents 1.0.2, "JSON Event Format" (sections 3.1.1 and 3.1.2); RFC 9110 and RFC 7303 for media types.
 """
@@ -58,7 +58,8 @@ def is_unicode(media_type: str) -> bool:
 def opaque_of(payload: bytes, media_type: str) -> Opaque:
     """Return an opaque payload's form and media type.
 
-    The form is text if the media type is one of text, and the payload is UTF-8 without control characters.
+    The form is text if the media type is one of text, and the payload is UTF-8 without control characters other than tab, CR
+    and LF.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)

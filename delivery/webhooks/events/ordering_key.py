@@ -14,7 +14,10 @@ MAX_BYTES = 128
 
 
 def key_of(content: Any, order_by: str) -> str:
-    """Return the value at the dotted path `order_by` of a payload as canonical JSON, or as a digest if it is long."""
+    """Return the value at the dotted path `order_by` of a payload as canonical JSON, or as a digest if it is long.
+
+    `content` is the parsed payload. Return MISSING if it has no such field.
+    """
     for name in order_by.split("."):
         if not isinstance(content, dict) or name not in content:
             return MISSING

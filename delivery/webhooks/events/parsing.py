@@ -1,6 +1,7 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors. Each lane parses a record once. The payload keeps its bytes. The payload of a CloudEvent may be opaque.
+Runs in the executors, where each lane parses a record once, and in the API and the commands that publish or check. The payload
+keeps its bytes. The payload of a CloudEvent may be opaque.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -57,7 +58,7 @@ class Layout:
     """True if a CloudEvent may have a time that is no RFC 3339 time. Its time is then that of its record. False: it is
     rejected."""
     passes_plain_time: bool = True
-    """The same for plain JSON."""
+    """True if an event in plain JSON may have a time that is no RFC 3339 time, with the same consequences."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144

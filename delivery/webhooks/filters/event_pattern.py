@@ -1,6 +1,6 @@
 """Match events by their content: compile an event pattern once, then evaluate it for each event.
 
-Runs in the executors, and in the API and the commands that check subscriptions. Pure.
+Runs in the executors, and in the API, the commands and the driver, which check subscriptions. Pure.
 
 Patterns have the syntax of Amazon EventBridge:
 

@@ -1,4 +1,4 @@
-"""Decode Avro by the schema of its writer, and write it as JSON. Pure. Runs in the executors.
+"""Decode Avro by the schema of its writer, and write it as JSON. Pure. Runs in the executors and the commands.
 
 docs/producing.md lists the JSON of each type. Bytes come from producers, so no bytes may harm a worker:
 

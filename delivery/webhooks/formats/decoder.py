@@ -1,8 +1,8 @@
 """Read records of topics with a schema registry as events. Runs in the event loop of a worker, and in the commands.
 
-Each worker process has one Decoder. A schema never changes under its id, so cached schemas do not expire. They go on working
-while the registry is away. A record whose schema is missing then makes its task fail: nothing is committed, and
-nothing is rejected.
+Each worker process has one Decoder. A schema never changes under its id, so cached schemas do not expire, and are used while
+the schema registry is away. A record whose schema is not cached then makes its task fail: nothing is committed, and nothing is
+rejected.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from delivery.webhooks.events import content_encoding, parsing
 from delivery.webhooks.formats import registry_client, schemas, wire_format
 
 UNKNOWN_S = 30.0
-"""Seconds for which the registry is not asked again for a schema that it does not have. Records with the same wrong id come in
-numbers."""
+"""Seconds for which the schema registry is not asked again for a schema that it does not have. Often many records in a row have
+the same wrong id."""
 _CONTENT_TYPE = "content-type"
 
 
@@ -40,14 +40,17 @@ class Formats:
 
 
 class Reader(Protocol):
-    """Reads schemas from the registry. Called in a thread."""
+    """Reads schemas from the schema registry. Called in a thread, because it waits."""
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema; None: the registry does not have it. Raise SchemaRegistryUnavailable if the registry is away."""
+        """Return a schema with all schemas that it needs; None: the schema registry does not have one of them.
+
+        Raise SchemaRegistryUnavailable if the schema registry is away.
+        """
 
 
 class Decoder:
-    """Return the event of a record. In the topics of `formats`, decode framed values before."""
+    """Read events from records. In the topics of `formats`, decode framed values by their schema first."""
 
     def __init__(
         self, formats: Formats, layout: parsing.Layout, reader: Reader, clock: Callable[[], float] = time.monotonic
@@ -62,6 +65,7 @@ class Decoder:
     async def event(self, record: Record) -> Event:
         """Return the event in `record`. Raise EventRejected, or SchemaRegistryUnavailable if the record must wait.
 
+        Waits for the schema registry if the record's schema is not cached.
         The reasons of EventRejected are those of `parsing.parse`, and: bad_frame, unknown_schema.
         """
         value = record.value
@@ -88,7 +92,7 @@ class Decoder:
 
     async def _compiled(self, schema_id: int) -> schemas.Decode:
         if schema_id not in self._unknown:
-            # In a thread: requests in flight must not time out while the registry is slow or away.
+            # In a thread: requests in flight must not time out while the schema registry is slow or away.
             decode = await asyncio.to_thread(self._read, schema_id)
             if decode is not None:
                 self._known[schema_id] = decode

@@ -1,4 +1,4 @@
-"""Decode Protobuf by the descriptors of its schema, and write it as JSON. Pure. Runs in the executors.
+"""Decode Protobuf by the descriptors of its schema, and write it as JSON. Pure. Runs in the executors and the commands.
 
 The JSON is that of the Protobuf documentation ("ProtoJSON Format"), with the names of fields as in the `.proto` file, and with
 fields that have their default. So filters see `false`, 0 and "" too. docs/producing.md lists the JSON of each type.
@@ -40,7 +40,7 @@ def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byte
     """
     try:
         return _compiled(text, references)
-    except Exception as exc:  # the descriptors come from the registry; Protobuf raises errors of several classes
+    except Exception as exc:  # the descriptors come from the schema registry; Protobuf raises errors of several classes
         raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
 
 

@@ -1,7 +1,8 @@
-"""Read schemas from a registry that speaks the API of Confluent's Schema Registry.
+"""Read schemas from a schema registry that speaks the API of Confluent's Schema Registry.
 
-Runs in the executors and the commands, never in the event loop: each call may wait. Every answer that does not decide means
-that the registry is away. So a wrong URL or password never rejects a record.
+Runs in the executors, the commands and the driver, never in the event loop: each call may wait. A schema, or an error code of
+NOT_FOUND, decides about a record. Every other answer means that the schema registry is away. So a wrong URL or password never
+rejects a record.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from delivery.secret import Secret
 from delivery.webhooks.formats import schemas
 
 NOT_FOUND = frozenset({40401, 40402, 40403})
-"""Error codes of the registry: no such subject, version or schema. A 404 of a proxy has none of them."""
+"""Error codes of the schema registry: no such subject, version or schema. A 404 of a proxy has none of them."""
 SERIALIZED = "serialized"
-"""Format of Protobuf schemas in which the registry returns descriptors, not the text of the `.proto` file."""
+"""Format of Protobuf schemas in which the schema registry returns descriptors, not the text of the `.proto` file."""
 MAX_REFERENCES = 1000
 """Most schemas that one schema needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The settings of a registry, as plain values."""
+    """The settings of a schema registry, as plain values."""
 
     url: str
     """URL, several separated by commas."""
@@ -33,11 +34,11 @@ class Access:
     timeout_s: float = 5.0
     """Seconds for one request."""
     wait_s: float = 10.0
-    """Seconds for which a task waits for a registry that is away, before it fails."""
+    """Seconds for which a read of a schema is repeated while the schema registry is away. Then the read fails, and its task."""
 
 
 class RegistryClient:
-    """Reads schemas. A call raises SchemaRegistryUnavailable after `wait_s` without an answer. Thread-safe."""
+    """Reads schemas from a schema registry. Thread-safe."""
 
     def __init__(self, access: Access) -> None:
         import tenacity  # noqa: PLC0415  # for jobs with a registry only
@@ -51,11 +52,14 @@ class RegistryClient:
         )
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs; None: the registry does not have one of them."""
+        """Return a schema with all schemas that it needs; None: the schema registry does not have one of them.
+
+        Raise SchemaRegistryUnavailable after `wait_s` of reads that did not decide.
+        """
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Raise SchemaRegistryUnavailable if the registry does not answer one request for a schema."""
+        """Request one schema, once. Raise SchemaRegistryUnavailable if the answer does not decide."""
         self._schema(1)
 
     def _schema(self, schema_id: int) -> schemas.Schema | None:

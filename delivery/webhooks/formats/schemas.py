@@ -1,4 +1,4 @@
-"""A schema of the registry, and the function that decodes bodies by it. Pure. Runs in the executors."""
+"""A schema of the schema registry, and the function that decodes bodies by it. Pure. Runs in the executors and the commands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from delivery import errors
 from delivery.webhooks.formats import avro, protobuf
 
 Decode = Callable[[bytes], bytes]
-"""Returns the JSON of a framed value's body. Raises EventRejected."""
+"""Returns the JSON of a framed value's body. Raises EventRejected if the body does not fit its schema."""
 
 
 class SchemaType(enum.StrEnum):
-    """The types of schemas, as the registry names them."""
+    """The types of schemas, as the schema registry names them."""
 
     AVRO = "AVRO"
     PROTOBUF = "PROTOBUF"

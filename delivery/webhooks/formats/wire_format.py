@@ -1,6 +1,7 @@
 """Split a value in the Confluent wire format: a zero byte, the schema's id in four bytes, the body. Pure.
 
-Runs in the executors. The body of a Protobuf value begins with message indexes: the place of its message in the schema's file.
+Runs in the executors and the commands. The body of a Protobuf value begins with message indexes: the place of its message in
+the schema's file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def frame_of(value: bytes) -> Frame:
 
 
 def message_indexes(body: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Return the message indexes of a Protobuf body, and the rest of the body.
+    """Return the message indexes of a Protobuf body, and the rest of the body. Raise EventRejected if the indexes are broken.
 
     The indexes are zigzag varints behind their count. A count of 0 stands for the first message of the file.
     """

@@ -1,9 +1,8 @@
 """Keep connections open between requests, within one bound for all, and share a connection by equal origins only.
 
-Runs in the event loop of a worker. The only module that uses aiohttp's internal interfaces, for which aiohttp is pinned
-(docs/adr/0003). aiohttp's connector looks
-up names, connects and sets up TLS. Its own pool is not used: its limit leaves out idle connections, and 10,000 endpoints would
-need more file descriptors than there are.
+Runs in the event loop of a worker, of the API or of a command. The only module that uses aiohttp's internal interfaces, for
+which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. Its own pool is not used:
+its limit leaves out idle connections, and 10,000 endpoints would need more file descriptors than there are.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class ConnectionPool:
         self._expiry: asyncio.TimerHandle | None = None
 
     def acquire(self, origin: Origin) -> Connection | None:
-        """Take an idle connection of `origin` from the pool. None: there is none, and the caller calls `open`."""
+        """Take an idle connection of `origin` from the pool and return it. None: there is none, and the caller calls `open`."""
         while idle := self._idle.get(origin):
             connection = self._remove_idle(idle, -1)
             if connection.is_connected():
@@ -166,7 +165,10 @@ class ConnectionPool:
         return None
 
     async def open(self, origin: Origin, deadline: exchange_deadlines.Deadline) -> Connection:
-        """Open a connection to `origin` and return it; raise AttemptFailed, OSError or a ClientError of aiohttp."""
+        """Wait until the pool may open one more connection, open it to `origin`, and return it.
+
+        Raise AttemptFailed, OSError or a ClientError of aiohttp.
+        """
         opening = _Opening(asyncio.timeout(None))
         _opening.set(opening)
         try:
@@ -202,7 +204,8 @@ class ConnectionPool:
     def release(self, connection: Connection) -> None:
         """Keep `connection` idle for the next request of its origin.
 
-        Close the connection instead if it cannot be reused, or if a request waits until a connection comes free.
+        Close the connection instead if it cannot be reused, or if any request waits to open one: the bound counts idle
+        connections too.
         """
         if connection.should_close or self._waiting:
             self.close(connection)
@@ -217,7 +220,7 @@ class ConnectionPool:
             self._expiry = self._loop.call_later(KEEPALIVE_S, self._expire)
 
     def close(self, connection: Connection) -> None:
-        """Close a connection that is in use."""
+        """Close a connection that is not idle in the pool."""
         connection.close()
         connection.lease.close()
 

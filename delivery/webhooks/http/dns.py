@@ -1,9 +1,8 @@
 """Look up host names in threads of our own.
 
-The event loop's own `getaddrinfo` shares four threads of libuv: four names with unresponsive servers would block all other
-names. Runs in the event loop of a worker.
-The system's resolver returns no TTL, so the connector caches a found name for DNS_TTL_S. A name that was not found is not
-cached: the next attempt looks it up again.
+Runs in the event loop of a worker, of the API or of a command. The event loop's own `getaddrinfo` shares four threads of libuv:
+four names with unresponsive servers would block all other names. The system's resolver returns no TTL, so the connector caches
+a found name for DNS_TTL_S. A name that was not found is not cached: the next attempt looks it up again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ DNS_TTL_S = 30
 
 
 class Resolver(abc.AbstractResolver):
-    """The resolver of aiohttp's connector, which joins look-ups of the same name."""
+    """The resolver of aiohttp's connector. The connector joins simultaneous look-ups of the same name."""
 
     def __init__(self) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")

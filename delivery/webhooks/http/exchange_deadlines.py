@@ -1,7 +1,7 @@
 """End exchanges with endpoints that take too long, without counting our own delay.
 
-An exchange is the opening of a connection, or one request with its response. Own delay is time in which this worker waited for
-its own machine. Runs in the event loop of a worker.
+An exchange is the opening of a connection, or one request with its response. Own delay is time in which this process waited for
+its own machine. Runs in the event loop of a worker, of the API or of a command.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Expiring(Protocol):
 class Deadlines:
     """Expire exchanges at their deadlines. One timer serves all exchanges: a timer each would be a tenth of a request's cost.
 
-    `endpoint_time` returns the time by the endpoint clock, which leaves our own delay out.
+    `endpoint_time` returns the time by the endpoint clock, which slows down while this process waits for its own machine.
     """
 
     def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:
@@ -54,7 +54,7 @@ class Deadlines:
         return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """Expire `exchange` at the earlier one of its deadlines, unless `end` is called before."""
+        """From now on, expire `exchange` at the earlier one of its deadlines, until `end` is called."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()

@@ -104,7 +104,9 @@ class Guard:
             raise errors.SettingsError(f"setting delivery.allow_networks: {exc}; write networks such as 127.0.0.0/8") from None
 
     def check_url(self, url: str) -> None:
-        """Raise TargetRefused if `url` must not be the URL of an endpoint. Called when an endpoint is registered or read.
+        """Raise TargetRefused if `url` must not be the URL of an endpoint or of its token server.
+
+        Called when an endpoint is registered, when its row is read, and before a worker's first request to the endpoint.
 
         All refused addresses get the same text, so that the text does not help a port scan.
         """
@@ -155,8 +157,9 @@ class Guard:
         """Return True if a URL may have this host.
 
         1. A literal address is checked as an address.
-        2. A name that a resolver might read as a number is refused.
-        3. Any other name is checked label by label, and must not end in one of INTERNAL_NAMES.
+        2. A name that ends with a dot, or that a resolver might read as a number, is refused.
+        3. `localhost` is allowed if its address is.
+        4. Any other name has two valid labels or more, and must not end in one of INTERNAL_NAMES.
         """
         try:
             ipaddress.ip_address(host)

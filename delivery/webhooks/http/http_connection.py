@@ -1,7 +1,7 @@
 """Send requests on one open connection and read their responses, with bounds on everything that arrives.
 
-Runs in the event loop of a worker. httptools (llhttp) parses the bytes. httptools has no bounds, and does not match responses
-to requests; this module adds both (docs/adr/0003).
+Runs in the event loop of a worker, of the API or of a command. httptools (llhttp) parses the bytes. httptools has no bounds,
+and does not match responses to requests; this module adds both (docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import httptools
 from delivery import errors
 
 MAX_RESPONSE_BYTES = 16 * 1024
-"""Most bytes of a response's body that are kept. If the body is longer, the connection is closed instead of drained."""
+"""Most bytes of a response's body that are kept. Of a longer response the beginning counts. Its connection is closed instead of
+drained."""
 MAX_HEADERS = 128
 """Most headers of a response, trailers included."""
 MAX_ANSWER_BYTES = 128 * 1024

@@ -38,7 +38,7 @@ def context(settings: Tls | None) -> ssl.SSLContext:
         try:
             made.load_verify_locations(cadata=settings.authorities)
         except (ssl.SSLError, TypeError, ValueError):
-            raise errors.TargetRefused("tls.authorities", "are not certificates in PEM") from None
+            raise errors.TargetRefused("tls.authorities", "must be certificates in PEM") from None
     if settings is not None and settings.certificate is not None:
         _present(made, settings)
     return made
@@ -72,12 +72,15 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
         finally:
             os.close(certificate)
     except (OSError, ValueError):  # ssl.SSLError is an OSError
-        problem = "client certificate and private key must be PEM, belong together, and the key must not be encrypted"
+        problem = (
+            f"client certificate and private key must be PEM of at most {MAX_PEM_BYTES // 1024} KiB each, belong together, and "
+            "the key must not be encrypted"
+        )
         raise errors.TargetRefused("tls", problem) from None  # the cause could quote them
 
 
 def _piped(pem: bytes) -> int:
-    """Return a descriptor from which `pem` can be read once.
+    """Return a descriptor from which `pem` can be read once; raise ValueError if `pem` is longer than MAX_PEM_BYTES.
 
     Python's OpenSSL reads keys from files only. A pipe has a path (`/dev/fd/N`), and its content is never on a disk, not even
     after a crash. No other user can open it, and it is empty after one read.

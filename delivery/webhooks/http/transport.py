@@ -1,6 +1,6 @@
 """Post bytes to an endpoint; return a bounded response within a bounded time. Use an idle connection if there is one.
 
-Runs in the event loop of a worker, and of the API. Failures are raised as classes of `delivery.errors`.
+Runs in the event loop of a worker, of the API or of a command. Failures are raised as classes of `delivery.errors`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Response(NamedTuple):
 
 
 class Transport:
-    """Send requests to all endpoints of one worker process. Created inside the event loop that uses it."""
+    """Send all requests of one process to endpoints. Created inside the event loop that uses it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Transport:
         max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S,
         max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`endpoint_time` returns the time by the endpoint clock, which leaves our own delay out.
+        """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
         `max_connections` 0: the default of the connection pool. `max_extension_s`: see exchange_deadlines.MAX_EXTENSION_S.
         `max_connections_to`: see ConnectionPool.
@@ -58,8 +58,9 @@ class Transport:
         )
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
-        """Send one POST request and return its response; raise a subclass of AttemptFailed if no response comes.
+        """Send one request and return its response; raise a subclass of AttemptFailed if no response comes.
 
+        `target.head` has the method: POST for deliveries, OPTIONS for handshakes.
         `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a
         connection to the response: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are
         not followed. On an idle connection that the server has closed, the request is sent once more on a new connection.
@@ -104,7 +105,7 @@ class Transport:
 
 
 def translated(exc: Exception) -> errors.AttemptFailed:
-    """Return the AttemptFailed for an error of aiohttp, of TLS or of the system. Only this function knows aiohttp's classes."""
+    """Return the AttemptFailed for an error of aiohttp, TLS or the system. Only this function knows aiohttp's error classes."""
     if isinstance(exc, errors.AttemptFailed):
         return exc
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):

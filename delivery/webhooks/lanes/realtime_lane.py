@@ -138,7 +138,7 @@ class RealtimeLane:
 
     @property
     def failure(self) -> BaseException | None:
-        """Return the fault of ours that has ended the delivery. None: there is none."""
+        """Return the error with which the lane failed, in the event loop or by a call of `fail`. None: it has not failed."""
         return self._failure
 
     def idle_s(self) -> float:
@@ -154,7 +154,7 @@ class RealtimeLane:
     def stop(self) -> None:
         """Begin no further deliveries. Records that wait for the loop stay in the queue, and no receipt covers them.
 
-        The queue is not cleared. `feed` may append later records, whose receipt would then cover the dropped records.
+        The queue is not cleared, because `feed` may still append records, and their receipt would cover the dropped records.
         """
         self._is_over = True
         self._wake()
@@ -180,7 +180,10 @@ class RealtimeLane:
         return ended
 
     def finish(self) -> None:
-        """Wait until each record has its outcome and all results are queued. `feed` must not be called afterwards."""
+        """Wait until each record has its outcome and all results are queued; raise the failure of a lane that has failed.
+
+        Of a stopped lane, records that wait for the event loop get no outcome. `feed` must not be called afterwards.
+        """
         try:
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         finally:

@@ -1,8 +1,8 @@
 """Deliver leases of the retry lane by the current registry, and report their results.
 
 A RetryLane lives as long as its worker process. A micro-batch waits for its leases for a moment only. Attempts that take longer
-go on, and their results leave with a later micro-batch of this process. Each lease ends before its shard considers it expired
-(`lease_timeout_s`).
+continue, and their results leave with a later micro-batch of this process. Each lease ends before its shard considers it
+expired (`lease_timeout_s`).
 
 This module decides which leases are delivered, and when their results leave. For one lease:
 * delivery.webhooks.leases.lease_triage decides what happens to each entry.
@@ -58,8 +58,9 @@ class RetryLane:
     """Deliver leases. Not safe between threads.
 
     `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` are shared with the worker's other lanes.
-    No registry is older than `registry_max_age_s`. Guarantee: each lease ends in one report, which `start`, `finish_task` or
-    `drain` returns with the results of all its attempts, unless the process ends.
+    No registry is older than `registry_max_age_s`. Guarantee: each lease that is not given up ends in one report. `start`,
+    `finish_task` or `drain` returns the report with the results of all attempts. There is no report if the process ends, or if
+    an unforeseen error ends the lease: the lease then expires.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class RetryLane:
     ) -> LeaseResults:
         """Begin to deliver leases in the shards' encoding; return the results so far, also of earlier leases.
 
-        When a micro-batch runs again:
+        While there is no memory for a lease, wait for the end of other leases: see `_classify`. When a micro-batch runs again:
         1. A lease that is still in flight goes on unchanged.
         2. A lease that was reported (in `ended`) is left out.
         3. Deliveries that were accepted (in `ended`) are left out.
@@ -137,7 +138,7 @@ class RetryLane:
         return drained
 
     def drain(self) -> LeaseResults | None:
-        """Return the results since the last call of any method, or None. Does not wait."""
+        """Return the results since the last call of `start`, `finish_task` or `drain`. None: there are none. Does not wait."""
         has_accepted = any(lease.report.has_accepted for lease in self._book.in_flight())
         return self._drain() if self._book.has_ended or self._runner.observations.has_gone or has_accepted else None
 

@@ -1,7 +1,7 @@
 """Keep the state of one Python worker process from micro-batch to micro-batch: event loop, connections, routing index.
 
-A Worker is created lazily in the process that uses it, because its state can neither be pickled nor survive a fork. Spark
-starts one worker process per core, forks it once and reuses it (`spark.python.worker.reuse`).
+A Worker is created lazily in the process that uses it, because its state can neither be pickled nor survive a fork. Spark forks
+at most two worker processes for each task slot, and reuses them for later tasks (`spark.python.worker.reuse`).
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ class Worker:
     def wait_until_idle(self, within_s: float) -> None:
         """Wait at most `within_s` until no background attempt and no lease is in flight. Called when the job stops.
 
-        By then the results of background attempts are written. No further attempt of a lease begins: the report of the lease
-        requeues the remaining entries.
+        The wait includes the writing of the results of background attempts, and ends early if the JVM is gone. No further
+        attempt of a lease begins: the report of the lease requeues the remaining entries.
         """
         if self._retry is not None:
             self._thread.call_soon(self._retry.stop)
@@ -307,8 +307,8 @@ class Worker:
     def _with_worker_state(self, results: Results) -> Results:
         """Add the worker's own state to a task's last results, and return these.
 
-        The state: accepting endpoints to report, own delay, waits for hosts, difference of the clocks. If our own network
-        failed, forget all circuit breakers.
+        The state: accepting endpoints to report, seconds in which the worker waited for its own machine, requests that waited
+        for hosts, difference of the clocks. If our own network is broken, forget all circuit breakers.
         """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()

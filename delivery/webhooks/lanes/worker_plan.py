@@ -25,11 +25,11 @@ class Plan:
     quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0
     max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S
-    """Most seconds that the worker's own delay adds to `attempt_timeout_s`."""
+    """Most seconds that waits of the worker for its own machine add to `attempt_timeout_s`."""
     max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S
     max_connections: int = 0
     """Most open connections of one worker. 0: half of the files that the process may open."""
     report_accepting_every_s: float = 0.0
-    """Seconds between two reports to the retry lane that an endpoint accepts requests. 0: each task reports its endpoints."""
+    """Longest time in seconds between two reports to the retry lane that an endpoint accepts requests. 0: each task reports."""
     registry_max_age_s: float = 3600.0
     """Seconds. No delivery uses a registry that Postgres confirmed longer ago."""

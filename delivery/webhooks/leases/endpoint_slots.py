@@ -25,7 +25,10 @@ class SharedLimits(NamedTuple):
     """None: the host has no limits."""
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until the rate or the host may allow a request; 0 if it may begin now."""
+        """Return the seconds until the rate or the host may allow a request; 0 if it may begin now.
+
+        If the host has no capacity: RECHECK_S, and the host counts a delayed request.
+        """
         wait_s = 0.0 if self.pace is None else self.pace.wait_s(now)
         if not wait_s and self.host is not None and not self.host.has_room:
             self.host.count_delay()

@@ -49,7 +49,7 @@ class LeaseBook:
         return (delivery.lease for delivery in self._newest.values())
 
     def rejoin(self, lease: retry_messages.Lease) -> bool:
-        """Await a lease that is already in flight, in the current task too. Return False if it is not in flight."""
+        """Let the current task await a lease that an earlier task began and that is not reported yet. False: there is none."""
         known = self._newest.get(_fifo_id(lease))
         if known is None or known.lease.message.number != lease.number:
             return False

@@ -25,7 +25,7 @@ def without_body(
 ) -> Delivery | BatchDelivery:
     """Return the events of an entry at these places as a delivery or batch, without a body.
 
-    Raises an error of the event's decoder if an event is unreadable.
+    Raise an error of msgspec if an event is unreadable.
     """
     endpoint = destination.endpoint
     if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs

@@ -22,7 +22,7 @@ from delivery import errors
 from delivery.model import Attempt, Delivery, Endpoint, NextAttempt, Outcome, OutcomeKind
 from delivery.webhooks.leases import lease_delivery, lease_triage
 from delivery.webhooks.leases.lease_report import LeaseReport
-from delivery.webhooks.policy import backoff
+from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake
@@ -31,7 +31,7 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 log = logging.getLogger(__name__)
 
 DEFER_FAULTY_S = 300.0
-"""Seconds until an entry is retried that met a fault in our own code."""
+"""Seconds until the retry of an entry that met an unforeseen error in our own code."""
 
 
 class Prepared(NamedTuple):
@@ -112,7 +112,7 @@ class LeaseInFlight:
         # Counts as an attempt that failed by our own fault. Without an attempt, the entry would stay first in line.
         entry = self.message.entries[place]
         attempt = Attempt(
-            entry.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, "unforeseen; see the worker's log"
+            entry.attempts + 1, now_ms, 0.0, None, errors.LocalFailure.error_class, error_classes.UNFORESEEN_DETAIL
         )
         next_attempt = NextAttempt(now_ms + round(DEFER_FAULTY_S * 1000), entry.retries)
         self.report.requeue(place, next_attempt, intake.UNFORESEEN, (attempt,))

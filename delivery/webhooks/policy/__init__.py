@@ -1,5 +1,6 @@
 """The retry policy.
 
-In: the status or the error of an attempt. Out: an error class, whether there is a next attempt, and when. Pure. Runs in the
-executors.
+In: the status and headers, or the error, of an attempt. Out: an error class, whether there is a next attempt and when, and the
+headers to keep. Pure. Runs in the executors, and in the API for test events. The names of error classes and reasons are used
+everywhere.
 """

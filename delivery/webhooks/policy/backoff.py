@@ -1,8 +1,8 @@
 """Decide whether a failed attempt is repeated, and when. Pure.
 
 A fast lane (direct, batch, real-time) repeats an attempt within seconds: a quick retry. The retry lane repeats attempts by the
-endpoint's schedule. Neither waits here: the dispatcher of the lane does (delivery.webhooks.scheduling.dispatch), because a
-coroutine that sleeps between attempts would occupy a slot for a request.
+endpoint's schedule. Nothing waits in this module. A dispatcher waits for quick retries (delivery.webhooks.scheduling.dispatch),
+because a coroutine that sleeps between attempts would occupy a slot for a request. The retry lane's state waits for schedules.
 """
 
 from __future__ import annotations
@@ -52,16 +52,17 @@ class QuickRetry:
     """The policy of quick retries: those within the direct, batch or real-time lane."""
 
     max_attempts: int = 3
+    """Maximum of attempts of a delivery in the lane, the first one included."""
     first_wait_s: float = 0.2
-    """Wait before the second attempt. The wait doubles with each further attempt."""
+    """Seconds before the second attempt. The wait doubles with each further attempt."""
     jitter: float = JITTER
     max_wait_s: float = 3.0
-    """The longest wait for which the lane has time."""
+    """Longest `Retry-After`, in seconds, for which the lane waits. It does not bound the wait that doubles."""
 
     def wait_s(
         self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: _Rng = random
     ) -> float | None:
-        """Return the wait after the failed attempt `attempt_number` (from 1). None: there is no further attempt in this lane.
+        """Return the wait in seconds after the failed attempt `attempt_number` (from 1). None: no further attempt in this lane.
 
         1. A failure that seldom passes within a second: None. A throttled request is repeated if it has a `retry_after_s`.
         2. A `retry_after_s` beyond `max_wait_s` is not shortened: None.
@@ -90,10 +91,11 @@ def next_attempt(
 
     `retries` is the number of waits of the endpoint's schedule that the delivery has used up.
 
-    1. A fault of ours, or a 410, after which the endpoint will be disabled: LOCAL_WAIT_S. No wait is used up.
-    2. A failure that people have to repair starts with the second wait of the schedule.
-    3. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
-    4. Each wait is randomised to both sides, and never ends before `retry_after_s`. If it ends after `expires_ms`, the delivery
+    1. An endpoint without a schedule: the delivery is given up.
+    2. A fault of ours, or a 410, after which the endpoint will be disabled: LOCAL_WAIT_S. No wait is used up.
+    3. A first failure that people have to repair: the second wait of the schedule, if it has two.
+    4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
+    5. Each wait is randomised to both sides, and never ends before `retry_after_s`. If it ends after `expires_ms`, the delivery
        is given up now.
     """
     if not retrying.schedule_s:

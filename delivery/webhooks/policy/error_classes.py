@@ -11,6 +11,9 @@ THROTTLED = "throttled"
 UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 
+UNFORESEEN_DETAIL = "an unforeseen error in the platform; its traceback is in the worker's log"
+"""Detail of an attempt that an unforeseen error in our own code ended. The error's own text could contain a secret."""
+
 
 def error_class_of(status: int) -> str | None:
     """Return the error class of a status. None: the endpoint accepted the request. Only 2xx accepts (Standard Webhooks 1.0).

@@ -21,7 +21,7 @@ ALLOWED = frozenset({
 MAX_VALUE_BYTES = 128
 """Bytes of one value. The rest is cut off."""
 MAX_BYTES = 1024
-"""Bytes of all names and values of one attempt. Headers beyond it are left out."""
+"""Characters of all names and values of one attempt. The first header that exceeds it is left out, and all after it."""
 REDACTED = "***"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CREDENTIAL = re.compile(

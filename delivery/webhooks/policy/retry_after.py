@@ -10,8 +10,8 @@ from collections.abc import Iterable
 MAX_RETRY_AFTER_S = 86_400.0
 """Seconds. A longer `Retry-After` counts as this, so that an endpoint cannot defer its deliveries for years."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
-"""A number of seconds. RFC 9110 has whole seconds only, but some servers write 1.5. A header that were ignored would make the
-next attempt too early."""
+"""A number of seconds. RFC 9110 has whole seconds only, but some servers write 1.5. If the header were ignored, the next
+attempt would come too early."""
 
 
 def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
@@ -34,6 +34,9 @@ def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> f
 
 
 def longest_retry_after_s(headers: Iterable[tuple[bytes, bytes]], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
-    """Return the seconds that a response asks for. Of several `Retry-After` headers the longest counts. None: no header."""
+    """Return the seconds that a response asks for: the longest of its `Retry-After` headers, at most `cap_s`.
+
+    None: the response has no readable one.
+    """
     waits = [retry_after_s(value.decode("latin-1"), now, cap_s) for name, value in headers if name.lower() == b"retry-after"]
     return max((wait_s for wait_s in waits if wait_s is not None), default=None)

@@ -6,7 +6,7 @@ A closed set: the reasons are in topics, metrics and the API.
 from __future__ import annotations
 
 LANE_DEADLINE = "lane_deadline"
-"""The delivery waited for a whole queue timeout, in which the endpoint accepted nothing or too little."""
+"""The lane waited for the endpoint for a whole queue timeout, in which the endpoint accepted nothing or too little."""
 UNDER_WAY = "under_way"
 """The endpoint has not responded yet, and the lane waits for nothing else. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""
@@ -14,11 +14,11 @@ SLOW = "slow"
 """The endpoint does not respond to other requests in flight, or did not respond a moment ago. The lane does not wait for a
 response of the endpoint."""
 RATE_LIMITED = "rate_limited"
-"""The endpoint's own limit of requests a second (`max_per_second`) delayed the delivery too long."""
+"""The endpoint's own limit of requests a second (`max_per_second`), or a limit of its host, delayed the delivery too long."""
 CIRCUIT_OPEN = "circuit_open"
 """The endpoint was failing. Only the retry lane sends requests to the endpoint until it responds again."""
 ENDPOINT_PAUSED = "endpoint_paused"
-"""The endpoint is paused. The delivery waits until the customer resumes the endpoint."""
+"""The endpoint is paused. The delivery waits until the endpoint is resumed."""
 ENDPOINT_DISABLED = "endpoint_disabled"
 """The endpoint is disabled. The delivery waits until the endpoint is enabled."""
 ENDPOINT_QUARANTINED = "endpoint_quarantined"
@@ -36,4 +36,4 @@ NO_ROOM = "no_room"
 EXPIRED = "expired"
 """The retry lane gave the delivery up: it had waited as long as its endpoint's `max_age_s` allows."""
 CONFIGURATION = "configuration"
-"""The endpoint's own settings make no valid request, because of a refused URL or header."""
+"""The endpoint's own settings make no valid request: its URL, a header, its authentication, its TLS or its signing keys."""

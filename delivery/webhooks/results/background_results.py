@@ -44,7 +44,7 @@ class BackgroundResults:
         threading.Thread(target=self._write_all, args=(forget,), name="background results", daemon=True).start()
 
     def close(self) -> None:
-        """Write the results of the attempts that have completed, and end the thread."""
+        """Let the thread end when it has written the results in its queue. Does not wait for the thread."""
         self._ended.put(None)
 
     def written(self) -> list[Results]:
@@ -69,7 +69,8 @@ class BackgroundResults:
         except Exception:
             log.exception(
                 "results of %d background attempts could not be written: the retry lane repeats these deliveries. Check that "
-                "Kafka answers, and that the job may write the result topics", len(ended),
+                "Kafka answers, and that the job may write the result topics. After any other error send this traceback to the "
+                "maintainers of the platform", len(ended),
             )  # fmt: skip
         else:
             self._written.put(results)

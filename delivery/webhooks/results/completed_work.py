@@ -4,8 +4,8 @@ Runs on the driver and in the executors. When the micro-batch runs again, it rep
 repeat is allowed (at least once). Leaving out a delivery that has not ended is not allowed. So only a record that itself ends
 a delivery counts:
 
-1. Direct and batch lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does not count:
-   its dead letter may never have reached Kafka.
+1. Direct, batch and real-time lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does
+   not count: its dead letter may never have reached Kafka.
 2. Retry lane: an accepted attempt, or the report of a lease. Entries do not count, because the retry lane has to deliver them.
    Dead letters do not count, because a redrive may have come later, which only clocks could decide.
 
@@ -104,9 +104,9 @@ class CompletedWorkLog(abc.ABC):
             self.unreadable += 1
             if self.unreadable == 1:
                 log.exception(
-                    "the first record of a result topic that could not be read, after a micro-batch was interrupted: its "
-                    "deliveries may be sent again, with the same webhook-id. After a change of the version there is nothing to "
-                    "do"
+                    "a record of a result topic could not be read after a micro-batch was interrupted, and others may follow "
+                    "without a log line: their deliveries may be sent again, with the same webhook-id. After a change of the "
+                    "version there is nothing to do. Otherwise send this traceback to the maintainers of the platform"
                 )
 
     def _accepted(self, value: bytes) -> None:
@@ -120,7 +120,7 @@ class CompletedWorkLog(abc.ABC):
 
 
 class FastLaneLog(CompletedWorkLog):
-    """The completed work of the direct lane, or of the batch lane."""
+    """The completed work of the direct, the batch or the real-time lane."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
         """See CompletedWorkLog."""

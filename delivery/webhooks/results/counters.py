@@ -42,7 +42,7 @@ class Counters:
     """Accepted deliveries, by the upper bound of the time from Kafka's append to the response."""
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
-    """Most requests in flight at the same time in one worker process. `a + b` has the larger number."""
+    """Most requests in flight at the same time from one lane in one worker process. `a + b` has the larger number."""
     reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     cpu_s: float = 0.0
@@ -54,7 +54,7 @@ class Counters:
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0
-    """Events with the source and id of an earlier event and another payload (`delivery.webhooks.routing.seen_ids`)."""
+    """Due events with the source and id of an earlier event and another payload (`delivery.webhooks.routing.seen_ids`)."""
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(

@@ -96,7 +96,7 @@ class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skippe
 
 
 class PostponedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="postponed"):
-    """A delivery that was postponed to the retry lane before its first attempt."""
+    """A delivery that was postponed to the retry lane before any of its attempts had a result."""
 
     reason: str | None
     """Reason: a word of `delivery.webhooks.policy.retry_reasons`."""
@@ -106,7 +106,8 @@ class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="d
     """A delivery that was given up without an attempt in this lane or lease. Its dead letter has the earlier attempts."""
 
     reason: str | None
-    """Reason: a word of `delivery.webhooks.policy.retry_reasons`, such as `expired`."""
+    """Reason: a word of `policy.retry_reasons`, such as `expired`, or `unforeseen` for a fault of the platform in making the
+    request."""
 
 
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
@@ -182,7 +183,7 @@ class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
 
 
 class BatchPostponedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_postponed"):
-    """A batch that was postponed to the retry lane before its first attempt."""
+    """A batch that was postponed to the retry lane before any of its attempts had a result."""
 
     reason: str | None
     """Reason: a word of `delivery.webhooks.policy.retry_reasons`."""

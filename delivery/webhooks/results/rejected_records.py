@@ -11,7 +11,10 @@ from delivery.webhooks.results.dead_letter_records import Header
 
 
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record that is not an event of a known tenant. The record's key is the name of its topic."""
+    """A record that is not an event of an active tenant, or an unreadable entry of the retry lane.
+
+    The key of the RejectedRecord is the name of the rejected record's topic.
+    """
 
     reason: str
     """Why the record was rejected: a word of a closed set, such as `not_json` or `unknown_tenant`."""

@@ -23,19 +23,19 @@ class Results:
     rejections: list[intake.Rejection] = field(default_factory=list)
     receipts: list[intake.Receipt] = field(default_factory=list)
     most_in_flight: int = 0
-    """Most requests in flight at the same time."""
+    """Most requests in flight at the same time from this lane of this worker."""
     reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that responded with 410 Gone."""
     unresponsive: frozenset[EndpointId] = frozenset()
-    """Endpoints that did not respond within their response deadline."""
+    """Endpoints that did not respond within their response deadline at the end of the task."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0
     """Requests of this worker that waited for the limits of their host, since the worker's last report."""
     clock_ahead_s: float = 0.0
-    """By how much this worker's clock is ahead of the driver's (delivery.webhooks.clocks.driver_clock)."""
+    """Seconds by which this worker's clock is ahead of the driver's; negative: behind (`clocks.driver_clock`)."""
     own_delay_s: float = 0.0
     """Seconds in which this worker waited for its own machine, since the worker's last report (`scheduling.endpoint_clock`)."""
     reused_ids: int = 0

@@ -98,7 +98,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         """Return when the endpoint needs a decision, if no message for it arrives and no timer entry of it is due before.
 
         1. A lease expires.                    3. A further lease may begin.
-        2. An entry expires.                   4. The state is empty and may be dropped.
+        2. An entry expires.                   4. The state, or a completion in it, may be dropped.
         """
         has_slots = self.free_slots(policy) > 0
         times = [NEVER_MS if self.fifos else self.window.kept_until_ms(policy)]

@@ -1,7 +1,8 @@
 """Write retry entries, leases and reports as bytes, and read them back.
 
-Runs in the executors and in the commands. The bytes stay in the retries topic and in the lane's state over restarts and
-upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises when that is not enough.
+Runs in the executors, the archive and the commands. The bytes stay in the retries topic and in the lane's state over restarts
+and upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises when that is not
+enough.
 
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
@@ -315,10 +316,10 @@ def encoded(message: Postponed | Report | Lease) -> bytes:
 
 
 def message(written: bytes) -> Postponed | Report:
-    """Return the message in a record of the retries topic."""
+    """Return the message in a record of the retries topic; raise StateUnreadable if another version wrote it."""
     return _messages.decode(versioning.read(written, VERSION, "a record of the retries topic"))
 
 
 def lease(written: bytes) -> Lease:
-    """Return the lease in the bytes that a shard wrote for a worker."""
+    """Return the lease in the bytes that a shard wrote for a worker; raise StateUnreadable if another version wrote them."""
     return _leases.decode(versioning.read(written, VERSION, "a lease of the retry lane"))

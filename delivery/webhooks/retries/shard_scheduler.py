@@ -11,8 +11,8 @@ An entry whose background attempt is in flight waits in the timer wheel too. The
 the attempt completed (delivery.webhooks.scheduling.background_attempts).
 
 The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small. Each
-decision that changes something writes it. An entry leaves the state when a report has its result, or when it is given up. A
-lost lease, or a lost report, is repeated after `lease_timeout_s`.
+decision that changes something writes it. An entry leaves the state when a report has its result, or when it is given up. If
+no report of a lease comes within `lease_timeout_s`, its entries are leased again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VERSION = 2
 """Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
 MAX_LEASED_BYTES = 64 * 1024 * 1024
 """Maximum of bytes of events that one decision leases or gives up; one lease may exceed it. The leases of a decision are in
-memory together. Entries beyond the maximum are due at once."""
+memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
 LEASED_POLL_MS = 1000
 """Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 
@@ -99,8 +99,8 @@ def decide(
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `arrived` are the shard's records of the retries topic, in the topic's order. `read` returns the
-    segment with a number. A second run with the same records makes the same decision. No lease is early: `look_ahead_ms` only
-    says how long before a due time the lane is woken.
+    segment with a number. A second run with the same records makes the same decision. No entry is leased before it is due. The
+    driver wakes a lane `look_ahead_ms` before the due time of its backlog, so `backlog_of` adds `look_ahead_ms` to that time.
     """
     decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms).decide(arrived)
@@ -270,7 +270,7 @@ class _Scheduler:
         1. The endpoint's row blocks requests: all entries stay where they are.
         2. An entry that is not requeued has ended.
         3. An entry with an order key, or without an attempt, goes back to the front of its FIFO.
-        4. An entry whose attempt failed goes into the timer wheel. So does one that waits for a newer registry.
+        4. An entry whose attempt failed, or that waits for a newer registry, goes into the timer wheel.
         """
         self._decision.changed = True
         key = endpoint_state.key(report.customer_id, report.endpoint_id)
@@ -314,7 +314,10 @@ class _Scheduler:
                 self._give_up(key, order_key, expired, retry_reasons.EXPIRED)
 
     def _lease(self) -> None:
-        """Lease ready entries. The FIFO whose last lease is the oldest comes first."""
+        """Lease the retry entries that may be attempted now to workers, within each endpoint's free slots.
+
+        FIFOs take turns: the one that was leased least recently comes first.
+        """
         ready = [
             (line.lease, key, order_key)
             for key, endpoint in self._open.items()

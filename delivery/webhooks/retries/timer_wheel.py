@@ -24,7 +24,7 @@ FINEST = 10
 """Log2 of the width of the narrowest bucket, in ms. Entries that are due within the same second are in one bucket, and return
 together when the last one is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
-"""Maximum of bytes that one decision takes out of buckets. Entries beyond it are due at once."""
+"""Maximum of bytes that one decision takes out of buckets. Entries beyond it stay due, and the next decision comes at once."""
 
 
 class TimerEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):

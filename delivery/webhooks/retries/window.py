@@ -156,7 +156,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return self.failed_ms - self.failing_since_ms >= enough_s * 1000
 
     def kept_until_ms(self, policy: ShardPolicy) -> int:
-        """Return the time until which the window of an endpoint without entries is kept: a failing time until a silence."""
+        """Return the time until which the window of an endpoint without entries is kept.
+
+        It is kept while its last report is current, and while a further failure would continue its failing time.
+        """
         if self.failing_since_ms is None:
             return self.known_until_ms
         return max(self.known_until_ms, self.failed_ms + _max_silence_ms(policy))

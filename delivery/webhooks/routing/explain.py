@@ -1,6 +1,7 @@
 """Explain whether an event is due to a subscription, and which rule decides. Pure.
 
-Runs in the API. Evaluates the rules of delivery.webhooks.routing.matching one by one. A property test compares both modules.
+Runs in the API and in the commands. Evaluates the rules of delivery.webhooks.routing.matching one by one. A property test
+compares both modules.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[st
 
 
 def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the fields of a filter that do not match `document`."""
+    """Return a sentence that names the fields of a filter that do not match `document`.
+
+    The sentence names none if the filter has more than MAX_PARTS fields, or if each field matches by itself.
+    """
     conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
     if len(conditions) > MAX_PARTS:
         return "the filter does not take it"

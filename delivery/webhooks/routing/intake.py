@@ -1,8 +1,8 @@
 """Parse records, check their tenants, match them, and count them in offset receipts. The first step of every fast lane.
 
-Runs in the executors, in the worker's event loop. The fast lanes are the direct, the batch and the real-time lane. Each lane
-reads every record of its topics, and serves the endpoints of one delivery mode. The offset receipts of a lane count only
-deliveries to these endpoints.
+Runs in the executors, in the worker's event loop, and in the archive for replays. The fast lanes are the direct, the batch and
+the real-time lane. Each lane reads every record of its topics, and serves the endpoints of one delivery mode. The offset
+receipts of a lane count only deliveries to these endpoints.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ class Intake(Generic[Prepared]):
         except Exception:
             # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
             log.exception(
-                "an unforeseen error in one record: it goes to the rejected topic and is delivered to nobody. Send this "
-                "traceback to the maintainers of the platform, and publish the event again when the cause is mended",
+                "an unforeseen error in one record: it is delivered to nobody. A lane writes it to the rejected topic, and a "
+                "replay leaves it out. Send this traceback to the maintainers of the platform, and publish the event again "
+                "when the cause is mended",
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
             receipt.rejected += 1
@@ -120,7 +121,10 @@ class Intake(Generic[Prepared]):
         return prepared
 
     def drain_reused_ids(self) -> int:
-        """Return the number of events that had the id of another event (`seen_ids`), since the last call."""
+        """Return how many due events since the last call had the source and id of an earlier event, but another payload.
+
+        The number is an estimate: see `seen_ids`.
+        """
         return self._seen.drain()
 
     def receipts(self) -> list[Receipt]:

@@ -1,6 +1,6 @@
 """Find the subscriptions to which an event is due: by event type, tenant, sub-tenant, exclusions and filter.
 
-Runs in the executors, and in the API to explain a match.
+Runs in the executors, in the archive for replays, and in the API and the commands to explain a match.
 
 Subscriptions of one event type pattern are indexed on first use, by their scope: everything, a tenant or a sub-tenant. Matching
 an event is then three look-ups in this index, for any number of tenants. Where a look-up finds many subscriptions, an index of
@@ -161,7 +161,7 @@ class Router:
     def apply(self, changes: SnapshotChanges) -> None:
         """Apply changes of the registry that begin at or before this router's revision.
 
-        Changes that it already has do nothing.
+        Changes that the router already has are ignored.
         """
         _overlay(self._tenants, changes.tenants)
         _overlay(self.endpoints, changes.endpoints)

@@ -1,7 +1,7 @@
 """Define the interface of a worker's registry, and implement the registry that is wholly in memory.
 
-Runs in the executors. The other implementation, which looks rows up in Postgres, is delivery.webhooks.routing.lookup_registry.
-Decision 7 (docs/adr/0007-broadcast-or-look-up.md) compares both.
+Runs in the executors, and in the archive for replays. The driver makes the sources. The other implementation, which looks rows
+up in Postgres, is delivery.webhooks.routing.lookup_registry. Decision 7 (docs/adr/0007-broadcast-or-look-up.md) compares both.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Source(Protocol):
     def registry(self, last: Registry | None) -> Registry:
         """Return the registry of this process at the source's revision.
 
-        `last` is the registry of the task before. It is updated and returned; if that is impossible, a new one is made.
+        `last` is the registry that the process had before. It is updated and returned. If that is impossible, or if it is None,
+        a new registry is returned.
         """
 
 
@@ -142,7 +143,7 @@ class BroadcastSource:
     """The changes since the broadcast."""
 
     def registry(self, last: Registry | None) -> Registry:
-        """Return `last` with the delta applied. A new broadcast makes a new registry."""
+        """Apply `delta` to `last`, and return it. If `last` is of another broadcast, or None, unpickle this broadcast first."""
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, pickling.unpacked(self.broadcast.value))
             # The base is long-lived and has no cycles. Freezing it spares each later collection the walk through it.

@@ -1,6 +1,6 @@
 """The registry at one revision, as a value. The driver reads and broadcasts it, and executors route by it.
 
-Runs on the driver and in the executors.
+Runs on the driver and in the executors, and in the API and the archive.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChanges:
-    """The changes of the registry from `since` to `revision`: the new state of each changed row, None for a deleted row.
+    """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
     Changes may be applied again, or after a part of them: each row has its whole new state.
     """
@@ -73,7 +73,7 @@ class SnapshotChanges:
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
     def faults(self) -> dict[str, str | None]:
-        """Return, for each changed endpoint and subscription, why it is quarantined. None: it is not quarantined."""
+        """Return, for each changed endpoint and subscription, why it is quarantined. None: it is not, or it was deleted."""
         faults = {f"endpoint {row_id}": row.fault if row else None for row_id, row in self.endpoints.items()}
         faults |= {f"subscription {row_id}": row.fault if row else None for row_id, row in self.subscriptions.items()}
         return faults

@@ -1,4 +1,4 @@
-"""Notice events that have the source and id of an earlier event, and another payload. Runs in the executors.
+"""Notice due events that have the source and id of an earlier event, and another payload. Runs in the executors.
 
 Both events have the same `webhook-id`, so a receiver ignores the second as a repeat. The platform delivers the second event all
 the same, because a worker remembers too few events to decide. The count is an estimate:
@@ -61,8 +61,8 @@ class SeenIds:
     def _count(self, event: Event) -> None:
         if not self._reused:  # at most one line for each task: a producer may repeat an id in every event
             log.warning(
-                "an event has the source and id of an earlier event, and another payload: receivers ignore it as a repeat; "
-                "tell the producer to give each event its own id",
+                "an event has the source and id of an earlier event, and another payload: it is delivered, but receivers "
+                "ignore it as a repeat. Tell the producer to give each event its own id",
                 extra={"topic": event.record.topic, "partition": event.record.partition, "offset": event.record.offset},
             )
         self._reused += 1

@@ -1,5 +1,6 @@
 """Scheduling within a Spark task: decide which delivery may be attempted next.
 
 In: deliveries and their endpoints' limits. Out: attempts in fair order, deferrals to the retry lane, background attempts. Runs
-in the executors, on the event loop of a worker. Only `outage` and `outage_history` also run on the driver.
+in the executors, on the event loop of a worker. The driver runs `outage` and `outage_history` too. The API and the commands use
+`limits`, `host_limits` and `endpoint_clock` for the requests that they send themselves.
 """

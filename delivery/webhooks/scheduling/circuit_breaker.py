@@ -47,7 +47,8 @@ UNHEALTHY = frozenset(
 REFUSED = frozenset({error_classes.REFUSED, error_classes.REDIRECT})
 """Error classes of responses that refuse one event or show a wrong setting: a 3xx, or a 4xx that is not in UNHEALTHY."""
 _NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATION})
-"""Error classes in which the endpoint had no part. All others (2xx, 3xx, 4xx) are responses of a healthy endpoint."""
+"""Error classes in which the endpoint had no part. An acceptance, and each class that is neither here nor in UNHEALTHY, is a
+response of a healthy endpoint."""
 
 
 class CircuitBreaker:
@@ -62,7 +63,7 @@ class CircuitBreaker:
         self._open_until = float("-inf")
 
     def is_open(self, now: float) -> bool:
-        """Return True if the lane may send nothing to the endpoint."""
+        """Return True if the lane may send nothing to the endpoint at `now`."""
         return now < self._open_until
 
     @property

@@ -7,7 +7,7 @@ rate, holds no slot.
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker opens.
 2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
-3. Deliveries whose response is overdue at the end. Their attempts go on in the background (scheduling.background_attempts).
+3. Deliveries whose response is overdue at the end of the task. Their attempts continue (scheduling.background_attempts).
 4. Deliveries that wait for their quick retry when nothing else is left to do.
 """
 
@@ -27,8 +27,8 @@ from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight
 from delivery.webhooks.scheduling.timeouts import Phase
 
 ENOUGH_READY, FEW_READY = 16, 8
-"""Numbers of endpoint queues that are ready. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it reads again.
-An event that is not read yet takes no memory, and is in the processor's cache when it is sent."""
+"""Numbers of endpoint queues that are ready for a slot. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it
+reads again. An event that is not read yet takes no memory, and is in the processor's cache when it is sent."""
 
 
 class Sender(Protocol):
@@ -42,7 +42,7 @@ class Dispatcher(Generic[Sent]):
 
     `clock` and `endpoint_time` are monotonic, in seconds. Endpoints are judged by `endpoint_time` (scheduling.endpoint_clock).
     `memory` keeps the state of endpoints between tasks. Guarantee: each submitted delivery ends in exactly one outcome, unless
-    the task fails.
+    the task fails. Each method that waits raises the first unforeseen error of an attempt, and then the task fails.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Dispatcher(Generic[Sent]):
         return endpoint_queue.report(self._queues.values(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
-        """Yield to the event loop, then wait while more than ENOUGH_READY queues are ready."""
+        """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until at most FEW_READY are."""
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready) > ENOUGH_READY)
 
     async def finish(self) -> None:
-        """Wait until every delivery has its outcome. Nothing may be submitted afterwards."""
+        """Wait until every delivery has its outcome. Overdue attempts move to the background. Submit nothing afterwards."""
         self._timeouts.stop()
         self._enter(Phase.FINISHING)
         self._hand_over_quick_retries()
@@ -117,9 +117,7 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. Nothing may be submitted meanwhile.
 
-        When no queue is ready, each waiting delivery waits for its own endpoint. After `queue_timeout_s` the delivery is
-        deferred. In `finish`, an attempt in flight has until its endpoint's response deadline, at most `response_deadline_s`.
-        Then the attempt goes on in the background.
+        When no queue is ready, each waiting delivery waits for its own endpoint, and is deferred after `queue_timeout_s`.
         """
         self._enter(Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
@@ -136,9 +134,9 @@ class Dispatcher(Generic[Sent]):
             raise
 
     def abandon(self) -> None:
-        """Stop sending: cancel the attempts in flight and drop the queues. The task failed, and runs again whole.
+        """Stop sending: cancel the attempts that the task awaits, and drop the queues. Background attempts continue.
 
-        Background attempts go on.
+        Called at the end of each task. A task that failed runs again whole.
         """
         self._enter(Phase.ABANDONED)
         for queue in self._ready:
@@ -162,9 +160,9 @@ class Dispatcher(Generic[Sent]):
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
 
     def _on_queue_timeout(self) -> None:
-        """Defer deliveries that have waited for `queue_timeout_s`.
+        """Defer deliveries that have waited for `queue_timeout_s`, unless the task still reads.
 
-        At the end of the task, defer all that wait, now and later.
+        When the task has submitted all deliveries: defer all that wait now, and each that would begin to wait from now on.
         """
         if not self._phase.is_waiting:
             return
@@ -182,8 +180,9 @@ class Dispatcher(Generic[Sent]):
         """Move overdue attempts to the background when nothing else is left to do.
 
         1. A queue is ready again: do nothing.
-        2. Of more than a few endpoints hardly any responds: move nothing, the fault may be ours.
-        3. Otherwise move the overdue attempts, and defer the deliveries that wait for endpoints without any response.
+        2. Of more than FEW_DESTINATIONS destinations hardly any has responded: move nothing, the fault may be ours.
+        3. Otherwise move the overdue attempts for which the background has room. Of endpoints that have sent no response since
+           such an attempt began, defer the waiting deliveries too.
         """
         if not self._phase.is_last or self._ready:
             return
@@ -201,7 +200,7 @@ class Dispatcher(Generic[Sent]):
         self._timeouts.start_response_deadline(overdue.check_in_s)
 
     def _continue_in_background(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
-        """Move an attempt to the background, and defer its delivery. The attempt's runner ends with the attempt."""
+        """Move an attempt to the background, and defer its delivery. The runner of the attempt ends with the attempt."""
         self._runners.discard(runner)
         self._in_flight -= 1  # this task awaits one attempt less; its endpoint keeps the slot until the attempt has ended
         pending.name = self._background.begin(pending.delivery, runner, is_unresponsive=queue.responded_at <= pending.since)
@@ -335,9 +334,10 @@ class Dispatcher(Generic[Sent]):
         """Record the result of an attempt, and decide the next step of its delivery.
 
         1. Accepted: delivered.
-        2. Failed in a way that often passes, and attempts are left: retry after a wait that holds no slot.
+        2. Failed in a way that often passes, and attempts are left: retry after a wait that holds no slot. After a background
+           attempt the retry lane makes this retry.
         3. Failed otherwise: defer by the endpoint's retry schedule, or dead-letter without a schedule.
-        4. The endpoint's circuit breaker opened: defer its waiting deliveries.
+        4. The endpoint's circuit breaker is open: as 3., and defer the endpoint's waiting deliveries.
         """
         is_open = queue.observe(
             attempt,
@@ -363,12 +363,12 @@ class Dispatcher(Generic[Sent]):
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _hand_over_quick_retries(self) -> None:
-        """Defer the deliveries that wait for their quick retry if the task waits for nothing else: the retry lane makes them.
+        """If the task waits for quick retries only, defer their deliveries. The retry lane then makes these retries.
 
-        These deliveries go on waiting in the task:
+        These deliveries continue to wait in the task:
         1. All, if the response deadline is infinite: there may be no retry lane.
         2. All, if hardly any endpoint has responded: the fault may be ours.
-        3. Those of endpoints without a retry schedule, which get no further attempt after that of the retry lane.
+        3. Those of endpoints without a retry schedule: the retry lane would make one attempt, and then give the delivery up.
         """
         most_s = self._bounds.response_deadline_s
         if not self._phase.is_last or len(self._quick_retries) < self._unsettled or not self._unsettled or most_s == math.inf:

@@ -1,8 +1,9 @@
 """Keep the time by which a worker judges endpoints. The clock slows down while the worker waits for its own machine.
 
-docs/adr/0031 has the measurements. An endpoint that responds in 10 ms seems to take 3 s to a process that had no CPU for 3 s.
-Each judgement of an endpoint (response time, response deadline, queue timeout, attempt timeout) therefore reads this clock.
-Rates, schedules and the durations in the delivery log read the real time.
+Own delay is the time in which a worker waits for its own machine: for CPU, for memory, or for its event loop. docs/adr/0031 has
+the measurements. An endpoint that responds in 10 ms seems to take 3 s to a process that had no CPU for 3 s. Each judgement of
+an endpoint (response time, response deadline, queue timeout, attempt timeout) therefore reads this clock. Rates, schedules and
+the durations in the delivery log read the real time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 from delivery.webhooks.scheduling import limits
 
 BEAT_S = 0.05
-"""Seconds between two readings of our own delay. A reading takes 18 µs, so 0.04 % of a core."""
+"""Seconds between two measurements of own delay. A measurement takes 18 µs, so 0.04 % of a core."""
 STALL_S = 0.05
 """Seconds that a beat of the clock may be late. Lateness beyond this is left out of the clock's time."""
 LEAST_SPEED = 1 / 8
@@ -28,7 +29,7 @@ def loop_time() -> float:
 
 
 class OwnDelay(Protocol):
-    """Measure our own delay. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
+    """Measure the wait of this process for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
 
     def grown_s(self) -> float: ...
 
@@ -39,7 +40,7 @@ class EndpointClock:
     A beat is a timer of the loop, each BEAT_S.
     1. A beat is more than STALL_S late: the loop was blocked. The lateness beyond STALL_S is left out.
     2. The process waited for CPU or memory during a part of the last beat: until the next beat, the clock is slower by
-       that part.
+       that part, but never slower than LEAST_SPEED.
     """
 
     def __init__(self, own_delay: OwnDelay) -> None:
@@ -60,7 +61,7 @@ class EndpointClock:
         return self._time + (BEAT_S + STALL_S) * self._speed
 
     def own_delay_s(self) -> float:
-        """Return the seconds of own delay that the clock has left out since the last call."""
+        """Return the own delay since the last call, in seconds: by so much this clock fell behind the event loop's clock."""
         now, time = self._loop.time(), self.time()
         left_out_s = (now - self._reported_at) - (time - self._reported_time)
         self._reported_at, self._reported_time = now, time

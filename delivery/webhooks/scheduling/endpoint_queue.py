@@ -17,9 +17,9 @@ from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
-"""Number of destinations to which a task sends that may all be slow by themselves. If more destinations are unresponsive, the
-task waits for the end of their attempts. The driver then judges from all tasks whether our own network is broken
-(delivery.webhooks.scheduling.outage)."""
+"""Maximum of destinations of a task that may all be unresponsive by their own fault. If the task sends to more destinations,
+and hardly any has responded, the task waits for the end of their attempts. The driver then judges from all tasks whether our
+own network is broken (delivery.webhooks.scheduling.outage)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Queue(Generic[Sent]):
     host: host_limits.Host | None
     """Host of the endpoint's URL. None: the host has no limits."""
     limit: int
-    """Maximum of requests in flight now: one while the circuit breaker is suspect."""
+    """Maximum of requests in flight now: one after a failure and while the breaker is half-open, else `max_in_flight`."""
     waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_ready: bool = False
@@ -64,7 +64,8 @@ class Queue(Generic[Sent]):
     is_gone: bool = False
     """True if the endpoint has responded 410 Gone."""
     missed_deadline: bool = False
-    """True if the endpoint did not respond within its response deadline."""
+    """True if the endpoint did not respond within its response deadline, at the end of the task. False for an endpoint that
+    usually takes longer than `response_deadline_s`."""
 
     @property
     def endpoint_id(self) -> EndpointId:
@@ -139,7 +140,7 @@ class DispatchReport(NamedTuple):
     gone: frozenset[EndpointId]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints that did not respond within their response deadline."""
+    """Endpoints that did not respond within their response deadline (`Queue.missed_deadline`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
 
@@ -157,7 +158,7 @@ class EndpointMemory:
     def queue_of(
         self, endpoint: Endpoint, bounds: limits.Limits, background: background_attempts.BackgroundAttempts
     ) -> Queue[Any]:
-        """Return a new queue for an endpoint. Background attempts of earlier tasks count against the endpoint's limit."""
+        """Return a new queue for an endpoint. Background attempts in flight count against the endpoint's limit."""
         name = endpoint.endpoint_id
         bound = bounds.in_flight_to(endpoint) - background.in_flight_to(name)
         known, response_time = self.breakers.get(name), self.response_times.get(name)
@@ -247,7 +248,7 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
 
 
 def may_be_local_outage(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]], max_s: float) -> bool:
-    """Return True if our own network may be broken: hardly any endpoint of the task has responded.
+    """Return True if our own network may be broken: of more than FEW_DESTINATIONS destinations hardly any has responded.
 
     Endpoints that have not responded in this task count as unreachable if they are silent or were unresponsive before.
     Endpoints that usually take longer than `max_s` do not count.

@@ -30,9 +30,9 @@ class Limits:
     """The limits of one worker process, from the settings of the area `delivery`."""
 
     max_in_flight: int = 256
-    """Requests in flight of one dispatcher, to all endpoints."""
+    """Maximum of requests in flight from one dispatcher, to all endpoints together."""
     max_in_flight_per_endpoint: int = 16
-    """Requests in flight to an endpoint without a limit of its own."""
+    """Maximum of requests in flight from one worker to an endpoint without a limit of its own."""
     queue_timeout_s: float = 3.0
     """Seconds that a delivery waits for its own endpoint after all other endpoints were served. Setting `lane_deadline_s`."""
     response_deadline_s: float = 0.5
@@ -73,7 +73,10 @@ class Limits:
         return None if endpoint.max_per_second is None else endpoint.max_per_second / self.workers
 
     def pace_to(self, endpoint: Endpoint, paces: Paces) -> Pace | None:
-        """Return the pace of `endpoint`, from `paces` if its rate is unchanged. None: the endpoint has no limit per second."""
+        """Return the pace of `endpoint`. None: the endpoint has no limit per second.
+
+        The pace comes from `paces`. If it is missing there, or has another rate, a new pace replaces it.
+        """
         per_second = self.rate_to(endpoint)
         if per_second is None:
             return None
@@ -97,7 +100,8 @@ class Room(NamedTuple):
 class Pace:
     """A token bucket for one endpoint or host, stored as one number by the generic cell rate algorithm (ITU-T I.371).
 
-    In any second at most `per_second` requests go, rounded up to one: a burst of `burst_share` of them, and the others evenly.
+    In any second at most `per_second` requests go, rounded up to a whole number. A share of them, `burst_share`, may go at
+    once, at least one. The others go at even intervals.
     """
 
     __slots__ = ("_burst_s", "_interval_s", "_next_at", "per_second")

@@ -44,8 +44,9 @@ UNREACHABLE_CLASSES = frozenset(
 class Reachability:
     """The destinations to which requests were sent, and which of them responded. `a + b` merges two observations.
 
-    A destination is a host and port: a hundred endpoints behind one gateway count as one. Destinations and customers are stored
-    as digests. Beyond MAX_SAMPLE the smallest digests are kept, so the sample does not depend on the order of merging.
+    A destination is the scheme, host and port of a URL: a hundred endpoints behind one gateway count as one. Destinations and
+    customers are stored as digests. Of more than MAX_SAMPLE the smallest digests are kept, so the sample does not depend on the
+    order of merging.
     """
 
     destinations: Mapping[int, bool] = field(default_factory=dict)
@@ -60,18 +61,19 @@ class Reachability:
 
     @property
     def asked(self) -> int:
-        """Return the number of destinations to which requests were sent."""
+        """Return the number of destinations in the sample, to all of which requests were sent: MAX_SAMPLE at most."""
         return len(self.destinations)
 
     @property
     def unreachable(self) -> int:
-        """Return the number of destinations that were unreachable."""
+        """Return the number of destinations in the sample that did not respond: MAX_SAMPLE at most."""
         return _unreachable(self.destinations)
 
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
         """Return True if our own network seems broken.
 
-        Requests went to at least `least` destinations of several customers, and hardly any responded.
+        Requests went to at least `least` destinations of MIN_CUSTOMERS customers. At least UNREACHABLE_SHARE of the
+        destinations, and of the customers, did not respond.
         """
         return (
             self.asked >= least
@@ -82,7 +84,7 @@ class Reachability:
 
     @property
     def is_healthy(self) -> bool:
-        """Return True if more than half of the destinations responded, however few they are."""
+        """Return True if more than half of the destinations in the sample responded, however few they are."""
         return self.unreachable * 2 < self.asked
 
 

@@ -1,4 +1,4 @@
-"""The phases of a Spark task, the two timeouts of the phases in which it waits for its deliveries, and its quick retries."""
+"""Define the phases of a Spark task. Run the two timeouts of the phases in which the task waits, and its quick retries."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Phase(enum.Enum):
 class Timeouts:
     """Call back when deliveries have waited for the queue timeout, and when responses may be overdue.
 
-    Both countdowns run by `endpoint_time`, so own delay of the worker does not shorten them. A running countdown is not
-    started again.
+    Both countdowns run by `endpoint_time`, so they slow down while the worker waits for its own machine. A running
+    countdown is not started again.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Timeouts:
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
         """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if that deadline is infinite.
 
-        The first call comes at once: nothing waits for endpoints that usually respond later than `response_deadline_s`.
+        By default the call comes at once: nothing waits for endpoints that usually respond later than `response_deadline_s`.
         """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:

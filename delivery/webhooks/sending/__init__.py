@@ -1,4 +1,5 @@
 """One attempt: payload, headers, signature, request.
 
-In: a delivery and its endpoint. Out: an `Attempt`. Runs in the executors; the API sends test events by the same code.
+In: a delivery and its endpoint. Out: an `Attempt`. Runs in the executors, and in the API for test events. `request`, `signing`
+and `handshake` also check settings where endpoints are registered or read: in the API, in the commands and on the driver.
 """

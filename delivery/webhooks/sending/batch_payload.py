@@ -86,7 +86,7 @@ def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
 
 
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_ids: Sequence[SubscriptionId]) -> str:
-    """Return the `webhook-id` that all attempts of a batch carry: a digest of its events and their subscriptions.
+    """Return the `webhook-id` that all attempts of a batch carry: a digest of its endpoint, events and subscriptions.
 
     After a crash the events may leave in other batches, which then have other ids (docs/adr/0014-journal.md).
     """
@@ -95,7 +95,7 @@ def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_i
 
 
 def rejected_events(response: bytes, count: int) -> dict[int, str]:
-    """Return the places of the events that a 2xx response to a batch of `count` events rejects, each with the reason.
+    """Return the places of the events that a 2xx response to a batch of `count` events rejects, each with its shortened reason.
 
     A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response, and a response
     with any error, rejects nothing: a customer that responds with `ok`, a page, or other JSON has accepted the batch.

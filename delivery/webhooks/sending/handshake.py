@@ -1,7 +1,7 @@
 """Build the request that asks a receiver for permission to send (the handshake), and read the receiver's response.
 
-Source: HTTP 1.1 Web Hooks for Event Delivery, section 4 (CNCF). Pure. Runs in the API, in the command, and where the registry
-is read.
+Source: HTTP 1.1 Web Hooks for Event Delivery, section 4 (CNCF). Pure. Runs in the API and in the commands. `limit_per_s` runs
+where the registry is read.
 """
 
 from __future__ import annotations
@@ -65,15 +65,18 @@ class Reply(NamedTuple):
 
 
 def wished_per_minute(max_per_second: float | None) -> int | None:
-    """Return the rate to request, in requests a minute, from the endpoint's own limit. At least 1, as the header demands."""
+    """Return the rate to request, in requests a minute, by the endpoint's own limit. None: it has no limit.
+
+    The rate is at least 1, as the header demands.
+    """
     return None if max_per_second is None else max(1, int(max_per_second * _MINUTE_S))
 
 
 def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
     """Return the reply in the headers of a response. Its status does not count, as in the specification.
 
-    1. No origin is allowed: asked if the question has a callback, otherwise refused.
-    2. Another origin is allowed: refused.
+    1. The response names no allowed origin: asked if the question has a callback, otherwise refused.
+    2. It names another origin, or several: refused.
     3. The rate is invalid, or missing although one was requested (section 4.2.2 requires it then): refused.
     4. Otherwise: permitted.
     """

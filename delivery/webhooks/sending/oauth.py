@@ -24,8 +24,9 @@ from delivery.webhooks.scheduling import endpoint_clock, limits
 MAX_TOKENS = 20_000
 """Maximum of tokens in a process, the most recently used ones."""
 RETRY_PAUSE_S = 5.0
-"""Seconds after a failed token request in which all attempts fail without a further request. Renewals after a 401 are this far
-apart too. So a broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
+"""Seconds after a failed token request in which attempts without a valid token fail, without a further token request. After a
+fault of our own network the next attempt requests a token at once. Renewals after a 401 are this far apart too. So a broken
+token server, or an endpoint that accepts no token, causes no token request for each delivery."""
 DEFAULT_LIFETIME_S = 300.0
 """Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
@@ -84,8 +85,8 @@ class Tokens:
 
         1. The token is valid for long: return the token.
         2. The token ends soon: return the token, and fetch a new one meanwhile.
-        3. There is no token: all attempts that need it wait for one request.
-        4. A token request failed less than RETRY_PAUSE_S ago: raise its failure.
+        3. There is no valid token: all attempts that need it wait for one token request, each at most `timeout_s`.
+        4. There is none, and a token request failed less than RETRY_PAUSE_S ago: raise its failure.
         """
         token = self._token(grant)
         now = self._clock()
@@ -105,12 +106,15 @@ class Tokens:
         while not fetching.done():
             left_s = ends_at - self._endpoint_time()
             if left_s <= limits.ROUNDING_S:
-                raise errors.TokenRefused("no token came within the attempt's time")
+                raise errors.TokenRefused("the token server sent no token within the attempt's time")
             await asyncio.wait({fetching}, timeout=left_s)
         fetching.result()  # raises an unforeseen error
 
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
-        """Return the header line to use after a 401 for the header line `refused`. None: a new token would not help."""
+        """Return a newer header line after a 401 for the header line `refused`; raise as `header` does.
+
+        None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so a newer one would not help.
+        """
         token = self._token(grant)
         if token.header == refused and token.fetching is None:
             now = self._clock()

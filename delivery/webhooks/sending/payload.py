@@ -113,7 +113,7 @@ def _further_lines(event: Event) -> str:
     lines = ""
     for name, value in event.attributes:
         if not further.is_name(name):
-            raise ValueError("the name of an attribute would be another header")
+            raise ValueError("the name of a further attribute is no CloudEvents name, and would be another header")
         lines += f"ce-{name}: {urllib.parse.quote(further.as_text(value), safe=_PRINTABLE)}\r\n"
     return lines
 
@@ -126,7 +126,7 @@ def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
     if kind.form is PayloadForm.NONE:
         return Content(lines.encode("ascii"), b"")
     if not opaque.is_media_type(kind.media_type):
-        raise ValueError("the media type of a payload would be another header")
+        raise ValueError("the media type of the payload is not valid, and would be another header")
     return Content(f"content-type: {kind.media_type}\r\n{lines}".encode("ascii"), opaque.as_bytes(data, kind))
 
 

@@ -28,7 +28,7 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
     address_guard.check_url(endpoint.url)
     auth = dict(_auth_headers(endpoint.auth))
     _check_custom(endpoint.headers, auth)
-    # As registered: some servers take a `%2F` that becomes a `/` for another URL.
+    # The URL stays as registered: for some servers a `%2F` that becomes a `/` is another URL.
     url = yarl.URL(endpoint.url, encoded=True)
     permitted = {} if endpoint.origin is None else {handshake.REQUEST_ORIGIN.lower(): endpoint.origin}
     return Target(
@@ -74,12 +74,15 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
     seen = {"authorization", *(name.lower() for name in auth)}
     for name, _ in headers:
         if name.lower() in seen:
-            raise errors.TargetRefused(f"headers.{name}", "is given twice, or is set by auth")
+            raise errors.TargetRefused(f"headers.{name}", "is given twice, or is set by auth: leave one out")
         seen.add(name.lower())
 
 
 def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
-    """Yield the header of the endpoint's kind of authentication: name and value. The signature is always sent as well."""
+    """Yield the name and value of the header for the endpoint's kind of authentication; nothing for `none` and `oauth2`.
+
+    Raise TargetRefused if the secret is missing or does not fit into a header. The signature is always sent as well.
+    """
     if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
         return
     if auth.secret is None:
@@ -91,7 +94,8 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
     try:
         secret = auth.secret.reveal().decode("ascii")
     except UnicodeDecodeError:
-        raise errors.TargetRefused("auth", "the secret is not ASCII") from None  # the cause would show the secret
+        # The cause would show the secret.
+        raise errors.TargetRefused("auth", "the secret is not ASCII: a header takes ASCII only") from None
     if auth.kind is AuthKind.BEARER:
         yield "authorization", f"Bearer {secret}"
     elif auth.kind is AuthKind.API_KEY:
@@ -101,7 +105,7 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
 
 
 def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
-    """Return the parts of the token request of an endpoint with `oauth2`.
+    """Return the token request of an endpoint with `oauth2`; raise TargetRefused if a setting is missing or refused.
 
     The endpoint's `tls` (certificate and authorities) is not used: the token server may belong to another party.
     """
@@ -135,5 +139,5 @@ def _checked(name: str, value: str) -> str:
     A line break in the value would end the header and begin another one.
     """
     if not (value.isascii() and value.isprintable()):
-        raise errors.TargetRefused(f"headers.{name}", "a header value is printable ASCII")
+        raise errors.TargetRefused(f"headers.{name}", "its value must be printable ASCII")
     return value

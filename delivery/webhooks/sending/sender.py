@@ -78,11 +78,11 @@ class Sender:
             # An unforeseen error at one endpoint must not affect other endpoints. If raised, it would fail the task, and with
             # it the micro-batch of all customers, again and again.
             log.exception(
-                "an unforeseen error in one attempt: it counts as our own failure, and a retry follows. Send this traceback to "
-                "the maintainers of the platform",
+                "an unforeseen error in one attempt: it counts as a failure of the platform, not of the endpoint, and retries "
+                "follow as after other failures. Send this traceback to the maintainers of the platform",
                 extra={"endpoint_id": delivery.endpoint.endpoint_id},
             )
-            error_class, detail = errors.LocalFailure.error_class, "unforeseen; see the worker's log"
+            error_class, detail = errors.LocalFailure.error_class, error_classes.UNFORESEEN_DETAIL
         else:
             status, response = answer.status, answer.body[: delivery.kept_response_bytes]
             error_class = error_classes.error_class_of(status)

@@ -1,6 +1,7 @@
 """Sign requests by Standard Webhooks 1.0 ("Signature scheme"), and convert signing keys to text and back.
 
-Also runs in the command, for customers' keys.
+Signs in the executors and in the API. Converts keys where endpoints are registered or read: also in the commands and on the
+driver.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def public_text(key: SigningKey) -> str:
 
 
 def from_text(text: str) -> SigningKey:
-    """Return the key in a `whsec_…` or `whsk_…` text; raise RegistrationError for any other text, unquoted.
+    """Return the key in a `whsec_…` or `whsk_…` text. Raise RegistrationError, which never quotes it, for any other text.
 
     After `whsk_` comes the seed, with or without the public key: the standard defines no form, and both forms are in use.
     """

@@ -35,8 +35,8 @@ class Pending:
     oldest_ms: int | None = None
     """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """When the lane has to decide again: the first event is due. In the past if a decision had no room for all due events.
-    None: there is no backlog."""
+    """When the lane has to decide again. The driver wakes the lane one look-ahead earlier. In the past if a decision had no
+    room for all due events. None: there is no backlog."""
     suppressed: frozenset[EndpointId] = frozenset()
     """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Only the retry lane reports them."""
     failing: frozenset[Failing] = frozenset()

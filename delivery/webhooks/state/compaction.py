@@ -19,8 +19,8 @@ rewrite of the backlog whenever its wait quadruples. It saves two thirds of the 
 MIN_MERGED_SIZE = 64 * 1024
 """Minimum of bytes of segments that are merged because most of their items were removed."""
 MAX_MERGED_SIZE = 64 * 1024 * 1024
-"""Maximum of bytes that are read at once for a merge. A larger backlog stays in more segments. The space of a removed item is
-then freed when all other items of its segment were removed too."""
+"""Maximum of bytes of items that one merge writes again. A larger backlog stays in more segments. The space of a removed item
+is then freed when all other items of its segment were removed too."""
 
 
 class StoredSegment(msgspec.Struct, array_like=True, gc=False):

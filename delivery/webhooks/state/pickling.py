@@ -1,6 +1,7 @@
-"""Pickle the values that the driver gives its workers. No other module unpickles.
+"""Pickle the values that the driver and its workers exchange. No other module unpickles.
 
-Values come from the driver only, in a broadcast or sealed (delivery.stages.registry.task_delta). No byte from Kafka, from a
+The driver's values come in a broadcast or sealed (delivery.stages.registry.task_delta). Values between the driver and the
+workers of the real-time lane are sealed in both directions (delivery.stages.realtime.channel). No byte from Kafka, from a
 lane's state or from a request is unpickled.
 """
 
@@ -21,4 +22,4 @@ def packed(value: Any) -> bytes:
 
 def unpacked(written: bytes) -> Any:
     """Return the value that `packed` wrote."""
-    return pickle.loads(zlib.decompress(written))  # noqa: S301  # written by the driver: see the module's docstring
+    return pickle.loads(zlib.decompress(written))  # noqa: S301  # written by our own processes: see the module's docstring

@@ -44,7 +44,7 @@ def test_a_good_endpoint_passes(fields):
     [
         ({"url": "http://example.com/"}, "url: must begin with https://"),
         ({"auth": Auth(kind=AuthKind.BEARER)}, "auth: bearer needs a secret"),
-        ({"auth": Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2\r\nx: y"))}, "headers.authorization: a header value is"),
+        ({"auth": Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2\r\nx: y"))}, "headers.authorization: its value must be"),
         ({"auth": Auth(kind=AuthKind.API_KEY, header="Host", secret=Secret(b"hunter2"))}, "auth.headers.Host: is set by"),
         ({"auth": Auth(**OAUTH2, token_url="https://10.0.0.1/token")}, "auth.token_url: the address is not allowed"),
         ({"headers": (("Transfer-Encoding", "chunked"),)}, "headers.Transfer-Encoding: is set by the platform"),
