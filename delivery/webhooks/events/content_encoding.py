@@ -1,6 +1,6 @@
-"""Decompress the value of a record by its header `content-encoding`, with a bound on the size. Pure. Runs in the executors.
+"""Decompress the value of a record by its header `content-encoding`, with a bound on the size. Pure.
 
-Source: RFC 9110, section 8.4.1; RFC 1950 (deflate), RFC 1952 (gzip), RFC 8878 (zstd).
+Runs wherever records are parsed. Source: RFC 9110, section 8.4.1; RFC 1950 (deflate), RFC 1952 (gzip), RFC 8878 (zstd).
 """
 
 from __future__ import annotations

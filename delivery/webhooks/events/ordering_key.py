@@ -1,4 +1,7 @@
-"""Compute the order key of an event: the value of a field of its payload, as text. Pure. Runs in the executors."""
+"""Compute the order key of an event: the value of a field of its payload, as text.
+
+Pure. Runs in the executors and the archive.
+"""
 
 from __future__ import annotations
 

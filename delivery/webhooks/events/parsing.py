@@ -149,9 +149,9 @@ def _require_blank_payload(record: Record, value: bytes | None) -> None:
     content_type = headers.get("content-type", b"").strip().lower()
     is_binary = "ce_specversion" in headers and not content_type.startswith(STRUCTURED.encode())
     if value is None and not is_binary:
-        raise errors.EventRejected("tombstone", "the record has no value")
+        raise errors.EventRejected("tombstone", "the record has no value: only a CloudEvent in binary mode may have none")
     if value is not None and not (is_binary and content_type and not opaque.is_json(content_type.decode(errors="replace"))):
-        raise errors.EventRejected("empty", "the record's value is empty")
+        raise errors.EventRejected("empty", "the record's value is empty: only an opaque payload in binary mode may be")
 
 
 def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], layout: Layout) -> Event:

@@ -98,7 +98,7 @@ class Decoder:
                 self._known[schema_id] = decode
                 return decode
             self._unknown[schema_id] = None
-        raise errors.EventRejected("unknown_schema", f"the schema registry has no schema {schema_id}, or not all that it needs")
+        raise errors.EventRejected("unknown_schema", f"the schema registry lacks schema {schema_id}, or one that it refers to")
 
     def _read(self, schema_id: int) -> schemas.Decode | None:
         found = self._reader.schema(schema_id)

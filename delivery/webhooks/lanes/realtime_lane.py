@@ -165,9 +165,9 @@ class RealtimeLane:
         self._wake()
 
     def end_slice(self) -> None:
-        """End the current slice at the lane's next periodic check (CHECK_EVERY_S). The next slice begins with the new registry.
+        """End the current slice at the lane's next periodic check (CHECK_EVERY_S), so that the next slice has a new registry.
 
-        Returns at once.
+        Does not wait.
         """
         self._must_end_slice = True
 

@@ -173,8 +173,8 @@ class Worker:
     ) -> realtime_lane.RealtimeLane:
         """Return a real-time lane for a long task.
 
-        `registry` and `suppressed` are read in the event loop each time a slice begins, as both may change during the task.
-        `ended` and `next_offsets`: see `deliver` and `RealtimeLane`.
+        `registry` is called in the event loop each time a slice begins. `suppressed` is read there for each delivery, and may
+        be changed there. `ended` and `next_offsets`: see `deliver` and `RealtimeLane`.
         """
 
         def begin() -> realtime_lane.Slice:
@@ -263,7 +263,7 @@ class Worker:
         yield last
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
-        """Return the results so far of leases of earlier `retry` calls, without waiting. None: there is no retry lane yet.
+        """Return the results so far of leases of earlier `retry` calls, without waiting. None: there are none.
 
         Called in the thread of a task of another lane. This process may get no task of the retry lane for long, and a lease
         that is not reported within `lease_timeout_s` expires and repeats. Each result is returned once, and the calling task

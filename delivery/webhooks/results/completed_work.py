@@ -123,7 +123,7 @@ class FastLaneLog(CompletedWorkLog):
     """The completed work of the direct, the batch or the real-time lane."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """See CompletedWorkLog."""
+        """Return the readers of dead letters, retry entries and accepted attempts, each by its topic."""
         return {
             topics.dead_letters: self._dead_letter,
             topics.retries: self._deferred,
@@ -148,7 +148,7 @@ class RetryLaneLog(CompletedWorkLog):
     """The completed work of the retry lane: reported leases, and accepted attempts of other leases."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """See CompletedWorkLog."""
+        """Return the readers of reports and accepted attempts, each by its topic."""
         return {topics.retries: self._reported, topics.attempts: self._accepted}
 
     def _reported(self, value: bytes) -> None:

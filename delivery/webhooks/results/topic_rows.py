@@ -56,7 +56,7 @@ class Topics:
 
 
 class Row(NamedTuple):
-    """A record for Kafka: one row of the DataFrame that Spark writes."""
+    """A record for Kafka, which the process that made it writes itself."""
 
     topic: str
     key: bytes
@@ -67,8 +67,8 @@ class Row(NamedTuple):
 def rows(results: Results, topics: Topics) -> Iterator[Row]:
     """Yield the rows of `results` for the attempts, dead-letter and rejected topics.
 
-    The rows are written before the offsets of their records are committed. Log entries of one endpoint share rows: a row costs
-    the JVM about 15 µs, whatever its size (docs/benchmarks/).
+    The rows are written before the offsets of their records are committed. Log entries of one endpoint share rows, because a
+    row has costs of its own, whatever its size.
     """
     for endpoint_id, (endpoint, entries) in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):

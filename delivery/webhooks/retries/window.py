@@ -96,7 +96,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         self.failing_since_ms = None
 
     def record_failure(self, policy: ShardPolicy, at_ms: int) -> None:
-        """Record that the endpoint did not accept a request, in any lane. After a silence, the failing time starts again."""
+        """Record that the endpoint did not accept a request at `at_ms`, in any lane.
+
+        If the failure before is longer ago than MAX_SILENCE allows, the failing time starts again.
+        """
         if self.failing_since_ms is None or at_ms - self.failed_ms > _max_silence_ms(policy):
             self.failing_since_ms = self.failed_ms = at_ms
         self.failed_ms = max(self.failed_ms, at_ms)

@@ -153,6 +153,8 @@ def _require_active(event: Event, router: registries.Router) -> None:
         return
     status = router.tenant_status(event.tenant_id)
     if status is None:
-        raise errors.EventRejected("unknown_tenant", f"tenant {event.tenant_id} is not registered")
+        detail = f"tenant {event.tenant_id} is not registered: register the tenant, or correct the event"
+        raise errors.EventRejected("unknown_tenant", detail)
     if status is TenantStatus.SUSPENDED:
-        raise errors.EventRejected("suspended_tenant", f"tenant {event.tenant_id} is suspended")
+        detail = f"tenant {event.tenant_id} is suspended: make it active, then publish the event again"
+        raise errors.EventRejected("suspended_tenant", detail)

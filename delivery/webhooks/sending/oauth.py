@@ -101,7 +101,7 @@ class Tokens:
         return token.header
 
     async def _wait_for_token(self, fetching: asyncio.Task[None], timeout_s: float) -> None:
-        """Wait at most `timeout_s` for a token request. The request itself goes on for other attempts, with its own timeout."""
+        """Wait for a token request. Raise TokenRefused after `timeout_s`: the request continues for other attempts."""
         ends_at = self._endpoint_time() + timeout_s
         while not fetching.done():
             left_s = ends_at - self._endpoint_time()

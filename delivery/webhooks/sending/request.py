@@ -74,7 +74,8 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
     seen = {"authorization", *(name.lower() for name in auth)}
     for name, _ in headers:
         if name.lower() in seen:
-            raise errors.TargetRefused(f"headers.{name}", "is given twice, or is set by auth: leave one out")
+            problem = "is given twice, or is set by auth: give each header once, and credentials by auth"
+            raise errors.TargetRefused(f"headers.{name}", problem)
         seen.add(name.lower())
 
 
