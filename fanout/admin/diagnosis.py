@@ -192,9 +192,9 @@ def _checkpoint(config: settings.Settings) -> str:
 def _object_store(config: settings.Spark) -> str:
     """Write, read and delete an object with the job's client and settings. Starts a JVM, which takes some seconds."""
     from delivery.stages.lanes import session  # noqa: PLC0415  # pyspark takes a second to import
+    from fanout.jvm import libraries  # noqa: PLC0415  # likewise
 
-    libraries = session.Libraries(jars=jars.ensure().for_spark(config.checkpoint))
-    with session.running(config.model_copy(update={"master": "local[1]"}), libraries) as spark:
+    with session.running(config.model_copy(update={"master": "local[1]"}), libraries.of(config)) as spark:
         object_store.require_usable(spark, config.checkpoint)
     return f"an object below {config.checkpoint} was written, read and deleted here; the rights of executors were not checked"
 

@@ -139,12 +139,10 @@ def run(
 ) -> None:
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it between micro-batches."""
     from delivery import job  # noqa: PLC0415  # importing pyspark takes a second, and other commands do not need it
-    from delivery.stages.lanes import session  # noqa: PLC0415
-    from fanout.jvm import class_archive, jars  # noqa: PLC0415
+    from fanout.jvm import libraries  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES) if lanes else None
-    libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=class_archive.find())
-    job.run(config, libraries=libraries, stop=commands.stop_event(), names=names, once=once)
+    job.run(config, libraries=libraries.of(config.spark), stop=commands.stop_event(), names=names, once=once)
 
 
 @app.command("accept-loss")
@@ -158,15 +156,14 @@ def accept_loss(
 ) -> None:
     """Show records that Kafka deleted before the job read them. With --yes, the job skips these records. Stop the job first."""
     from delivery import job  # noqa: PLC0415  # importing pyspark takes a second
-    from delivery.stages.lanes import session  # noqa: PLC0415
     from delivery.stages.realtime import lane as realtime_lane  # noqa: PLC0415
     from fanout.admin import accept_loss  # noqa: PLC0415
-    from fanout.jvm import class_archive, jars  # noqa: PLC0415
+    from fanout.jvm import libraries  # noqa: PLC0415
 
     config = _settings(context)
     names = _lanes(lanes, job.LANES) if lanes else realtime_lane.default_names(config, job.LANES)
-    libraries = session.Libraries(jars=jars.ensure().for_spark(config.spark.checkpoint), class_archive=class_archive.find())
-    found = [loss.document() for loss in accept_loss.accept(config, libraries, names, is_dry=not is_sure)]
+    lost = accept_loss.accept(config, libraries.of(config.spark), names, is_dry=not is_sure)
+    found = [loss.document() for loss in lost]
     if as_json:
         _print_json({"accepted": is_sure, "lost": found})
         return

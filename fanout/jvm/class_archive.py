@@ -1,8 +1,9 @@
 """Archive the classes that Spark loads at its start. The JVM maps the archive into memory, instead of parsing 100 jars.
 
-Runs in the command. The archive is class data sharing, JEP 350. A session builds it once for a Java and a PySpark. A JVM
-ignores an archive that does not fit. Measured on two busy cores: a session with its first micro-batch took 8.7 s instead of
-13.4, and the JVM 16.6 CPU seconds instead of 23.7.
+Runs in the command. The archive is class data sharing, JEP 350. A session builds it once for a Java, a PySpark and the jars
+of the Kafka connector. A JVM ignores an archive that does not fit. Measured on two busy cores: a session with its first
+micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds instead of 23.7. The connector's classes save a direct
+lane with one micro-batch another 1.5 CPU seconds of 11.5.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def _archive(folder: Path) -> Path:
     A JVM silently ignores an archive of other jars, and jars that were installed again are other jars.
     """
     binary = java.find().resolve()
-    stats = sorted(
-        (str(jar), jar.stat().st_size, jar.stat().st_mtime_ns) for jar in (Path(pyspark.__file__).parent / "jars").iterdir()
-    )
+    folder = folder.resolve()
+    class_path = (*(Path(pyspark.__file__).parent / "jars").iterdir(), *folder.glob("connector/*.jar"))
+    stats = sorted((str(jar), jar.stat().st_size, jar.stat().st_mtime_ns) for jar in class_path)
     compared = (binary, binary.stat().st_mtime_ns, stats)
     return folder / f"spark-{hashlib.sha256(repr(compared).encode()).hexdigest()[:16]}.jsa"
 

@@ -5,12 +5,17 @@ Runs as its own process, started by fanout/jvm/class_archive.py.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
 from delivery.config import settings
 from delivery.stages.lanes import session
@@ -23,15 +28,28 @@ MICRO_BATCHES = 3
 def main(archive: Path) -> None:
     """Run some micro-batches with Python workers and state. The JVM writes `archive` at its end."""
     writing = session.java_options(f"-XX:ArchiveClassesAtExit={archive}")
-    libraries = session.Libraries(jars=jars.ensure().connector)
-    spark = session.start(settings.Spark(conf={"spark.driver.defaultJavaOptions": SecretStr(writing)}), libraries)
-    rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+    connector = jars.ensure().connector
+    conf = {"spark.driver.defaultJavaOptions": SecretStr(writing)}
+    spark = session.start(settings.Spark(conf=conf), session.Libraries(connector=connector))
+    for jar in connector:
+        _load_classes(spark, jar)
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load().where("value >= 0")  # text, for the parser
     through_python = rows.mapInArrow(_unchanged, rows.schema).dropDuplicates(["value"])
     query = through_python.writeStream.format("noop").option("checkpointLocation", "checkpoint").start()
     while (progress := query.lastProgress) is None or progress.batchId < MICRO_BATCHES:
         query.awaitTermination(1)
     query.stop()
     spark.stop()
+
+
+def _load_classes(spark: SparkSession, jar: Path) -> None:
+    """Load all classes of a jar without initialising them. There is no broker here that would make the lanes load them."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way
+    loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
+    for name in zipfile.ZipFile(jar).namelist():
+        if name.endswith(".class") and not name.startswith("META-INF/") and name != "module-info.class":
+            with contextlib.suppress(Py4JJavaError):  # a class of an optional dependency that is not here
+                jvm.java.lang.Class.forName(name.removesuffix(".class").replace("/", "."), False, loader)
 
 
 def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

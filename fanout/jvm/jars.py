@@ -18,7 +18,6 @@ from pathlib import Path
 import pyspark
 
 from delivery import errors
-from delivery.stages.checkpoint import object_store
 from fanout.jvm import jar_lock, java
 from fanout.terminal import commands
 
@@ -40,10 +39,6 @@ class Jars:
     broker: tuple[Path, ...]
     """The Kafka broker of the local stack."""
 
-    def for_spark(self, checkpoint: str) -> tuple[Path, ...]:
-        """Return the jars for Spark. The jars for an S3-compatible store are included only for a checkpoint on such a store."""
-        return (*self.connector, *(self.store if object_store.is_s3a(checkpoint) else ()))
-
 
 def _say(text: str) -> None:
     commands.say(text)
@@ -54,7 +49,8 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
 
     Raise LocalStackError if the jars differ from the lock. The comparison, at each call, takes a twentieth of a second of CPU.
     """
-    library = ivy_file.parent / "lib"
+    # Without links, because a JVM compares the paths of jars with those in its class archive.
+    library = (ivy_file.parent / "lib").resolve()
     wanted = hashlib.sha256(ivy_file.read_bytes()).hexdigest()
     if not _holds(library, wanted):
         with ivy_file.open() as lock:

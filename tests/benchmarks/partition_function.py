@@ -133,7 +133,7 @@ def main() -> None:
 
 def compare(config: settings.Settings, libraries: jars.Jars, snapshot: Snapshot, rounds: int) -> dict[str, dict[str, float]]:
     """Return the medians of each form."""
-    spark = session.start(config.spark, session.Libraries(jars=libraries.connector))
+    spark = session.start(config.spark, session.Libraries(connector=libraries.connector))
 
     def read() -> DataFrame:
         options = {"kafka.bootstrap.servers": config.kafka.bootstrap_servers, "subscribe": "events.order.created"}

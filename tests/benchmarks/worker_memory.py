@@ -74,7 +74,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         base = registry(Path(folder), arguments.subscriptions)
-    spark = session.start(settings.Spark(), session.Libraries(jars=jars.ensure().connector))
+    spark = session.start(settings.Spark(), session.Libraries(connector=jars.ensure().connector))
     published = following.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
     source = following.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()

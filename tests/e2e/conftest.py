@@ -161,7 +161,12 @@ class Platform:
             },
             "batch": {"ticks_topic": f"ticks-{self.name}"},
             "retry": {"ticks_topic": f"retry-ticks-{self.name}"},
-            "spark": {"checkpoint": str(self.folder / "checkpoint"), "driver_memory": "1g"},
+            "spark": {
+                "checkpoint": str(self.folder / "checkpoint"),
+                "driver_memory": "1g",
+                # A job that waits for a test takes half of the CPU then.
+                "conf": {"spark.sql.streaming.pollingDelay": "100"},
+            },
         }
         for area, fields in overrides.items():
             document.setdefault(area, {}).update(fields)

@@ -42,7 +42,7 @@ def store(tmp_path_factory):
 def spark(store, jars):
     url = f"s3a://{s3.BUCKET}/any"
     config = settings.Spark(master="local[2]", driver_memory="1g", checkpoint=url, conf=store.conf)
-    started = session.start(config, session.Libraries(jars=jars.for_spark(url)))
+    started = session.start(config, session.Libraries(connector=jars.connector, store=jars.store))
     yield shards.session(started, 4)
     started.stop()
 

@@ -11,6 +11,6 @@ from fanout.jvm import class_archive
 @pytest.fixture(scope="session")
 def spark(jars):
     config = settings.Spark(master="local[2]", driver_memory="1g")
-    started = session.start(config, session.Libraries(jars=jars.connector, class_archive=class_archive.find()))
+    started = session.start(config, session.Libraries(connector=jars.connector, class_archive=class_archive.find()))
     yield shards.session(started, settings.Batch().shards)
     started.stop()

@@ -21,6 +21,25 @@ def test_the_jvm_maps_the_archive_of_the_classes_that_it_starts_with(spark):
     assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
 
 
+def test_one_process_has_the_connector_on_its_class_path_and_copies_no_jar(spark, jars):
+    class_path = spark._jvm.java.lang.System.getProperty("java.class.path").split(os.pathsep)
+    assert class_path[: len(jars.connector)] == [str(jar) for jar in jars.connector]
+    assert spark.sparkContext.getConf().get("spark.jars", "") == ""
+
+
+@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "k8s://https://127.0.0.1:6443", "spark://127.0.0.1:7077"])
+def test_executors_get_the_connector_and_an_operators_class_path_stays(master):
+    libraries = session.Libraries(connector=[Path("kafka.jar"), Path("pool.jar")], store=[Path("s3.jar")])
+    assert libraries.settings(master, "theirs.jar") == {
+        "spark.jars": "s3.jar,kafka.jar,pool.jar",
+        "spark.driver.extraClassPath": "theirs.jar:kafka.jar:pool.jar",
+    }
+
+
+def test_an_image_that_contains_the_jars_needs_no_setting():
+    assert session.Libraries().settings("k8s://https://127.0.0.1:6443") == {}
+
+
 def test_a_jvm_goes_on_without_an_archive_that_does_not_fit_and_says_nothing_of_it(tmp_path):
     archive = tmp_path / "of another java.jsa"
     archive.write_bytes(b"no archive" * 1000)

@@ -32,6 +32,7 @@ JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCod
 heap does not need shorter pauses. Using only the quick compiler saves another third: the other compiler takes minutes for code
 that mostly waits. With one compiler the JVM's code cache is 48 MB, and a lane with state fills it in 90 s. The JVM then
 discards most of the code and compiles it again, for ten seconds at twice the latency. With both compilers it is 240 MB."""
+CLASS_PATH = "spark.driver.extraClassPath"
 RETAINED = "20"
 """Number of finished jobs, stages and queries that Spark remembers for its web pages."""
 ALWAYS = {
@@ -59,6 +60,9 @@ ALWAYS = {
     # The first records are sent while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
+    # Milliseconds from an empty look for new records to the next one. Spark's 10 ms cost a quarter of a core while no events
+    # come. An event that ends a silence waits for half of this time on average.
+    "spark.sql.streaming.pollingDelay": "25",
     # Spark keeps these for its web pages, served or not. At ten micro-batches a second, a thousand of them would fill the old
     # generation of the heap, and collecting it stops the JVM for 0.3 s each minute (docs/adr/0029).
     "spark.ui.retainedJobs": RETAINED,
@@ -99,10 +103,23 @@ GONE = (Py4JNetworkError, ConnectionError)
 class Libraries:
     """Jars and the class archive for the JVM, beside Spark's own jars."""
 
-    jars: Sequence[Path] = ()
-    """Jars of the Kafka connector and of LOCAL_FILES. A cluster's image may contain them instead."""
+    connector: Sequence[Path] = ()
+    """Jars of the Kafka connector and of LOCAL_FILES. They are on the driver's class path, because the class archive contains
+    their classes. A cluster's image may contain the jars instead."""
+    store: Sequence[Path] = ()
+    """Jars of the client for an S3-compatible store; empty for a checkpoint elsewhere."""
     class_archive: Path | None = None
     """Class archive for a faster start. A JVM that the archive does not fit ignores it silently."""
+
+    def settings(self, master: str, class_path: str | None = None) -> dict[str, str]:
+        """Return Spark's settings for the jars. The driver's class path begins with the operator's own, `class_path`.
+
+        Spark copies the jars of `spark.jars` to the executors. A master of one process has no executors besides the driver.
+        """
+        sent = [*self.store, *(() if master.split("[", maxsplit=1)[0] == "local" else self.connector)]
+        on_the_path = [*([class_path] if class_path else []), *map(str, self.connector)]
+        jars = {"spark.jars": ",".join(map(str, sent)), CLASS_PATH: os.pathsep.join(on_the_path)}
+        return {name: value for name, value in jars.items() if value}
 
 
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
@@ -126,9 +143,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
         **(besides or {}),
         **{name: value.get_secret_value() for name, value in config.conf.items()},
     }
-    paths = ",".join(str(jar) for jar in libraries.jars)
-    if paths:
-        conf["spark.jars"] = paths
+    conf |= libraries.settings(config.master, conf.get(CLASS_PATH))
     # PySpark reads the workers' interpreter only from this variable. Without it, it would use the first Python on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _name_an_address(config.master)

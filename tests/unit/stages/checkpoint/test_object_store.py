@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from delivery.config import settings
 from delivery.stages.checkpoint import object_store
-from fanout.jvm import jars
+from fanout.jvm import jars, libraries
 
 FOUND = jars.Jars(connector=(Path("connector.jar"),), store=(Path("s3.jar"),), broker=(Path("broker.jar"),))
 
@@ -13,16 +14,17 @@ FOUND = jars.Jars(connector=(Path("connector.jar"),), store=(Path("s3.jar"),), b
 @pytest.mark.parametrize(
     ("checkpoint", "manager", "given"),
     [
-        (".fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ["connector.jar"]),
-        ("/var/lib/fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ["connector.jar"]),
-        ("s3a://bucket/fanout/all", "AbortableStreamBasedCheckpointFileManager", ["connector.jar", "s3.jar"]),
-        ("hdfs://names/fanout", "", ["connector.jar"]),  # Spark's own default
+        (".fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ()),
+        ("/var/lib/fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ()),
+        ("s3a://bucket/fanout/all", "AbortableStreamBasedCheckpointFileManager", FOUND.store),
+        ("hdfs://names/fanout", "", ()),  # Spark's own default
     ],
 )
-def test_a_checkpoint_is_written_as_its_place_allows(checkpoint, manager, given):
+def test_a_checkpoint_is_written_as_its_place_allows(checkpoint, manager, given, monkeypatch):
     made = object_store.session_settings(checkpoint).get(object_store.FILE_MANAGER, "")
     assert made.rpartition(".")[2] == manager
-    assert [str(jar) for jar in FOUND.for_spark(checkpoint)] == given
+    monkeypatch.setattr(jars, "ensure", lambda: FOUND)
+    assert libraries.of(settings.Spark(checkpoint=checkpoint)).store == given
 
 
 def test_no_secret_is_among_sparks_settings():
