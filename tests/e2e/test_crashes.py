@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 SMALL = {"source": {"max_events_per_batch": 300}}
 
 
+@pytest.mark.slow
 def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
     platform.migrate()
     platform.register([{}])

@@ -4,6 +4,7 @@ Each test has endpoints and event types of its own. The last one stops the job, 
 """
 
 import itertools
+import time
 import uuid
 
 import orjson
@@ -29,7 +30,7 @@ def shared(kafka, postgres, tmp_path_factory):
     platform = Platform(kafka, postgres.url_of(database), tmp_path_factory.mktemp("one-job"))
     with platform.receiving():
         platform.migrate()
-        for event_type in ("counted", "followed", "failing", "refused"):
+        for event_type in ("quiet", "counted", "followed", "failing", "refused"):
             platform.create_topic(event_type)
         job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4})
         assert_eventually(lambda: job.metric("ready"), lambda ready: ready == 1, within_s=START_S)
@@ -53,6 +54,28 @@ def register(platform, job, subscriptions, **fields):
     with connect.connect(platform.config.database) as connection:
         revision = registered_rows.revision(connection)
     assert_eventually(lambda: job.metric("registry_revision"), lambda known: known >= revision)
+
+
+def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(platform, job):
+    quiet = {"id": "quiet", "endpoint": "quiet", "event_type": "quiet"}
+    register(platform, job, [quiet], endpoints=("quiet",), retry=OFTEN)
+    ids = platform.publish(5, event_type="quiet")
+    assert_eventually(lambda: platform.accepted("quiet"), lambda got: len(got) == 5, within_s=START_S)
+    platform.statuses["quiet"] = 500
+    retried = platform.publish(1, event_type="quiet", first=5)
+    assert_eventually(job.pending, lambda waits: waits == 1, within_s=120)
+    platform.statuses["quiet"] = 200
+    assert_eventually(lambda: platform.accepted("quiet"), lambda got: got[5:] == retried, within_s=60)
+    assert sorted(platform.accepted("quiet")[:5]) == sorted(ids)
+    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
+
+    def came_in_10_s():
+        before = job.metric('records_total{lane="retry"}')
+        time.sleep(10)
+        return job.metric('records_total{lane="retry"}') - before
+
+    # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
+    assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
 
 
 def batch_entries(platform, endpoint):

@@ -6,7 +6,7 @@ from fanout.reconcile import proving
 from fanout.redrive import dead_letters
 from fanout.redrive.selection import Selection
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # over HTTP, test_over_http.py shows the same in the gate
 
 
 def test_a_redriven_dead_letter_reaches_its_endpoint_by_its_settings_of_now(platform):

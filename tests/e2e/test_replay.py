@@ -13,7 +13,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.replays import requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # over HTTP, test_over_http.py shows the same in the gate
 
 
 def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_ids(platform):

@@ -209,27 +209,6 @@ def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_men
     assert platform.accepted() == [event.event_id for event in events]
 
 
-def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(platform):
-    platform.migrate()
-    platform.register([{}])
-    job = Job(platform, "direct", "batch", "retry")
-    ids = platform.publish(5)
-    assert_eventually(platform.accepted, lambda got: len(got) == 5, within_s=START_S)
-    [event] = postpone(platform, 1)
-    assert_eventually(platform.accepted, lambda got: got[5:] == [event.event_id], within_s=120)
-    assert sorted(platform.accepted()[:5]) == sorted(ids)
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
-
-    def came_in_10_s():
-        before = job.metric('records_total{lane="retry"}')
-        time.sleep(10)
-        return job.metric('records_total{lane="retry"}') - before
-
-    # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
-    assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
-    assert platform.stop(job.process) == 0, platform.log()
-
-
 def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(platform, database):
     platform.migrate()
     platform.register([{}], retry=OFTEN)
@@ -284,8 +263,8 @@ def test_in_order_only_the_key_that_fails_waits_and_each_key_keeps_its_order(pla
     with Picky("a", times=8) as customers:
         update(platform, "update endpoints set url = %s", f"{customers.url}/")
         sent = [(key, number) for number in range(6) for key in ("a", "b", "c")]
-        for key, number in sent:
-            platform.publish(1, first=next(_numbers), key=key, number=number)
+        events = [{"id": f"{key}{number}", "tenant_id": "t1", "key": key, "number": number} for key, number in sent]
+        platform.publish_raw("order", *map(orjson.dumps, events))
         job = platform.start("--lanes", "direct,retry", retry=SOON)
         assert_eventually(lambda: customers.taken, lambda got: len(got) == len(sent), within_s=START_S)
         assert platform.stop(job) == 0, platform.log()
