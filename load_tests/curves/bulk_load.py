@@ -6,6 +6,7 @@ all rows.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from typing import LiteralString
 
@@ -13,15 +14,27 @@ from load_tests.curves.axes import Shape
 from load_tests.curves.population import CUSTOMER, endpoint_id, tenant_id
 from subscriptions_db.postgres import connect
 
+SEED = 1
+"""Seed of the ids of subscriptions."""
+
 
 def load(connection: connect.Connection, shape: Shape, event_types: Sequence[str]) -> None:
     """Add the tenants of a shape with `subscriptions`, and a subscription for each pair of event type and tenant.
 
     The endpoints are registered already. The login must be a superuser, as it is on the load test's own Postgres.
     """
+    # Random, as the API makes them: numbered ids would compress to nothing in the registry's broadcast.
+    rng = random.Random(SEED)
     rows = [
-        (f"s{number}-{tenant}", endpoint_id(tenant % shape.endpoints), CUSTOMER, event_type, "selected", tenant_id(tenant))
-        for number, event_type in enumerate(event_types)
+        (
+            f"sub_{rng.getrandbits(96):024x}",
+            endpoint_id(tenant % shape.endpoints),
+            CUSTOMER,
+            event_type,
+            "selected",
+            tenant_id(tenant),
+        )
+        for event_type in event_types
         for tenant in range(shape.tenants)
     ]
     connection.execute("set session_replication_role = replica")
