@@ -109,7 +109,7 @@ AXES = {
         Axis(
             name="subscriptions",
             variable="subscriptions",
-            values=(1_000, 10_000, 100_000, 1_000_000),
+            values=(1_000, 10_000, 100_000, 300_000, 1_000_000),
             label="subscriptions",
             because="The driver broadcasts all subscriptions, and each worker keeps them with an index for each event type.",
         ),
