@@ -69,7 +69,7 @@ class Tree:
                         self._alive[process] = sum(process.cpu_times()[:4]), process.ppid()
                 except psutil.Error:
                     used, parent = self._alive.pop(process, (0.0, 0))
-                    if parent not in {one.pid for one in self._alive}:
+                    if parent not in {process.pid for process in self._alive}:
                         self._left += used
             return self._left + sum(used for used, _ in self._alive.values())
 

@@ -69,7 +69,7 @@ def consumers(
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
         found = api.shown(connection, customer, archived.list_consumers(connection, customer))
-    rows = [one.model_dump() for one in found]
+    rows = [letter.model_dump() for letter in found]
     table = listing.columns([_with_bounds(row) for row in rows], CONSUMER_BRIEF)
     listing.show(rows, kind="consumer", key="name", form=output, as_json=as_json, table=table)
 

@@ -51,7 +51,7 @@ async def load(port: int, texts: list[str], rate: float, seconds: float) -> dict
     rng, found = random.Random(1), collections.defaultdict(list)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=200)) as session:
 
-        async def one(due: float) -> None:
+        async def send(due: float) -> None:
             customer = rng.randrange(ASKING)
             method, path, body = request(rng, customer)
             headers = {"authorization": f"Bearer {texts[customer]}"}
@@ -64,7 +64,7 @@ async def load(port: int, texts: list[str], rate: float, seconds: float) -> dict
         for number in range(int(rate * seconds)):
             due = began + number / rate
             await asyncio.sleep(max(0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(one(due)))
+            tasks.append(asyncio.create_task(send(due)))
         await asyncio.gather(*tasks)
     return found
 
@@ -77,8 +77,8 @@ def loaded(*of: object) -> tuple[dict[str, list[float]], float]:
 
 def cpu_s(server: psutil.Process) -> float:
     """Return the CPU seconds of a Postgres server, with its backends."""
-    times = [one.cpu_times() for one in (server, *server.children())]
-    return sum(one.user + one.system for one in times) + times[0].children_user + times[0].children_system
+    times = [process.cpu_times() for process in (server, *server.children())]
+    return sum(spent.user + spent.system for spent in times) + times[0].children_user + times[0].children_system
 
 
 def main(rate: float, seconds: float) -> None:

@@ -36,12 +36,12 @@ def medians(session, checkpoint, *, has_state):
     query = writer.foreachBatch(lambda batch, _: batch.write.format("noop").mode("append").save()).start()
 
     def done():
-        return [one for one in query.recentProgress if one["numInputRows"]]
+        return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
     assert_eventually(lambda: len(done()), lambda count: count >= BATCHES - 2, within_s=300)
-    taken = [one["durationMs"] for one in done()[2:]]  # the first ones compile
+    taken = [progress["durationMs"] for progress in done()[2:]]  # the first ones compile
     query.stop()
-    return {part: statistics.median(one[part] for one in taken) for part in PARTS}
+    return {part: statistics.median(durations[part] for durations in taken) for part in PARTS}
 
 
 def test_checkpoint_on_a_store_costs_this(spark, store, tmp_path):  # noqa: F811, ARG001

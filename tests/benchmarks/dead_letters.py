@@ -65,8 +65,8 @@ def fill(connection: connect.Connection, rng: random.Random, count: int) -> None
     template = archive.letter_row(archive.letter(data=b'{"note": "%s"}' % (b"x" * 440)))
     started, cpu = time.perf_counter(), time.process_time()
     batch: list[ArchivedRecord] = []
-    for one in taken(rng, template, WRITTEN):
-        batch.append(one)
+    for letter in taken(rng, template, WRITTEN):
+        batch.append(letter)
         if len(batch) == TOGETHER:
             writer.write(connection, batch, KEPT, now=NOW - dt.timedelta(days=DAYS - 1))
             batch = []
@@ -90,14 +90,16 @@ def fill_attempts(connection: connect.Connection) -> None:
     template = archive.taken_attempts(0, archive.outcome(at=NOW)).attempts[0]
     started = time.perf_counter()
     for first in range(0, ATTEMPTS, TOGETHER):
-        told = [
+        attempts = [
             dataclasses.replace(
                 template, customer_id=f"customer-{n % CUSTOMERS if n % 5 else 0}", endpoint_id=f"endpoint-{n % 7919}",
                 webhook_id=f"msg_{n * 0x9E3779B97F4A7C15 % 2**128:032x}", started_at=NOW - dt.timedelta(seconds=n),
             )
             for n in range(first, first + TOGETHER)
         ]  # fmt: skip
-        writer.write(connection, [ArchivedRecord(topic="attempts", partition=0, offset=first, attempts=told)], KEPT, now=NOW)
+        writer.write(
+            connection, [ArchivedRecord(topic="attempts", partition=0, offset=first, attempts=attempts)], KEPT, now=NOW
+        )
     print(f"{ATTEMPTS} attempts written: {ATTEMPTS / (time.perf_counter() - started):.0f} a second")
 
 
@@ -131,7 +133,7 @@ def measure_all(
         return consumers.lease(connection, customer_id, "bench", limit=100, lease_s=60, now=dt.datetime.now(dt.UTC))
 
     def remember(customer_id: str) -> None:
-        given.setdefault(customer_id, []).extend(one.receipt for one in lease(customer_id).leased)
+        given.setdefault(customer_id, []).extend(letter.receipt for letter in lease(customer_id).leased)
 
     def acknowledge(customer_id: str) -> Any:
         return receipts.ack(connection, customer_id, "bench", given.pop(customer_id))
@@ -200,7 +202,8 @@ def write_on(url: str, offset: int, stop: threading.Event) -> None:
     with connect.connect(settings.Database(url=url)) as connection:
         while not stop.wait(0.1):
             batch = [
-                dataclasses.replace(one, offset=offset + n) for n, one in enumerate(taken(random.Random(offset), template, 100))
+                dataclasses.replace(letter, offset=offset + n)
+                for n, letter in enumerate(taken(random.Random(offset), template, 100))
             ]
             writer.write(connection, batch, KEPT, now=NOW)
             offset += 100

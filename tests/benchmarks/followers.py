@@ -37,7 +37,7 @@ async def follow(
     # Unpacking 200 whole registries in one process would be all that is measured.
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, auto_decompress=False) as session:
 
-        async def one(number: int) -> None:
+        async def follow_alone(number: int) -> None:
             nonlocal refused
             headers = {"authorization": f"Bearer {texts[number // READERS_OF_A_KEY]}"}
             known, began = "", time.time()
@@ -54,7 +54,7 @@ async def follow(
                         refused += 1
                         await asyncio.sleep(float(response.headers.get("retry-after", "1")))
 
-        await asyncio.gather(*(one(number) for number in range(readers)))
+        await asyncio.gather(*(follow_alone(number) for number in range(readers)))
     return found, first, refused
 
 
@@ -72,7 +72,7 @@ def main(readers: int, changes: int) -> None:
             client.submit(following, port, texts, 1, time.time()).result()  # the process has begun
             cpu = time.process_time()
             until = time.time() + 15 + IDLE_S + changes * EVERY_S + 3
-            told = client.submit(following, port, texts, readers, until)
+            seen = client.submit(following, port, texts, readers, until)
             time.sleep(15)
             cpu = report("all begin with the whole registry, and wait", cpu)
             time.sleep(IDLE_S)
@@ -83,7 +83,7 @@ def main(readers: int, changes: int) -> None:
                 committed[rows.revision(connection)] = time.time()
                 time.sleep(EVERY_S)
             report(f"{changes} changes, one each {EVERY_S:g} s", cpu)
-            found, first, refused = told.result()
+            found, first, refused = seen.result()
     times, size = [took for took, _ in first], first[0][1]
     print(f"the whole registry, {size} bytes: p50 {statistics.median(times):.2f} s, the last {max(times):.2f} s")
     print(f"refused: {refused}")

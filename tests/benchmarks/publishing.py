@@ -61,7 +61,7 @@ async def load(wanted: Load) -> tuple[list[float], int]:
     latencies, refused = [], 0
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=100)) as session:
 
-        async def one(due: float, sent: bytes) -> None:
+        async def publish(due: float, sent: bytes) -> None:
             nonlocal refused
             async with session.post("/v1/events", data=sent, headers=headers) as response:
                 await response.read()
@@ -74,7 +74,7 @@ async def load(wanted: Load) -> tuple[list[float], int]:
         for number in range(int(rate * seconds / count)):
             due = began + number * count / rate
             await asyncio.sleep(max(0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(one(due, body(kind, number * count, count))))
+            tasks.append(asyncio.create_task(publish(due, body(kind, number * count, count))))
         await asyncio.gather(*tasks)
     return latencies, refused
 

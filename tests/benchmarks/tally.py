@@ -54,12 +54,12 @@ def main() -> None:
     """Measure and print."""
     attempt_log.log.setLevel(logging.INFO)
     batch = results()
-    one = counters.count(batch, cpu_s=1.0)
+    tally = counters.count(batch, cpu_s=1.0)
     quiet = attempt_log.AttemptLog(0.0, clock=time.monotonic, rng=random.Random())
     print(f"tally of a batch       {cpu_us(lambda: counters.count(batch, cpu_s=1.0)) / DELIVERIES:6.3f} µs per delivery")
     print(f"attempt log, sample 0  {cpu_us(lambda: quiet.write(batch)) / DELIVERIES:6.3f} µs per delivery")
-    print(f"merge of two tallies   {cpu_us(lambda: one + one):6.1f} µs per task, on the driver")
-    print(f"size of a tally        {len(pickle.dumps(one)):6d} bytes per task")
+    print(f"merge of two tallies   {cpu_us(lambda: tally + tally):6.1f} µs per task, on the driver")
+    print(f"size of a tally        {len(pickle.dumps(tally)):6d} bytes per task")
 
 
 if __name__ == "__main__":

@@ -111,8 +111,8 @@ class Variant:
 
     def figures(self) -> dict[str, float]:
         """Return the median of each figure, and the best round's CPU."""
-        medians = {name: round(statistics.median(one[name] for one in self.rounds), 1) for name in self.rounds[0]}
-        return medians | {"best_cpu_us": round(min(one["cpu_us"] for one in self.rounds), 1)}
+        medians = {name: round(statistics.median(figures[name] for figures in self.rounds), 1) for name in self.rounds[0]}
+        return medians | {"best_cpu_us": round(min(figures["cpu_us"] for figures in self.rounds), 1)}
 
 
 def measure(
@@ -122,17 +122,17 @@ def measure(
     plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=parsing.Layout(), limits=variant.bounds)
     worker.shared_worker(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
-    told: list[counters.Counters] = []
+    counted: list[counters.Counters] = []
     tools = task_context.Tools(
-        plan=plan, observe=lambda results: told.append(counters.count(results, cpu_s=0.0)), sink=sinks.Nowhere()
+        plan=plan, observe=lambda results: counted.append(counters.count(results, cpu_s=0.0)), sink=sinks.Nowhere()
     )
     partition = deliver_events.DeliverPartition(tools=tools, source=registry)
     before, collected_s, task_s = resource.getrusage(resource.RUSAGE_SELF), collector.spent_s, time.thread_time()
     partition(given)
     after, task_s = resource.getrusage(resource.RUSAGE_SELF), time.thread_time() - task_s
     count = sum(batch.num_rows for batch in given)
-    if sum(told, counters.Counters()).deliveries["delivered", counters.NONE] != count:
-        raise RuntimeError(f"not all were delivered: {told}")
+    if sum(counted, counters.Counters()).deliveries["delivered", counters.NONE] != count:
+        raise RuntimeError(f"not all were delivered: {counted}")
     user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
     spent_s = {
         "cpu_us": user_s + system_s,

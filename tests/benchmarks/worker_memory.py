@@ -33,23 +33,23 @@ from subscriptions_db.snapshot import registry_reader
 from tests.benchmarks import population
 from tests.support import sinks
 
-SCHEMA = pa.schema([("told", pa.string())])
+SCHEMA = pa.schema([("document", pa.string())])
 
 
 class Measured:
     """The partition function, which tells at its end what its process takes."""
 
-    def __init__(self, told: worker_plan.Plan, source: registries.Source, observe: observer.Observer) -> None:
+    def __init__(self, plan: worker_plan.Plan, source: registries.Source, observe: observer.Observer) -> None:
         self._written = sinks.Nowhere()
-        tools = task_context.Tools(plan=told, observe=observe, sink=self._written)
+        tools = task_context.Tools(plan=plan, observe=observe, sink=self._written)
         self._partition = deliver_events.DeliverPartition(tools=tools, source=source)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Deliver; yield one row of JSON."""
         self._partition(batches)
         found = {"pid": os.getpid(), "rows": self._written.count, **memory_mb()}
-        told = orjson.dumps(found)
-        yield pa.RecordBatch.from_arrays([arrow.values(pa.string(), [told])], schema=SCHEMA)
+        document = orjson.dumps(found)
+        yield pa.RecordBatch.from_arrays([arrow.values(pa.string(), [document])], schema=SCHEMA)
 
 
 def memory_mb() -> dict[str, float]:
@@ -88,8 +88,8 @@ def main() -> None:
     records = spark.createDataFrame(rows, "topic string, partition int, offset long, appended_at_ms long, value binary")
     records = records.selectExpr("*", "CAST(NULL AS STRING) AS headers").repartition(config.spark.parallelism).cache()
     for _ in range(2):
-        for row in records.mapInArrow(function, "told string").collect():
-            print(row["told"], flush=True)
+        for row in records.mapInArrow(function, "document string").collect():
+            print(row["document"], flush=True)
     spark.stop()
 
 

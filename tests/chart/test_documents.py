@@ -22,7 +22,7 @@ def test_the_readme_has_every_value_with_its_default_and_meaning():
 
 def test_every_value_is_explained_where_it_stands():
     found = chart_reference.values((rendering.CHART / "values.yaml").read_text())
-    unexplained = [one.path for one in found if not one.meaning]
+    unexplained = [setting.path for setting in found if not setting.meaning]
     assert [path for path in unexplained if not path.endswith((".resources.requests", ".resources.limits"))] == []
 
 
@@ -50,7 +50,7 @@ def test_the_package_the_image_and_the_chart_have_one_version():
     containerfile = (rendering.ROOT / "deploy/image/Containerfile").read_text()
     assert chart["appVersion"] == version
     assert set(re.findall(r"^ARG VERSION=(.*)$", containerfile, re.MULTILINE)) == {version}
-    images = {one["name"]: one["image"] for one in yaml.safe_load(chart["annotations"]["artifacthub.io/images"])}
+    images = {image["name"]: image["image"] for image in yaml.safe_load(chart["annotations"]["artifacthub.io/images"])}
     values = yaml.safe_load((rendering.CHART / "values.yaml").read_text())
     assert images == {
         "fanout": f"{values['image']['repository']}:{version}",

@@ -16,11 +16,11 @@ from tests.chart import rendering
 def test_the_alerts_are_those_of_the_parts_that_run():
     def alerts(values):
         [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(values)).values()
-        return {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
+        return {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
 
     [group] = yaml.safe_load((rendering.CHART / "files" / "alerts.yaml").read_text())["groups"]
     every = alerts(rendering.EVERYTHING)
-    assert every == {one["alert"]: one for one in group["rules"]}
+    assert every == {alert["alert"]: alert for alert in group["rules"]}
     assert every.keys() - alerts(rendering.MINIMAL | {"alerts": {"enabled": True}}).keys() == {"FanoutArchiveStands"}
 
 
@@ -81,7 +81,9 @@ def test_helm_test_delivers_to_its_own_pod_or_a_named_endpoint():
 def test_the_network_lets_events_reach_the_tests_own_pod():
     def leads_to_the_test(values):
         [policy] = [
-            one for name, one in rendering.of_kind("NetworkPolicy", rendering.rendered(values)).items() if name == "here-fanout"
+            policy
+            for name, policy in rendering.of_kind("NetworkPolicy", rendering.rendered(values)).items()
+            if name == "here-fanout"
         ]
         return "component: test" in yaml.safe_dump(policy["spec"]["egress"])
 

@@ -27,8 +27,8 @@ def is_restricted(pod):
 @pytest.mark.parametrize("values", rendering.VALUES)
 def test_every_pod_keeps_to_the_policy_restricted(values):
     documents = rendering.rendered(values)
-    found = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in {"Deployment", "Job"}]
-    found += [one["spec"] for one in documents if one["kind"] == "Pod"]
+    found = [document["spec"]["template"]["spec"] for document in documents if document["kind"] in {"Deployment", "Job"}]
+    found += [document["spec"] for document in documents if document["kind"] == "Pod"]
     assert all(is_restricted(pod) for pod in found)
 
 
@@ -43,7 +43,7 @@ def test_the_platforms_pods_write_to_volumes_only(values):
 
 @pytest.mark.parametrize("values", rendering.PRODUCTION)
 def test_no_secret_is_made_and_none_may_be_read_over_the_api(values):
-    kinds = {one["kind"] for one in rendering.rendered(values)}
+    kinds = {document["kind"] for document in rendering.rendered(values)}
     assert not {"Secret", "ClusterRole", "ClusterRoleBinding"} & kinds
 
 
@@ -51,7 +51,7 @@ def test_no_secret_is_made_and_none_may_be_read_over_the_api(values):
 def test_secrets_reach_pods_as_files(values):
     for pod in rendering.specs(rendering.rendered(values)):
         [container] = pod["containers"]
-        named = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("FANOUT_")}
+        named = {variable["name"]: variable["value"] for variable in container["env"] if variable["name"].startswith("FANOUT_")}
         [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "secrets"]
         files = {f"/run/secrets/fanout/{item['path']}" for source in sources for item in source["secret"]["items"]}
         assert all(name.endswith("_FILE") for name in named)
@@ -61,7 +61,7 @@ def test_secrets_reach_pods_as_files(values):
 def secrets_of(values):
     """Return the variables of each component that name files of secrets."""
     return {
-        component: {one["name"] for one in pod["containers"][0]["env"] if one["name"].startswith("FANOUT_")}
+        component: {variable["name"] for variable in pod["containers"][0]["env"] if variable["name"].startswith("FANOUT_")}
         for component, pod in rendering.pods(rendering.rendered(values)).values()
     }
 
@@ -86,14 +86,14 @@ def test_the_api_has_a_login_to_kafka_of_its_own():
     values = rendering.EVERYTHING | own
     values |= {"secrets": rendering.EVERYTHING["secrets"] | {"apiKafkaPassword": {"name": "producers"}}}
     found = dict(rendering.pods(rendering.rendered(values)).values())
-    named = {one["name"]: one["value"] for one in found["serve"]["containers"][0]["env"]}
+    named = {variable["name"]: variable["value"] for variable in found["serve"]["containers"][0]["env"]}
     assert named["FANOUT_KAFKA_SASL_USERNAME"] == "producers"
     [file] = [volume for volume in found["serve"]["volumes"] if volume["name"] == "secrets"]
     mounted = {source["secret"]["name"]: source["secret"]["items"][0]["path"] for source in file["projected"]["sources"]}
     assert named[KAFKA] == f"/run/secrets/fanout/{mounted['producers']}"
     assert "kafka" not in mounted
-    assert KAFKA in {one["name"] for one in found["driver"]["containers"][0]["env"]}
-    assert "FANOUT_KAFKA_SASL_USERNAME" not in {one["name"] for one in found["driver"]["containers"][0]["env"]}
+    assert KAFKA in {variable["name"] for variable in found["driver"]["containers"][0]["env"]}
+    assert "FANOUT_KAFKA_SASL_USERNAME" not in {variable["name"] for variable in found["driver"]["containers"][0]["env"]}
 
 
 @pytest.mark.parametrize("publishing", [False, True])
@@ -118,7 +118,7 @@ def test_only_a_driver_with_executors_has_rights_on_pods():
         if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", []))
     }
     assert with_token == {"here-fanout-all"}
-    assert not {"Role", "RoleBinding"} & {one["kind"] for one in rendering.rendered(rendering.EVERYTHING)}
+    assert not {"Role", "RoleBinding"} & {document["kind"] for document in rendering.rendered(rendering.EVERYTHING)}
 
 
 def test_executors_are_restricted_and_get_no_secret_and_no_token():

@@ -23,13 +23,13 @@ def test_driver_and_executors_read_the_credentials_from_a_file():
     pod = drivers["here-fanout-all"]["spec"]["template"]["spec"]
     for spec in (pod, rendering.executor_template(ON_A_STORE)["spec"]):
         [container] = spec["containers"]
-        path = {one["name"]: one.get("value") for one in container["env"]}["AWS_SHARED_CREDENTIALS_FILE"]
-        [mount] = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
-        [volume] = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+        path = {variable["name"]: variable.get("value") for variable in container["env"]}["AWS_SHARED_CREDENTIALS_FILE"]
+        [mount] = [mount for mount in container["volumeMounts"] if path.startswith(mount["mountPath"] + "/")]
+        [volume] = [volume for volume in spec["volumes"] if volume["name"] == mount["name"]]
         [source] = volume["projected"]["sources"]
         assert source["secret"] == {"name": "store", "items": [{"key": "credentials", "path": "credentials"}]}
     [slow] = drivers["here-fanout-slow"]["spec"]["template"]["spec"]["containers"]
-    assert "AWS_SHARED_CREDENTIALS_FILE" not in {one["name"] for one in slow["env"]}
+    assert "AWS_SHARED_CREDENTIALS_FILE" not in {variable["name"] for variable in slow["env"]}
 
 
 def test_a_driver_on_a_store_may_use_its_own_lease_and_no_other():

@@ -282,7 +282,7 @@ class Platform:
         self.statuses["ep1"] = 400
         self.publish(count)
         self.run_once("--lanes", "direct")
-        return {one.webhook_id for one in self.received}
+        return {request.webhook_id for request in self.received}
 
     def stop(self, job):
         job.send_signal(signal.SIGTERM)
@@ -326,9 +326,17 @@ class Platform:
         account = proving.reconcile(self.config, settle_s=0).account
         assert account.holds, [finding.text() for finding in account.findings.kept]
 
-    def accepted(self, endpoint="ep1"):
-        """The event ids that the endpoint took, in the order in which they came."""
-        return [orjson.loads(one.body)["id"] for one in list(self.received) if one.path == f"/{endpoint}" and one.status == 200]
+    def accepted(self, *endpoints):
+        """Return the ids of the events that the endpoints accepted, alone or in batches, in the order of arrival."""
+        return [event_id for request in self.accepted_requests(*endpoints) for event_id in request]
+
+    def accepted_requests(self, *endpoints):
+        """Return the event ids of each request that the endpoints, `ep1` by default, accepted, in the order of arrival."""
+        paths = {f"/{endpoint}" for endpoint in endpoints or ["ep1"]}
+        bodies = [
+            orjson.loads(request.body) for request in list(self.received) if request.path in paths and request.status == 200
+        ]
+        return [[event["id"] for event in (body if isinstance(body, list) else [body])] for body in bodies]
 
     def close(self):
         """End what still runs; write how each job ended and the end of their log, seen when the test has failed."""

@@ -13,19 +13,6 @@ from tests.e2e.conftest import START_S, assert_eventually
 pytestmark = pytest.mark.e2e
 
 
-def batches(platform, endpoint="ep1"):
-    """The event ids of each batch that the endpoint took."""
-    return [
-        [event["id"] for event in orjson.loads(one.body)]
-        for one in list(platform.received)
-        if one.path == f"/{endpoint}" and one.status == 200
-    ]
-
-
-def events(platform, endpoint="ep1"):
-    return [event_id for batch in batches(platform, endpoint) for event_id in batch]
-
-
 def in_batches(**bounds):
     return {"mode": "batch", "batch": bounds}
 
@@ -67,7 +54,7 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     first = Job(platform, "--lanes", "batch")
     assert_eventually(first.pending, lambda waits: waits == 3, within_s=START_S)
     assert platform.stop(first.process) == 0, platform.log()
-    assert batches(platform) == []
+    assert platform.accepted_requests() == []
 
     second = Job(platform, "--lanes", "batch")
     assert_eventually(second.pending, lambda waits: waits == 3, within_s=START_S)
@@ -75,7 +62,7 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
 
     ids += platform.publish(2, first=3)
     platform.run_once()
-    assert [sorted(batch) for batch in batches(platform)] == [sorted(ids)]
+    assert [sorted(batch) for batch in platform.accepted_requests()] == [sorted(ids)]
     platform.assert_adds_up()
 
 
@@ -87,7 +74,7 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     platform.publish_raw("order", b"not JSON")
     ids = platform.publish(20)
     assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=START_S)
-    assert_eventually(lambda: events(platform, "ep2"), lambda got: len(got) == 20, within_s=60)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: len(got) == 20, within_s=60)
 
     # More rows than a delta may have.
     for name in ("a", "b"):
@@ -96,8 +83,8 @@ def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcas
     ids += platform.publish(20, first=20)
 
     assert_eventually(platform.accepted, lambda got: len(got) == 40, within_s=60)
-    assert_eventually(lambda: events(platform, "ep2"), lambda got: len(got) == 40, within_s=60)
-    assert sorted(platform.accepted()) == sorted(events(platform, "ep2")) == sorted(ids)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: len(got) == 40, within_s=60)
+    assert sorted(platform.accepted()) == sorted(platform.accepted("ep2")) == sorted(ids)
     assert "lane batch restarts with a new plan" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
     # It looked like a crash: py4j logged a traceback where a lane handed a micro-batch back.

@@ -3,7 +3,6 @@
 import collections
 import functools
 
-import orjson
 import pytest
 
 from fanout.local import kafka as local_kafka
@@ -20,12 +19,6 @@ READS_SHORTLY = {"spark.network.timeout": "10s"} | dict.fromkeys(
 """A task that Kafka leaves in the middle waits for a record as long as the first of these, by default 120 s, in each of its
 four attempts: a lane that has one when Kafka goes gives up with it."""
 ONE_BATCH = {"source": {"max_events_per_batch": EACH}}
-
-
-def events(platform, endpoint):
-    """The ids of the events that the endpoint took, alone or in batches."""
-    bodies = [orjson.loads(one.body) for one in list(platform.received) if one.path == f"/{endpoint}" and one.status == 200]
-    return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
 
 
 def test_a_killed_or_restarted_broker_loses_and_repeats_nothing(platform, own_kafka):
@@ -74,7 +67,7 @@ def test_one_process_survives_an_absence_of_kafka_longer_than_sparks_wait(platfo
 
     def assert_all_arrive(*endpoints):
         for endpoint in endpoints:
-            taken = functools.partial(events, platform, endpoint)
+            taken = functools.partial(platform.accepted, endpoint)
             assert_eventually(taken, lambda got: set(got) == set(ids), within_s=START_S)
 
     assert_all_arrive("ep1", "ep3")
@@ -91,5 +84,5 @@ def test_one_process_survives_an_absence_of_kafka_longer_than_sparks_wait(platfo
     assert_all_arrive("ep1", "ep2", "ep3")
     assert platform.stop(job) == 0, platform.log()
     for endpoint in ("ep1", "ep2", "ep3"):
-        assert collections.Counter(events(platform, endpoint)) == collections.Counter(ids)
+        assert collections.Counter(platform.accepted(endpoint)) == collections.Counter(ids)
     platform.assert_adds_up()

@@ -50,7 +50,9 @@ def up(tmp_path):
 def processes_of(folder):
     """The processes that were started with a path below `folder`."""
     return [
-        one.pid for one in psutil.process_iter(["cmdline"]) if any(str(folder) in word for word in one.info["cmdline"] or ())
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
     ]
 
 
@@ -86,7 +88,7 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
             assert "warning" not in said
             secret = secret or next(iter(re.findall(r"whsec_\S+", said)), None)
         arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
-    assert {(one["path"], one["verified"]) for one in arrived} == {("/orders", True)}
+    assert {(request["path"], request["verified"]) for request in arrived} == {("/orders", True)}
 
 
 def test_what_the_documents_register_can_be_applied_one_after_another(up):

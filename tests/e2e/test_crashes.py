@@ -37,7 +37,7 @@ def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
     # Only the batch under way at the kill is sent again, and each repeat is recognisable.
     repeated = [event_id for event_id, count in counts.items() if count > 1]
     assert len(repeated) <= SMALL["source"]["max_events_per_batch"]
-    assert len({one.webhook_id for one in platform.received}) == len(ids)
+    assert len({request.webhook_id for request in platform.received}) == len(ids)
     platform.assert_adds_up()
 
 
@@ -52,12 +52,6 @@ def kill_jvm(platform, job):
 def kill_workers(platform, job):
     for worker in platform.workers_of(job):
         os.kill(worker, signal.SIGKILL)
-
-
-def taken(platform):
-    """The ids of the events that the endpoint took, one by one or in batches."""
-    bodies = [orjson.loads(one.body) for one in list(platform.received) if one.status == 200]
-    return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
 
 
 LANES = {"direct": (2_000, 1, {}), "batch": (10_000, 10, {"mode": "batch", "batch": {"max_events": 10}})}
@@ -85,19 +79,19 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     one_batch = {"source": {"max_events_per_batch": count}}
     platform.receiver.hold_answers_after(count / 2 / at_once)
     job = platform.start("--lanes", mode, **one_batch)
-    before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=START_S))
+    before = len(assert_eventually(platform.accepted, lambda got: len(got) > count / 2, within_s=START_S))
     assert before < len(ids)
     kill(platform, job)
     platform.receiver.release_answers()  # at once: a worker whose JVM is gone waits for answers for 2.5 s
     if kill is kill_jvm:
         assert job.wait(JOB_TIMEOUT_S) != 0
     if kill is kill_workers:
-        assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=START_S)
+        assert_eventually(platform.accepted, lambda got: len(set(got)) == len(ids), within_s=START_S)
         assert platform.stop(job) == 0, platform.log()
     else:
         platform.run_once("--lanes", mode, **one_batch)
 
-    counts = collections.Counter(taken(platform))
+    counts = collections.Counter(platform.accepted())
     assert sorted(counts) == sorted(ids)
     repeated = [event_id for event_id, count in counts.items() if count > 1]
     # Of a driver or a JVM that is killed the workers end what they have sent. Of one that is killed itself nobody does.
@@ -130,7 +124,7 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
         update(platform, "update endpoints set url = %s", f"{customers.url}/")
         ids = sorted(event.event_id for event in postpone(platform, accepted + held))
         job = platform.start("--lanes", "retry", **waits_for_all)
-        assert_eventually(lambda: log(platform), lambda told: len(told) == accepted, within_s=START_S)
+        assert_eventually(lambda: log(platform), lambda entries: len(entries) == accepted, within_s=START_S)
         assert_eventually(lambda: len(customers.came), lambda count: count > accepted, within_s=30)
         before = list(customers.came)
         kill(platform, job)
@@ -138,7 +132,9 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
         if kill is not kill_workers:
             job = platform.start("--lanes", "retry", **waits_for_all)
         assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=START_S)
-        assert_eventually(lambda: {entry["webhook_id"] for entry in log(platform)}, lambda told: len(told) == len(ids))
+        assert_eventually(
+            lambda: {entry["webhook_id"] for entry in log(platform)}, lambda webhook_ids: len(webhook_ids) == len(ids)
+        )
         assert platform.stop(job) == 0, platform.log()
         counts = collections.Counter(customers.came)
     assert [counts[event_id] for event_id in before[:accepted]] == [1] * accepted

@@ -42,27 +42,27 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     platform.run_once()
 
     assert sorted(platform.accepted("ep1")) == sorted([*ids, "ce1"])
-    assert all(one.is_verified for one in platform.received)
-    [whole] = [one.body for one in platform.received if one.body.endswith(b'"data":{ "amount" : 1 }}')]
+    assert all(request.is_verified for request in platform.received)
+    [whole] = [request.body for request in platform.received if request.body.endswith(b'"data":{ "amount" : 1 }}')]
     assert orjson.loads(whole)["attributes"] == further
-    told = platform.ledger()
-    assert collections.Counter(told.skipped.values()) == {"subscription_paused": 16}
-    assert sorted(row.reason for row in told.rejected.values()) == [
+    ledger = platform.ledger()
+    assert collections.Counter(ledger.skipped.values()) == {"subscription_paused": 16}
+    assert sorted(row.reason for row in ledger.rejected.values()) == [
         "missing_attribute",
         "not_json",
         "tombstone",
         "unknown_tenant",
     ]
-    assert sorted(told.dead_letters) == [("e8", "s2"), ("e9", "s1")]
-    letter = told.dead_letters["e9", "s1"]
-    assert [(one.attempt, one.status, one.error_class) for one in letter.attempts] == [
+    assert sorted(ledger.dead_letters) == [("e8", "s2"), ("e9", "s1")]
+    letter = ledger.dead_letters["e9", "s1"]
+    assert [(attempt.attempt, attempt.status, attempt.error_class) for attempt in letter.attempts] == [
         (n, 500, "server_error") for n in (1, 2, 3)
     ]
     assert base64.b64decode(letter.payload_base64) == b'{"id":"e9","tenant_id":"t1","amount":9}'
     # All attempts of one delivery carry one id.
-    assert len({one.webhook_id for one in platform.received if one.path in {"/ep2", "/ep3"}}) == 2
+    assert len({request.webhook_id for request in platform.received if request.path in {"/ep2", "/ep3"}}) == 2
     # 11 delivered, 2 dead letters of 3 attempts each.
-    assert (told.attempts, len(told.delivered)) == (11 + 6, 11)
+    assert (ledger.attempts, len(ledger.delivered)) == (11 + 6, 11)
     platform.assert_adds_up()
 
 
@@ -84,8 +84,8 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
     assert sorted(platform.accepted()) == sorted(ids)
     assert not platform.ledger().dead_letters
     waits = collections.defaultdict(collections.Counter)
-    for told in retry_records.messages(*platform.read(platform.config.delivery.retries_topic)):
-        waits[told.endpoint_id].update((one.reason, one.order_key) for one in told.entries)
+    for message in retry_records.messages(*platform.read(platform.config.delivery.retries_topic)):
+        waits[message.endpoint_id].update((entry.reason, entry.order_key) for entry in message.entries)
     # Two of them have failed three times before the circuit opens, or five once.
     assert (waits["failing"].total(), {key for _, key in waits["failing"]}) == (4, {None})
     assert {reason for reason, _ in waits["failing"]} <= {"server_error", "circuit_open"}

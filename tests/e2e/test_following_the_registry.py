@@ -92,13 +92,15 @@ def smoke_tests(platform):
     given = run(url, 60)
     assert (given.seen[:1], given.is_signature_checked) == (("200",), False)
     assert given.delivered_after_s is not None
-    assert "smoke" in {one.path.strip("/") for one in platform.received}
+    assert "smoke" in {request.path.strip("/") for request in platform.received}
 
     platform.statuses["smoke"] = 500
     refused = run(url, 4)
     assert refused.delivered_after_s is None
     assert "server_error" in refused.text()
-    platform.received[:] = [one for one in platform.received if one.path != "/smoke"]  # signed by secrets of their own
+    platform.received[:] = [
+        request for request in platform.received if request.path != "/smoke"
+    ]  # signed by secrets of their own
 
     rows = {
         kind: registry_commands.get(platform.config, registry_commands.kind_of(kind), None)
@@ -143,7 +145,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     seal_by_another_key(platform, "new")
     last = rotate_ten_times(platform)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(last) <= set(got))
-    assert all(one.is_verified for one in platform.received)
+    assert all(request.is_verified for request in platform.received)
 
     smoke_tests(platform)
 
@@ -157,7 +159,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     platform.publish(1, first=1)
     platform.run_once("--lanes", "direct")
     assert platform.accepted("ep2")[-1] == "e1"
-    assert all(one.is_verified for one in platform.received)
+    assert all(request.is_verified for request in platform.received)
 
 
 def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(platform, own_postgres):

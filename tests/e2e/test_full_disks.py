@@ -9,7 +9,7 @@ import pytest
 
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
-from tests.e2e.test_batch_lane import events, in_batches, log
+from tests.e2e.test_batch_lane import in_batches, log
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -67,18 +67,18 @@ def test_a_full_disk_ends_the_lane_by_its_folder_and_a_start_goes_on_when_there_
     publish(5)
     for disk, setting in [(local, "spark.local.dir"), (kept, "spark.checkpoint")]:
         job = platform.start("--lanes", "batch", **settings)
-        assert_eventually(lambda: sorted(events(platform)), lambda got: got == sorted(ids), within_s=START_S)
+        assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == sorted(ids), within_s=START_S)
         disk.fill()
         publish(20)
         assert job.wait(JOB_TIMEOUT_S) == 1
         last = platform.log().rstrip().splitlines()[-1]
-        told = rf"fanout: lane batch ended: .*No space left on device; .*\b\d MiB of {disk.folder} \({setting}\)"
-        assert re.search(told, last), "of 64 MiB: Spark has removed some of its own by the time it is asked"
-        assert sorted(events(platform)) == sorted(ids[:-20])
+        expected = rf"fanout: lane batch ended: .*No space left on device; .*\b\d MiB of {disk.folder} \({setting}\)"
+        assert re.search(expected, last), "of 64 MiB: Spark has removed some of its own by the time it is asked"
+        assert sorted(platform.accepted()) == sorted(ids[:-20])
         disk.empty()
 
     platform.run_once("--lanes", "batch", **settings)
-    assert sorted(events(platform)) == sorted(ids)
+    assert sorted(platform.accepted()) == sorted(ids)
     assert {(entry["kind"], entry["error_class"]) for entry in log(platform)} == {("batch_attempt", None)}
     with connect.connect(platform.config.database) as connection:
         assert connection.execute("select status from endpoints").fetchall() == [{"status": "active"}]

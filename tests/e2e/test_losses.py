@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from delivery.config import kafka_clients
 from subscriptions_db.postgres import connect
-from tests.e2e.test_batch_lane import batches, in_batches
+from tests.e2e.test_batch_lane import in_batches
 from tests.e2e.test_by_hand import fanout
 
 pytestmark = pytest.mark.e2e
@@ -41,14 +41,14 @@ def test_a_loss_is_shown_and_accepted_by_the_command_and_what_waits_is_kept(plat
     assert (shown["accepted"], accepted["accepted"]) == (False, True)
     assert shown["lost"] == accepted["lost"]
     for lane in ("direct", "batch"):
-        assert sum(one["records"] for one in shown["lost"] if one["lane"] == lane) == 4
-    assert {(one["topic"], one["why"]) for one in shown["lost"]} == {(topic, "expired")}
+        assert sum(loss["records"] for loss in shown["lost"] if loss["lane"] == lane) == 4
+    assert {(loss["topic"], loss["why"]) for loss in shown["lost"]} == {(topic, "expired")}
 
     with connect.connect(platform.config.database) as connection:
         noted = connection.execute("select entity_id, after from audit_log where action = 'accept-loss'").fetchall()
     place = operator.itemgetter("lane", "partition")
     assert sorted((row["after"] for row in noted), key=place) == sorted(shown["lost"], key=place)
-    assert {row["entity_id"] for row in noted} == {f"{topic}:{one['partition']}" for one in shown["lost"]}
+    assert {row["entity_id"] for row in noted} == {f"{topic}:{loss['partition']}" for loss in shown["lost"]}
 
     platform.run_once()
-    assert list(map(sorted, batches(platform))) == [sorted(waits + came)]
+    assert list(map(sorted, platform.accepted_requests())) == [sorted(waits + came)]

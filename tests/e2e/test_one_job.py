@@ -15,7 +15,7 @@ from aiohttp import web
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import registered_rows
 from tests.e2e.conftest import START_S, Platform, assert_eventually
-from tests.e2e.test_batch_lane import batches, events, in_batches
+from tests.e2e.test_batch_lane import in_batches
 from tests.e2e.test_retry_lane import OFTEN, SOON, Job, update
 from tests.integration.customers import Customers
 
@@ -93,12 +93,12 @@ def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform
         **in_batches(max_events=5, max_wait_s=8),
     )
     ids = platform.publish(9, event_type="counted")
-    assert_eventually(lambda: events(platform, "counted"), lambda got: len(got) == 9, within_s=START_S)
-    assert [len(batch) for batch in batches(platform, "counted")] == [5, 4]
-    assert sorted(events(platform, "counted")) == sorted(ids)
-    assert all(one.is_verified for one in platform.received if one.path == "/counted")
-    told = assert_eventually(lambda: batch_entries(platform, "counted"), lambda entries: len(entries) == 2)
-    assert [(entry["kind"], entry["count"]) for entry in told] == [("batch_attempt", 5), ("batch_attempt", 4)]
+    assert_eventually(lambda: platform.accepted("counted"), lambda got: len(got) == 9, within_s=START_S)
+    assert [len(batch) for batch in platform.accepted_requests("counted")] == [5, 4]
+    assert sorted(platform.accepted("counted")) == sorted(ids)
+    assert all(request.is_verified for request in platform.received if request.path == "/counted")
+    entries = assert_eventually(lambda: batch_entries(platform, "counted"), lambda entries: len(entries) == 2)
+    assert [(entry["kind"], entry["count"]) for entry in entries] == [("batch_attempt", 5), ("batch_attempt", 4)]
 
 
 def pending_batches(job):
@@ -122,9 +122,9 @@ def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform, jo
 
     assert_eventually(lambda: pending_batches(job), lambda waits: waits == 0, within_s=60)
     ours = {*names, "elsewhere"}
-    took = {one.path.strip("/"): one for one in platform.received if one.path.strip("/") in ours}
+    took = {request.path.strip("/"): request for request in platform.received if request.path.strip("/") in ours}
     assert sorted(took) == ["elsewhere", "resigned", "stays"]
-    assert all(sorted(events(platform, name)) == ids for name in took)
+    assert all(sorted(platform.accepted(name)) == ids for name in took)
     assert took["stays"].is_verified
     assert not took["resigned"].is_verified
     standardwebhooks.Webhook(another).verify(took["resigned"].body, took["resigned"].headers)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 def test_only_its_customer_and_the_operator_learn_of_a_failing_endpoint(platform):
     topic = f"{platform.name}.fanout.operational"
-    told = {"operations": {"topic": topic, "failing_after_s": 0.001}}
+    overrides = {"operations": {"topic": topic, "failing_after_s": 0.001}}
     platform.migrate()
     theirs = {"event_type": "fanout.*", "everything": False}
     platform.register(
@@ -37,40 +37,40 @@ def test_only_its_customer_and_the_operator_learn_of_a_failing_endpoint(platform
     dead_letters = platform.config.delivery.dead_letter_topic
     topics.ensure(platform.config.kafka, [topic], 1)
     platform.create_topic("order")
-    job = platform.start("--lanes", "direct", **told)
+    job = platform.start("--lanes", "direct", **overrides)
     for first in (0, 3):  # two records of the log, so that there is time between
         platform.publish(3, first=first)
         assert_eventually(lambda: platform.accepted("ep4"), lambda got, least=first + 3: len(got) >= least, within_s=START_S)
         assert_eventually(lambda: len(platform.read(dead_letters)), lambda count, least=first + 3: count == least)
     platform.publish(1, event_type="user", first=6)
     assert_eventually(lambda: status_of(platform, "gone"), lambda status: status == "disabled")
-    config = settings.Settings.model_validate(platform.settings(**told))
+    config = settings.Settings.model_validate(platform.settings(**overrides))
     process.run(config, stop=threading.Event(), once=True)
 
-    received = assert_eventually(lambda: told_to(platform, "ep2"), lambda got: len(got) == 4)
+    received = assert_eventually(lambda: received_by(platform, "ep2"), lambda got: len(got) == 4)
     events = {}
-    for one in received:
-        event = standardwebhooks.Webhook(SECRET).verify(one.body, one.headers)
+    for request in received:
+        event = standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
         assert (event["source"], event["tenant_id"], event["sub_tenant_id"]) == ("fanout", "fanout", "c1")
         events[event["type"], event["data"]["endpoint_id"]] = event["data"]
     assert events["fanout.endpoint.failing", "ep1"]["error_class"] == "refused"
     assert events["fanout.dead-letters.waiting", "ep1"]["letters"] == 1
     assert events["fanout.endpoint.disabled", "gone"]["reason"] == "gone"
     assert events["fanout.dead-letters.waiting", "gone"]["letters"] == 1
-    assert_eventually(lambda: told_to(platform, "operators"), lambda got: len(got) == 4)
+    assert_eventually(lambda: received_by(platform, "operators"), lambda got: len(got) == 4)
     process.run(config, stop=threading.Event(), once=True)
     assert platform.stop(job) == 0, platform.log()
-    both = [sorted(one.body for one in told_to(platform, name)) for name in ("ep2", "operators")]
+    both = [sorted(request.body for request in received_by(platform, name)) for name in ("ep2", "operators")]
     assert both[0] == both[1]
     assert len(both[0]) == 4
-    everybody = [one.path for one in platform.received if orjson.loads(one.body)["type"].startswith("fanout.")]
+    everybody = [request.path for request in platform.received if orjson.loads(request.body)["type"].startswith("fanout.")]
     assert sorted(everybody) == ["/ep2"] * 4 + ["/operators"] * 4
-    assert all(one.is_verified for one in platform.received)
+    assert all(request.is_verified for request in platform.received)
 
 
-def told_to(platform, endpoint):
-    """What the platform told of endpoints to one of them."""
-    return [one for one in list(platform.received) if one.path == f"/{endpoint}"]
+def received_by(platform, endpoint):
+    """Return the requests that an endpoint received."""
+    return [request for request in list(platform.received) if request.path == f"/{endpoint}"]
 
 
 def status_of(platform, endpoint_id):

@@ -72,7 +72,8 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     assert world.ids(acme.get("/v1/dead-letters")) == waiting[:1]
 
     [attempt] = assert_eventually(
-        lambda: [one for one in acme.get("/v1/attempts?accepted=true").json["items"] if one["event_id"] == "e2"], bool
+        lambda: [attempt for attempt in acme.get("/v1/attempts?accepted=true").json["items"] if attempt["event_id"] == "e2"],
+        bool,
     )
     assert delivered_again(acme, acme.post(f"/v1/attempts/{attempt['id']}/resend"), 1)["webhook_id"] == attempt["webhook_id"]
     assert times_accepted(platform) == once | {"e2": 2}
@@ -85,9 +86,9 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     assert times_accepted(platform) == {"e0": 2, "e1": 2, "e2": 3, "e3": 1, "e4": 2, "e5": 2}
 
     resend_what_waits(platform, acme)
-    assert len({(one.webhook_id, orjson.loads(one.body)["id"]) for one in platform.received}) == 7
-    assert all(one.is_verified for one in platform.received)
-    assert [platform.stop(one) for one in running] == [0, 0, 0], platform.log()
+    assert len({(request.webhook_id, orjson.loads(request.body)["id"]) for request in platform.received}) == 7
+    assert all(request.is_verified for request in platform.received)
+    assert [platform.stop(process) for process in running] == [0, 0, 0], platform.log()
     account = proving.reconcile(platform.config, settle_s=0).account
     counts = account.lanes["direct"].counts
     assert account.holds, account.document()
@@ -109,7 +110,7 @@ def resend_what_waits(platform, acme):
 
 def statuses_of(acme):
     """What is told of deliveries, by the event."""
-    return {one["event_id"]: one["status"] for one in acme.get("/v1/deliveries").json["items"]}
+    return {item["event_id"]: item["status"] for item in acme.get("/v1/deliveries").json["items"]}
 
 
 def delivered_again(acme, asked, count):

@@ -89,18 +89,18 @@ def test_bad_records_are_kept_as_written_and_valid_events_are_delivered(platform
     platform.run_once(source={"tenant_of_topic": rf"{platform.name}\.of\.(.+)"})
 
     assert sorted(platform.accepted()) == sorted(healthy)
-    told = platform.ledger()
-    assert not told.dead_letters
+    ledger = platform.ledger()
+    assert not ledger.dead_letters
     counted = collections.Counter()
-    for (lane, _), receipts in told.receipts.items():
+    for (lane, _), receipts in ledger.receipts.items():
         counted[lane] += sum(receipt.rejected for receipt in receipts)
     assert counted == {"direct": len(poison), "batch": len(poison)}
-    assert len(told.rejected) == len(poison)
-    for one in placed:
-        if one.message in poison:
-            row = told.rejected[one.message.topic, one.partition, one.offset]
-            assert row.reason == poison[one.message]
-            assert_keeps(row, one.message)
+    assert len(ledger.rejected) == len(poison)
+    for record in placed:
+        if record.message in poison:
+            row = ledger.rejected[record.message.topic, record.partition, record.offset]
+            assert row.reason == poison[record.message]
+            assert_keeps(row, record.message)
     platform.assert_adds_up()
 
 

@@ -29,14 +29,14 @@ def assert_written(platform):
     """See that all that ep2 has accepted stands in its topic: what does not yet is delivered once more after a kill."""
     accepted = len(set(platform.accepted("ep2")))
     assert_eventually(
-        lambda: platform.ledger().delivered, lambda got: sum(one.subscription_id == "s1" for one in got) >= accepted
+        lambda: platform.ledger().delivered, lambda got: sum(delivery.subscription_id == "s1" for delivery in got) >= accepted
     )
 
 
 def deferred(platform):
     """The ids of the events that wait for the retry lane, which does not run. A machine that is far too busy has some."""
-    told = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
-    return {segment.unpacked(event).event_id for message in told for entry in message.entries for event in entry.packed}
+    messages = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
+    return {segment.unpacked(event).event_id for message in messages for entry in message.entries for event in entry.packed}
 
 
 def assert_stops_amid(platform, job, ids):

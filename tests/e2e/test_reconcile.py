@@ -75,7 +75,7 @@ def test_what_the_job_did_adds_up_and_a_changed_log_does_not(platform):
         (with_a_skip, Kind.CONTRADICTION),
     ]:
         findings = proving.reconcile(on_a_changed_log(platform, change), settle_s=0).account.findings
-        named = {(one.kind, one.place.topic) for one in findings.kept}
+        named = {(finding.kind, finding.place.topic) for finding in findings.kept}
         assert named == {(kind, f"{platform.name}.order")}, findings
     [finding] = proving.reconcile(on_a_changed_log(platform, with_a_skip), settle_s=0).account.findings.kept[:1]
     assert (finding.subscription_id, finding.endpoint_id) == ("s0", "ep1")

@@ -21,6 +21,6 @@ def test_a_redriven_dead_letter_reaches_its_endpoint_by_its_settings_of_now(plat
 
     platform.run_once("--lanes", "retry")
     assert sorted(platform.accepted()) == ["e0", "e1", "e2"]
-    assert {one.webhook_id for one in platform.received if one.status == 200} == failed
+    assert {request.webhook_id for request in platform.received if request.status == 200} == failed
     account = proving.reconcile(platform.config, settle_s=0).account
     assert (account.holds, account.lanes["direct"].counts.delivered) == (True, 3), account.document()

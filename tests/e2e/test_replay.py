@@ -23,22 +23,22 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
     platform.publish(3)
     platform.publish(2, event_type="user")  # due to nobody
     platform.run_once("--lanes", "direct")
-    first = {one.webhook_id for one in platform.received}
+    first = {request.webhook_id for request in platform.received}
     assert len(first) == 3
     carry_out(platform)
 
     with connect.connect(platform.config.database) as connection:
-        one = next(
+        attempt = next(
             row
             for row in attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts
             if row.event_id == "e1"
         )
         delivery = ReplayOne(
-            webhook_id=one.webhook_id,
-            subscription_id=one.subscription_id,
-            topic=one.topic,
-            partition=one.partition,
-            offset=one.offset,
+            webhook_id=attempt.webhook_id,
+            subscription_id=attempt.subscription_id,
+            topic=attempt.topic,
+            partition=attempt.partition,
+            offset=attempt.offset,
         )
         resent = requests.ask(connection, "c1", "ep1", delivery)
         gone = requests.ask(connection, "c1", "ep1", dataclasses.replace(delivery, webhook_id="msg_0", offset=99))
@@ -47,11 +47,11 @@ def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_i
         found = requests.get(connection, "c1", gone.replay_id)
         assert (found.state, found.reason) == (ReplayState.FAILED, "event_gone")
         platform.run_once("--lanes", "retry")
-        assert sorted(one.webhook_id for one in platform.received[3:]) == sorted([*first, delivery.webhook_id])
-        assert all(one.is_verified for one in platform.received)
+        assert sorted(request.webhook_id for request in platform.received[3:]) == sorted([*first, delivery.webhook_id])
+        assert all(request.is_verified for request in platform.received)
         carry_out(platform)
-        told = [requests.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
-    assert [(one.state, one.handed_over, one.delivered, one.is_whole) for one in told] == [
+        replays = [requests.get(connection, "c1", asked.replay_id) for asked in (resent, replay)]
+    assert [(replay.state, replay.handed_over, replay.delivered, replay.is_whole) for replay in replays] == [
         (ReplayState.DONE, 1, 1, True), (ReplayState.DONE, 3, 3, True)
     ]  # fmt: skip
     account = proving.reconcile(platform.config, settle_s=0).account

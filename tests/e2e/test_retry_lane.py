@@ -95,15 +95,15 @@ def test_an_endpoint_that_fails_and_recovers_gets_everything_once(platform):
     assert platform.stop(job.process) == 0, platform.log()
 
     assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
-    assert all(one.is_verified for one in platform.received)
+    assert all(request.is_verified for request in platform.received)
     ids = {event.event_id: payload.webhook_id(event, "s0") for event in events}
-    assert all(one.webhook_id == ids[orjson.loads(one.body)["id"]] for one in platform.received)
-    told = attempts(platform)
-    assert set(told) == set(ids.values())
-    for numbers in told.values():
+    assert all(request.webhook_id == ids[orjson.loads(request.body)["id"]] for request in platform.received)
+    numbers_by_id = attempts(platform)
+    assert set(numbers_by_id) == set(ids.values())
+    for numbers in numbers_by_id.values():
         assert [number for number, _ in numbers] == list(range(2, 2 + len(numbers)))
         assert [error_class for _, error_class in numbers] == ["server_error"] * (len(numbers) - 1) + [None]
-    assert sum(map(len, told.values())) == len(platform.received)
+    assert sum(map(len, numbers_by_id.values())) == len(platform.received)
 
 
 @contextlib.contextmanager
@@ -123,15 +123,15 @@ def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_la
         job = Job(platform)
         assert_eventually(platform.accepted, lambda got: len(got) == 50, within_s=START_S)
         assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
-        told = assert_eventually(lambda: log(platform), lambda entries: len(entries) >= 53, within_s=60)
+        entries = assert_eventually(lambda: log(platform), lambda entries: len(entries) >= 53, within_s=60)
         assert platform.stop(job.process) == 0, platform.log()
     of_hung = {payload.webhook_id(event, "s1") for event in hung}
-    assert [entry["webhook_id"] in of_hung for entry in told] == [False] * 50 + [True] * 3
+    assert [entry["webhook_id"] in of_hung for entry in entries] == [False] * 50 + [True] * 3
     # The worker adds its own delay to the 15 s. An attempt is `local` only after the longest extension.
     latest_ms = 15_000 + exchange_deadlines.MAX_EXTENSION_S * 1000
-    assert all(15_000 <= entry["duration_ms"] < latest_ms + 3_000 for entry in told[50:])
-    assert all(entry["error_class"] == "timeout" for entry in told[50:] if entry["duration_ms"] < latest_ms)
-    assert {entry["error_class"] for entry in told[50:]} <= {"timeout", "local"}
+    assert all(15_000 <= entry["duration_ms"] < latest_ms + 3_000 for entry in entries[50:])
+    assert all(entry["error_class"] == "timeout" for entry in entries[50:] if entry["duration_ms"] < latest_ms)
+    assert {entry["error_class"] for entry in entries[50:]} <= {"timeout", "local"}
 
 
 class Slow(Customers):
@@ -225,8 +225,8 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
     assert platform.accepted() == [event_id]
 
     def came_back():
-        told = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
-        return [back.reason for report in told if isinstance(report, retry_messages.Report) for back in report.requeued]
+        messages = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
+        return [back.reason for report in messages if isinstance(report, retry_messages.Report) for back in report.requeued]
 
     assert_eventually(came_back, lambda reasons: retry_reasons.REGISTRY_BEHIND in reasons, within_s=60)
     assert platform.stop(job.process) == 0, platform.log()
@@ -269,6 +269,8 @@ def test_in_order_only_the_key_that_fails_waits_and_each_key_keeps_its_order(pla
         assert_eventually(lambda: customers.taken, lambda got: len(got) == len(sent), within_s=START_S)
         assert platform.stop(job) == 0, platform.log()
     for key in ("a", "b", "c"):
-        assert [one for one in customers.taken if one[0] == key] == [one for one in sent if one[0] == key]
+        assert [request for request in customers.taken if request[0] == key] == [
+            request for request in sent if request[0] == key
+        ]
     assert {key for key, _ in customers.taken[:12]} == {"b", "c"}  # "a" came last, and kept nobody waiting
     platform.assert_adds_up()

@@ -87,13 +87,13 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
             },
         )
         platform.publish(1)
-        assert_eventually(lambda: [one.path for one in list(platform.received)], bool, within_s=START_S)
+        assert_eventually(lambda: [request.path for request in list(platform.received)], bool, within_s=START_S)
         assert_eventually(lambda: platform.log(whole=True), lambda log: "micro-batch committed" in log)
         [application] = orjson.loads(get(ui, "/api/v1/applications"))
         about = f"/api/v1/applications/{application['id']}"
-        told = {path: get(ui, about + path) for path in ("/environment", "/jobs", "/executors")}
-        told["/sql"] = get(ui, f"{about}/sql?details=true&planDescription=true&length=1000")
-        told |= {path: get(own, path) for path in ("/metrics", "/readyz", "/healthz")}
+        published = {path: get(ui, about + path) for path in ("/environment", "/jobs", "/executors")}
+        published["/sql"] = get(ui, f"{about}/sql?details=true&planDescription=true&length=1000")
+        published |= {path: get(own, path) for path in ("/metrics", "/readyz", "/healthz")}
 
         platform.statuses[f"ep1/{secrets['path']}"] = 500
         platform.publish(1, first=1)
@@ -101,16 +101,18 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
     finally:
         broker.kill()
 
-    told["log"] = platform.log(whole=True)
-    told["event log"] = "".join(path.read_text() for path in (tmp_path / "events").rglob("*") if path.is_file())
+    published["log"] = platform.log(whole=True)
+    published["event log"] = "".join(path.read_text() for path in (tmp_path / "events").rglob("*") if path.is_file())
     # What was to be searched is there: the plans with Kafka's options, Spark's own configuration, the failure.
-    assert "spark.redaction.regex" in told["/environment"]
-    assert "SparkListenerSQLExecutionStart" in told["event log"]
-    assert "sasl.jaas.config" in told["event log"] + told["log"]
-    assert "INFO ConsumerConfig" in told["log"]
-    assert "KafkaUnavailable" in told["log"]
-    assert '"event":"delivery.attempted"' in told["log"]
+    assert "spark.redaction.regex" in published["/environment"]
+    assert "SparkListenerSQLExecutionStart" in published["event log"]
+    assert "sasl.jaas.config" in published["event log"] + published["log"]
+    assert "INFO ConsumerConfig" in published["log"]
+    assert "KafkaUnavailable" in published["log"]
+    assert '"event":"delivery.attempted"' in published["log"]
     found = [
-        (place, name) for (place, text), (name, secret) in itertools.product(told.items(), secrets.items()) if secret in text
+        (place, name)
+        for (place, text), (name, secret) in itertools.product(published.items(), secrets.items())
+        if secret in text
     ]
     assert not found

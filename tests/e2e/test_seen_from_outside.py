@@ -102,7 +102,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     assert outside.sum("fanout_micro_batch_seconds_count") >= 1
     assert outside.sum("fanout_registry_rows", kind="subscriptions") == 4
     assert outside.sum("fanout_registry_broadcast_bytes") > 0
-    assert all(outside.sum("fanout_cpu_seconds_total", process=one) > 0 for one in ("workers", "jvm", "driver"))
+    assert all(outside.sum("fanout_cpu_seconds_total", process=process) > 0 for process in ("workers", "jvm", "driver"))
     assert_eventually(lambda: outside.sum("fanout_lag_records", topic=f"{platform.name}.order"), lambda lag: lag == 0)
     assert outside.sum("fanout_source_up") == outside.sum("fanout_ready") == 1
 
@@ -164,4 +164,4 @@ def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sen
     subprocess.run(["/bin/sh", "-ec", cure.replace("/var/lib/fanout/checkpoint", str(checkpoint))], check=True)
     platform.run_once("--lanes", "direct")
     assert platform.accepted() == ["e0", "e1", "e1"]
-    assert len({one.webhook_id for one in platform.received}) == 2
+    assert len({request.webhook_id for request in platform.received}) == 2

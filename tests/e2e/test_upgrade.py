@@ -23,7 +23,9 @@ def test_what_an_earlier_version_left_waiting_is_delivered_once_and_as_by_that_v
     left = golden.Golden(path)
     platform.name = golden.NAME
     platform.migrate()
-    at_this_receiver = [one | {"url": f"{platform.receiver.url}/{one['id']}"} for one in left.registry["endpoints"]]
+    at_this_receiver = [
+        endpoint | {"url": f"{platform.receiver.url}/{endpoint['id']}"} for endpoint in left.registry["endpoints"]
+    ]
     registry = manifest.check(left.registry | {"endpoints": at_this_receiver}, worker_plans.guard_of(platform.config.delivery))
     registry_commands.apply_manifest(platform.config, registry)
     with connect.connect(platform.config.database) as connection:
@@ -44,15 +46,15 @@ def test_what_an_earlier_version_left_waiting_is_delivered_once_and_as_by_that_v
         waits = f'pending_events{{lane="{lane}"}}'
         assert_eventually(lambda waits=waits: metric(port, waits), lambda count: count == 0)
     platform.publish(1, first=100, account="a")
-    assert_eventually(delivered, lambda got: any(one.endpoint == "well" for one in got))
+    assert_eventually(delivered, lambda got: any(request.endpoint == "well" for request in got))
     assert platform.stop(job) == 0, platform.log()
 
-    of_then = [one for one in delivered() if one.events != ["e100"]]
+    of_then = [request for request in delivered() if request.events != ["e100"]]
     assert sorted(of_then) == sorted(left.delivered)
     assert in_order(of_then) == in_order(left.delivered)
-    assert all(one.is_verified for one in platform.received)
+    assert all(request.is_verified for request in platform.received)
     platform.assert_adds_up()
 
 
 def in_order(delivered):
-    return [one.events for one in delivered if one.endpoint == "in-order"]
+    return [request.events for request in delivered if request.endpoint == "in-order"]

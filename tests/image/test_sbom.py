@@ -31,9 +31,9 @@ def test_it_names_every_locked_python_package_of_the_image(parts):
     required = [requirements.Requirement(line) for line in re.findall(r"^([a-z0-9][^\\]+)", lock, re.MULTILINE)]
     of_the_image = {"python_version": "3.11", "python_full_version": "3.11.2"}
     locked = {
-        one.name: str(one.specifier).removeprefix("==")
-        for one in required
-        if one.marker is None or one.marker.evaluate(of_the_image)
+        requirement.name: str(requirement.specifier).removeprefix("==")
+        for requirement in required
+        if requirement.marker is None or requirement.marker.evaluate(of_the_image)
     }
     named = {name.lower().replace("_", "-"): version for name, version in versions(parts, "pypi").items()}
     assert {name: named.get(name) for name in locked} == locked

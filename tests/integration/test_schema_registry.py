@@ -210,16 +210,16 @@ def test_a_task_fails_without_the_registry_and_loses_nothing(registry, client):
     with Keeping() as customers, working(formats=formats(registry)) as here:
         endpoint = builders.endpoint(url=f"{customers.url}/ep1")
         source = Source(builders.snapshot(endpoint, builders.subscription()))
-        assert [len(one.outcomes) for one in here.deliver([[first]], source)][-1:] != []
+        assert [len(found.outcomes) for found in here.deliver([[first]], source)][-1:] != []
         registry.stop()
         seen = []
         with pytest.raises(errors.SchemaRegistryUnavailable):
             seen.extend(here.deliver([[first, second]], source))
-        assert [rejection for one in seen for rejection in one.rejections] == []
-        assert [receipt for one in seen for receipt in one.receipts] == []
+        assert [rejection for found in seen for rejection in found.rejections] == []
+        assert [receipt for found in seen for receipt in found.receipts] == []
         registry.start()
         results = list(here.deliver([[first, second]], source))
-    assert [receipt.due for one in results for receipt in one.receipts] == [2]
+    assert [receipt.due for found in results for receipt in found.receipts] == [2]
     assert orjson.loads(customers.received[-1][2])["data"] == ORDER | {"id": "order-18"}
 
 

@@ -39,13 +39,13 @@ class Arrivals:
         """Return which of the events have not come to the endpoint."""
         with self._lock:
             counts = self._counts[path]
-            return [one for one in ids if not counts[one]]
+            return [event_id for event_id in ids if not counts[event_id]]
 
     def repeated(self, ids: Iterable[str], path: str = DIRECT) -> int:
         """Return how often the events came beyond the first time."""
         with self._lock:
             counts = self._counts[path]
-            return sum(max(0, counts[one] - 1) for one in ids)
+            return sum(max(0, counts[event_id] - 1) for event_id in ids)
 
     def total(self) -> int:
         """Return how many events have come, repeated ones included."""

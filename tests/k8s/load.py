@@ -33,8 +33,8 @@ class Load:
     def publish(self, count: int) -> list[str]:
         """Publish so many events now; return their ids."""
         ids = [f"e{next(_NUMBERS):07}" for _ in range(count)]
-        for one in ids:
-            value = orjson.dumps({"id": one, "type": EVENT_TYPE, "tenant_id": TENANT, "note": "x" * 300})
+        for event_id in ids:
+            value = orjson.dumps({"id": event_id, "type": EVENT_TYPE, "tenant_id": TENANT, "note": "x" * 300})
             self._publisher.publish(publishing.Message(topic=self._topic, value=value))
         self._publisher.flush()
         self.ids += ids

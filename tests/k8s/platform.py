@@ -107,9 +107,10 @@ class Platform:
         document = {
             "tenants": [{"id": load.TENANT}],
             "customers": [{"id": "c1"}],
-            "endpoints": [one | {"customer": "c1", "signing_secrets": [SECRET]} for one in endpoints],
+            "endpoints": [endpoint | {"customer": "c1", "signing_secrets": [SECRET]} for endpoint in endpoints],
             "subscriptions": [
-                {"id": one["id"], "endpoint": one["id"], "event_type": load.EVENT_TYPE, "everything": True} for one in endpoints
+                {"id": endpoint["id"], "endpoint": endpoint["id"], "event_type": load.EVENT_TYPE, "everything": True}
+                for endpoint in endpoints
             ],
         }
         config = self.config

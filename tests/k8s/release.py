@@ -101,4 +101,6 @@ def uid(pod: dict[str, Any]) -> str:
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in pod["status"].get("conditions", [])
+    )

@@ -97,14 +97,14 @@ def start(api, account, tmp_path):
     with contextlib.ExitStack() as started:
         count = iter(range(10))
 
-        def one():
+        def start_driver():
             driver = Driver(api, account, tmp_path / f"driver-{next(count)}.log")
             started.callback(driver.process.wait)
             started.callback(driver.process.kill)
             started.callback(driver.process.stdout.close)
             return driver
 
-        yield one
+        yield start_driver
 
 
 def spec(api, namespace):

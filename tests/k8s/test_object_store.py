@@ -134,11 +134,6 @@ def on_the_store(platform, store):
     }
 
 
-def ids_at(platform, endpoint):
-    bodies = [orjson.loads(one.body) for one in list(platform.received) if one.path == f"/{endpoint}" and one.status == 200]
-    return [event["id"] for body in bodies for event in (body if isinstance(body, list) else [body])]
-
-
 def test_driver_killed_in_all_lanes_goes_on_from_the_store(platform, store):
     """Direct, batch and retry lane; SIGKILL in the middle; a new driver has nothing but the store, and loses nothing."""
     platform.migrate()
@@ -151,17 +146,17 @@ def test_driver_killed_in_all_lanes_goes_on_from_the_store(platform, store):
     assert_eventually(lambda: len(platform.received), lambda count: count > 20, within_s=400)
     platform.statuses["ep1"] = 200
     ids += platform.publish(3000, first=100)
-    assert_eventually(lambda: ids_at(platform, "ep1"), lambda got: len(got) >= 700, within_s=400)
+    assert_eventually(lambda: platform.accepted("ep1"), lambda got: len(got) >= 700, within_s=400)
     platform.kill(job)
-    before = len(set(ids_at(platform, "ep1")))
+    before = len(set(platform.accepted("ep1")))
     assert before < len(ids)
 
     job = platform.start("--lanes", "direct,batch,retry", **on_the_store(platform, store))
     for endpoint in ("ep1", "ep2"):
-        assert_eventually(lambda at=endpoint: set(ids_at(platform, at)), lambda got: got == set(ids), within_s=400)
+        assert_eventually(lambda at=endpoint: set(platform.accepted(at)), lambda got: got == set(ids), within_s=400)
     assert platform.stop(job) == 0, platform.log()
     platform.assert_adds_up()
-    repeated = [one for one, count in collections.Counter(ids_at(platform, "ep1")).items() if count > 1]
+    repeated = [event_id for event_id, count in collections.Counter(platform.accepted("ep1")).items() if count > 1]
     assert len(repeated) <= 300
     assert {path.name for path in (store.bucket / platform.name).iterdir()} == {"direct", "batch", "retry"}
     assert not (platform.folder / "checkpoint").exists()
@@ -175,7 +170,7 @@ def test_executors_of_their_own_keep_the_state_on_the_store(platform, store, clu
     spark = on_the_store(platform, store)["spark"]
     spark |= {"master": "local-cluster[1,2,1024]", "conf": cluster["conf"] | store.conf}
     job = platform.start("--lanes", "batch", spark=spark)
-    assert_eventually(lambda: set(ids_at(platform, "ep1")), lambda got: got == set(ids), within_s=400)
+    assert_eventually(lambda: set(platform.accepted("ep1")), lambda got: got == set(ids), within_s=400)
     assert platform.stop(job) == 0, platform.log()
     assert list((store.bucket / platform.name / "batch" / "state").rglob("*.changelog"))
     platform.assert_adds_up()
@@ -187,7 +182,7 @@ def test_doctor_probes_the_store_and_names_wrong_credentials(platform, store, mo
 
     def finding():
         findings = orjson.loads(fanout(platform.folder, "doctor", "--json", check=False).stdout)
-        [found] = [one for one in findings if one["subject"] == "checkpoint"]
+        [found] = [finding for finding in findings if finding["subject"] == "checkpoint"]
         return found
 
     found = finding()

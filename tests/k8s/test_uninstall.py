@@ -9,7 +9,11 @@ from tests.k8s.cluster import kubectl
 def left_behind():
     """The names of what still belongs to a release."""
     found = kubectl.get("all,configmaps,secrets,roles,rolebindings", "--namespace", release.NAMESPACE)["items"]
-    return [one["metadata"]["name"] for one in found if "app.kubernetes.io/instance" in one["metadata"].get("labels", {})]
+    return [
+        resource["metadata"]["name"]
+        for resource in found
+        if "app.kubernetes.io/instance" in resource["metadata"].get("labels", {})
+    ]
 
 
 def test_an_uninstall_keeps_the_claim_and_a_new_install_goes_on_from_there(ready):

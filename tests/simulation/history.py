@@ -51,7 +51,7 @@ class History:
         endpoints, self._count = (80, events // 4) if has_outage else (20, events)
         self.registered = {f"ep{n}": self._endpoint(n) for n in range(endpoints)}
         self.world = world.World(
-            {name: world.customer(one, self._rng, faults_until=FAULTS_S) for name, one in self.registered.items()},
+            {name: world.customer(endpoint, self._rng, faults_until=FAULTS_S) for name, endpoint in self.registered.items()},
             self._rng,
             [(since := self._rng.uniform(0, FAULTS_S - OUTAGE_S), since + OUTAGE_S)] if has_outage else [],
         )
@@ -168,7 +168,7 @@ class History:
         )
 
     def _check(self) -> None:
-        accepted = {name: [event_id for _, event_id in one.accepted] for name, one in self.world.customers.items()}
+        accepted = {name: [event_id for _, event_id in customer.accepted] for name, customer in self.world.customers.items()}
         delivered = {(event_id, name) for name, of in accepted.items() for event_id in of}
         dead = {(event_id, name) for event_id, name, _ in self.platform.dead_letters()}
         skipped = {(event_id, name) for event_id, name, _ in self.platform.skips()}
@@ -185,15 +185,17 @@ class History:
         if delivered - self.due:
             raise Violated(f"sent and not due: {sorted(delivered - self.due)[:5]}")
         if not self.platform.died:
-            twice = [(name, one) for name, of in accepted.items() for one, n in collections.Counter(of).items() if n > 1]
+            twice = [
+                (name, event_id) for name, of in accepted.items() for event_id, n in collections.Counter(of).items() if n > 1
+            ]
             if twice or delivered & dead:
                 raise Violated(f"ended twice though nothing died: {(twice or sorted(delivered & dead))[:5]}")
         if self.platform.repeated:
             raise Violated(f"a lane has ended twice what it had written: {sorted(self.platform.repeated)[:5]}")
         self._check_deletions(rejected)
-        for name, one in self.world.customers.items():
-            self._check_limits(name, one)
-            if one.endpoint.order_by is not None:
+        for name, customer in self.world.customers.items():
+            self._check_limits(name, customer)
+            if customer.endpoint.order_by is not None:
                 given_up = {event_id for event_id, to in dead if to == name}
                 self._check_order(name, [event_id for event_id in accepted[name] if event_id not in given_up])
 
@@ -202,24 +204,24 @@ class History:
         of_deleted = {event_id for event_id in self._published_at if int(event_id[1:]) % TENANTS == TENANTS - 1}
         if rejected - of_deleted or (rejected and self._tenant_deleted_at == math.inf):
             raise Violated(f"rejected: {sorted(rejected - of_deleted)[:5]}")
-        for name, one in self.world.customers.items():
+        for name, customer in self.world.customers.items():
             deleted_at = self._unsubscribed.get(name, math.inf)
-            if any(at > deleted_at + UNDER_WAY_S for at, _ in one.accepted):
+            if any(at > deleted_at + UNDER_WAY_S for at, _ in customer.accepted):
                 raise Violated(f"{name}: something was sent long after its subscription was deleted")
-            sent = [event_id for at, event_id in one.accepted if at > self._tenant_deleted_at + UNDER_WAY_S]
+            sent = [event_id for at, event_id in customer.accepted if at > self._tenant_deleted_at + UNDER_WAY_S]
             if of_deleted.intersection(sent):
                 raise Violated(f"{name}: something of a tenant was sent long after its deletion")
 
-    def _check_limits(self, name: str, one: world.Customer) -> None:
-        endpoint = one.endpoint
-        if one.largest > (endpoint.batching.max_events if endpoint.batching else 1):
-            raise Violated(f"{name}: {one.largest} events in one request")
+    def _check_limits(self, name: str, customer: world.Customer) -> None:
+        endpoint = customer.endpoint
+        if customer.largest > (endpoint.batching.max_events if endpoint.batching else 1):
+            raise Violated(f"{name}: {customer.largest} events in one request")
         bound = endpoint.max_in_flight or worker.LIMITS.max_in_flight_per_endpoint
-        if one.most_under_way > bound * LANES and not self.platform.died:
-            raise Violated(f"{name}: {one.most_under_way} requests in flight, {bound} allowed for each lane")
+        if customer.most_under_way > bound * LANES and not self.platform.died:
+            raise Violated(f"{name}: {customer.most_under_way} requests in flight, {bound} allowed for each lane")
         rate = endpoint.max_per_second
-        if rate is not None and one.most_in_a_second > math.ceil(rate) * LANES and not self.platform.died:
-            raise Violated(f"{name}: {one.most_in_a_second} requests in a second, {rate} allowed for each lane")
+        if rate is not None and customer.most_in_a_second > math.ceil(rate) * LANES and not self.platform.died:
+            raise Violated(f"{name}: {customer.most_in_a_second} requests in a second, {rate} allowed for each lane")
 
     def _check_order(self, name: str, accepted: list[str]) -> None:
         """Check that no event of a key arrives for the first time after a later one.

@@ -242,9 +242,9 @@ class Platform:
         last = await lane.finish()
         last.accepting = process.acceptances.to_report(last.accepting, asyncio.get_running_loop().time())
         yield process.rows_of(last)
-        self._told(process, last)
+        self._apply_reports(process, last)
 
-    def _told(self, process: worker.Worker, last: Results) -> None:
+    def _apply_reports(self, process: worker.Worker, last: Results) -> None:
         """Apply the reports of a micro-batch, as the driver and the worker do."""
         self.network_health = self.network_health.after(last.reach, asyncio.get_running_loop().time())
         self.outages = self.outages.after(

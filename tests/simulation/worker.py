@@ -44,7 +44,7 @@ class Worker:
         self.acceptances = health_hints.Acceptances(health_hints.report_interval_s(POLICY.disable_after_s), rng)
         self.rng = rng
         self.clock = loop.time
-        self.late = background_attempts.BackgroundAttempts(ATTEMPT_S, LIMITS.max_in_flight, self._told)
+        self.late = background_attempts.BackgroundAttempts(ATTEMPT_S, LIMITS.max_in_flight, self._write_result)
         self.is_dead = False
         self._write = write
         self.retries = retry_lane.RetryLane(
@@ -57,7 +57,7 @@ class Worker:
             rng=rng,
         )
 
-    def _told(self, ended: background_attempts.BackgroundResult) -> None:
+    def _write_result(self, ended: background_attempts.BackgroundResult) -> None:
         """Write the result of a background attempt, as the worker does, with or without a task."""
         if not self.is_dead:
             self._write([*self.rows_of(background_results([ended])), *topic_rows.completion_rows([ended], TOPICS)])

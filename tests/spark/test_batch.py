@@ -65,7 +65,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
     def handle(rows, _):
         begin()
-        batches = [segment.decoded_batch(one) for row in rows.collect() for one in shard_state.items_in_row(row.value)]
+        batches = [segment.decoded_batch(item) for row in rows.collect() for item in shard_state.items_in_row(row.value)]
         left.append((batches, waits.value))
         waits.value = Pending()
 
@@ -89,10 +89,10 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
     again = run(frame, begin, tmp_path / "checkpoint", 3, waits)
     taken = collections.defaultdict(list)
     for batches, _ in [*first[:3], *again]:
-        for one in batches:
-            assert (len(one.packed), one.reason) == (15, LeaveReason.COUNT)
-            for event in map(segment.unpacked, one.packed):
-                taken[one.endpoint_id, event.partition].append(event.offset)
+        for batch in batches:
+            assert (len(batch.packed), batch.reason) == (15, LeaveReason.COUNT)
+            for event in map(segment.unpacked, batch.packed):
+                taken[batch.endpoint_id, event.partition].append(event.offset)
     assert {endpoint_id for endpoint_id, _ in taken} == {"ep0", "ep1", "ep2"}
     for (_, partition), offsets in taken.items():
         assert offsets[:15] == list(range(partition, 30, 2))

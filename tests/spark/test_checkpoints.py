@@ -107,7 +107,7 @@ class Topic:
     def accept_loss(self, checkpoint):
         found = losses.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
         with contextlib.closing(topic_scanner.Scanner(self.kafka)) as scanner:
-            held = {one.place: losses.OffsetRange(one.low, one.end) for one in scanner.extents(found.positions)}
+            held = {extent.place: losses.OffsetRange(extent.low, extent.end) for extent in scanner.extents(found.positions)}
         positions, lost = losses.moved(found.positions, held)
         found.move(positions, held)
         return lost

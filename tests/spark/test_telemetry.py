@@ -16,7 +16,7 @@ pytestmark = [
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-TOLD = worker_plans.plan_of(settings.Settings())
+PLAN = worker_plans.plan_of(settings.Settings())
 
 
 def value(name, **labels):
@@ -32,8 +32,8 @@ def source(spark):
 
 
 @pytest.fixture
-def told_by(tmp_path):
-    return lambda observe: task_context.Tools(plan=TOLD, observe=observe, sink=sinks.Folder(tmp_path))
+def tools_with(tmp_path):
+    return lambda observe: task_context.Tools(plan=PLAN, observe=observe, sink=sinks.Folder(tmp_path))
 
 
 def records(spark, count, partitions):
@@ -48,10 +48,10 @@ def records(spark, count, partitions):
     )
 
 
-def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, told_by):
+def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, tools_with):
     publisher = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
-    delivering = deliver_events.deliver(records(spark, 1000, 2), told_by(publisher.observer), source, 2)
+    delivering = deliver_events.deliver(records(spark, 1000, 2), tools_with(publisher.observer), source, 2)
     assert delivering.rdd.getNumPartitions() == 2
     task_context.run(delivering)
 
@@ -66,7 +66,7 @@ def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, to
     assert value("fanout_cpu_seconds_total", process="driver") > 0
 
 
-def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, told_by):
+def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, tools_with):
     """Spark runs it again, and what that run counts is what is known."""
     publisher = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
 
@@ -77,12 +77,12 @@ def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, told_by):
 
         return observed
 
-    delivering = deliver_events.deliver(records(spark, 10, 1), told_by(fail_after(publisher.observer)), source, 1)
+    delivering = deliver_events.deliver(records(spark, 10, 1), tools_with(fail_after(publisher.observer)), source, 1)
     with pytest.raises(PythonException, match="after it was counted"):
         task_context.run(delivering)
     publisher.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
 
-    task_context.run(deliver_events.deliver(records(spark, 10, 1), told_by(publisher.observer), source, 1))
+    task_context.run(deliver_events.deliver(records(spark, 10, 1), tools_with(publisher.observer), source, 1))
     publisher.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

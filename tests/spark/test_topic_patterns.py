@@ -37,8 +37,8 @@ def test_java_matches_what_python_matches(spark, tmp_path):
     file = tmp_path / "asked.json"
     file.write_text(
         "\n".join(
-            json.dumps({"whole": source.whole(one), "name": name, "by_python": topic_pattern.matches(one, name)})
-            for one in taken
+            json.dumps({"whole": source.whole(pattern), "name": name, "by_python": topic_pattern.matches(pattern, name)})
+            for pattern in taken
             for name in NAMES
         )
     )

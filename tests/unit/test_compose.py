@@ -56,7 +56,7 @@ def test_variables_are_settings_and_secrets_come_as_files(name):
         assert variable.removesuffix("_FILE") in known
         assert variable not in secret
     files = {value for variable, value in given.items() if variable.endswith("_FILE")}
-    assert files == {f"/run/secrets/{one}" for one in service["secrets"]}
+    assert files == {f"/run/secrets/{secret}" for secret in service["secrets"]}
 
 
 def test_every_secret_is_written_by_the_script():

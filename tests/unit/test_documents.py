@@ -94,8 +94,8 @@ def elements(section):
 def test_every_field_of_a_record_is_described():
     """A field without a text, or with a type that nobody can look up, would be in the table all the same."""
     shown = {record.__name__: record_formats.fields(record) for *_, records in record_formats.GROUPS for record in records}
-    assert [(name, one.name) for name, found in shown.items() for one in found if not one.meaning] == []
-    named = {name for found in shown.values() for one in found for name in re.findall(r"\[(\w+)\]", one.type)}
+    assert [(name, field.name) for name, found in shown.items() for field in found if not field.meaning] == []
+    named = {name for found in shown.values() for field in found for name in re.findall(r"\[(\w+)\]", field.type)}
     assert named <= shown.keys()
 
 

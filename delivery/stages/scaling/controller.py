@@ -65,7 +65,7 @@ class Controller:
         self._registered = 0
         self._living = 0
         self._changed_at_s = self._complete_at_s = clock()
-        self._is_missing_told = False
+        self._is_missing_logged = False
 
     def sizing(self) -> size.Sizing:
         """Return the functions by which the lanes read the number of executors, tasks and workers."""
@@ -100,7 +100,7 @@ class Controller:
         self._living = len(found.active) + len(found.ending)
         is_complete = self._registered == self._state.wanted
         if is_complete:
-            self._complete_at_s, self._is_missing_told = now_s, False
+            self._complete_at_s, self._is_missing_logged = now_s, False
         if self._registered and (is_complete or now_s - self._changed_at_s >= STEADY_S):
             self._planned = self._policy.bounded(self._registered)
 
@@ -133,9 +133,9 @@ class Controller:
         )  # fmt: skip
 
     def _warn_of_missing(self, now_s: float) -> None:
-        if self._is_missing_told or now_s - self._complete_at_s < MISSING_AFTER_S or self._registered >= self._state.wanted:
+        if self._is_missing_logged or now_s - self._complete_at_s < MISSING_AFTER_S or self._registered >= self._state.wanted:
             return
-        self._is_missing_told = True
+        self._is_missing_logged = True
         log.warning(
             "%d executors were requested, and after %.0f s only %d have registered. The lanes continue with these. Check the "
             "cluster manager: quota, nodes, image", self._state.wanted, now_s - self._complete_at_s, self._registered,

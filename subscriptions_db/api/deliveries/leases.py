@@ -163,16 +163,16 @@ def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], 
     texts = call.body_as(ReceiptHandles).receipts
     handles, refused = _handles(texts)
     settled = settle(call.connection, customer_of(call), call.path["consumer_id"], list(handles.values()))
-    results = [SettledReceipt(index=one.index, result="refused", reason=ReceiptRefusal.INVALID) for one in refused]
-    for index, one in zip(handles, settled, strict=True):
-        if one.refusal is not None:
-            results.append(SettledReceipt(index=index, result="refused", reason=one.refusal))
+    results = [SettledReceipt(index=receipt.index, result="refused", reason=ReceiptRefusal.INVALID) for receipt in refused]
+    for index, receipt in zip(handles, settled, strict=True):
+        if receipt.refusal is not None:
+            results.append(SettledReceipt(index=index, result="refused", reason=receipt.refusal))
         else:
-            results.append(SettledReceipt(index=index, result=done, letter=str(one.position), leased_until=one.until))
-    positions = sorted({one.position for one in settled if one.refusal is None})
+            results.append(SettledReceipt(index=index, result=done, letter=str(receipt.position), leased_until=receipt.until))
+    positions = sorted({receipt.position for receipt in settled if receipt.refusal is None})
     if not positions:
         consumer_routes.existing_consumer(call)
-    results.sort(key=lambda one: one.index)
+    results.sort(key=lambda result: result.index)
     return SettledLetters(letters=[str(position) for position in positions], refused=refused, results=results)
 
 

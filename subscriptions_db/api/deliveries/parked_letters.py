@@ -65,8 +65,8 @@ def list_(call: Call) -> ParkedDeadLetters:
     after = cursor.letter_position(wanted.cursor) if wanted.cursor else 0
     page = parked_letters.browse(call.connection, customer_of(call), name, after=after, limit=wanted.limit)
     items = [
-        ParkedDeadLetter(times=one.times, parked_at=one.parked_at, **dict(dead_letters.shown(one.letter)))
-        for one in page.parked
+        ParkedDeadLetter(times=parked.times, parked_at=parked.parked_at, **dict(dead_letters.shown(parked.letter)))
+        for parked in page.parked
     ]
     return ParkedDeadLetters(items=items, next_cursor=cursor.letter_cursor(page.until), has_more=page.has_more)
 

@@ -34,12 +34,12 @@ def up() -> None:
     certificates.write()
     _start_network()
     control_plane.start()
-    for one in layout.NODES:
-        node.start(one)
+    for machine in layout.NODES:
+        node.start(machine)
     node.start_proxy()
     names.start()
-    for one in layout.NODES:
-        processes.await_true(f"{one.name}-kubelet", lambda one=one: node.is_ready(one), within_s=120)
+    for machine in layout.NODES:
+        processes.await_true(f"{machine.name}-kubelet", lambda machine=machine: node.is_ready(machine), within_s=120)
     say(f"{len(layout.NODES)} nodes are ready after {time.monotonic() - began:.0f} s; KUBECONFIG={layout.KUBECONFIG}")
 
 
@@ -47,8 +47,8 @@ def down() -> None:
     """End everything, and remove the state. The programs and the images stay in the cache."""
     for name in ("proxy", "coredns"):
         processes.stop(name)
-    for one in layout.NODES:
-        node.stop(one)
+    for machine in layout.NODES:
+        node.stop(machine)
     control_plane.stop()
     for family in ("ip", "ip6"):
         containers.run(["nft", "delete", "table", family, "kube-proxy"], check=False)
@@ -85,8 +85,8 @@ def _start_network() -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     with contextlib.suppress(ClusterError):  # it exists
         containers.run(["ip", "link", "add", layout.BRIDGE, "type", "bridge"])
-    for one in layout.NODES:
-        containers.run(["ip", "address", "replace", f"{one.address}/24", "dev", layout.BRIDGE])
+    for machine in layout.NODES:
+        containers.run(["ip", "address", "replace", f"{machine.address}/24", "dev", layout.BRIDGE])
     containers.run(["ip", "link", "set", layout.BRIDGE, "up"])
 
 

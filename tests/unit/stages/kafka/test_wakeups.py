@@ -39,9 +39,9 @@ def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic
 
 
 def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts():
-    one = Pending(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
-    other = Pending(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
-    assert Pending() + one + other + Pending(shards=1) == Pending(shards=3, events=3, size=15, oldest_ms=5, due_ms=50)
+    first = Pending(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
+    second = Pending(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
+    assert Pending() + first + second + Pending(shards=1) == Pending(shards=3, events=3, size=15, oldest_ms=5, due_ms=50)
 
 
 def test_the_process_is_as_well_as_the_lane_that_is_worst():

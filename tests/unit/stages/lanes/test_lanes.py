@@ -40,8 +40,8 @@ def observed(*results):
     observe = observer.Observer(
         total=total, gone=gone, unresponsive=unresponsive, level="ERROR", format="text", attempt_sample=0.0
     )
-    for one in results:
-        observe(one)
+    for result in results:
+        observe(result)
     return telemetry.WorkerReport(total.value, gone.value, unresponsive.value)
 
 

@@ -188,9 +188,9 @@ class Run:
 
     def _run_query(self, number, *_, **__):
         if number <= len(self._queries):
-            one = self._queries[number - 1]
-            self._lane._watch(one)
-            return self._lane._result_of(one, list)
+            query = self._queries[number - 1]
+            self._lane._watch(query)
+            return self._lane._result_of(query, list)
         return Result.COMMITTED
 
 

@@ -25,8 +25,8 @@ def both_ends():
         return worker, driver, wire
 
     yield make
-    for one in opened:
-        one.close()
+    for connection in opened:
+        connection.close()
 
 
 def connected(key):

@@ -70,8 +70,8 @@ def driver(monkeypatch):
 
     yield make
     signal.signal(signal.SIGHUP, before)
-    for one in made:
-        one.server.close()
+    for driver in made:
+        driver.server.close()
 
 
 def batch(offset):

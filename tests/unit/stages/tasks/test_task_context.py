@@ -66,8 +66,8 @@ def test_what_could_not_be_written_is_not_told_to_have_ended():
 
 
 def test_those_of_one_endpoint_are_told_together():
-    one, other = ended(), ended()._replace(name=b"other")
-    *_, (_, name), _ = rows_of(Writing(), one, other)
+    first, second = ended(), ended()._replace(name=b"other")
+    *_, (_, name), _ = rows_of(Writing(), first, second)
     assert retry_messages.message(name) == retry_messages.Postponed("ep1", "c1", [], [b"name", b"other"], accepts=True)
 
 
@@ -80,10 +80,10 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     )
     task = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
     task.write_leases(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
-    log, letter, waited, told_of = writing.story
+    log, letter, waited, report_row = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
     assert waited == "in its topic"
-    assert retry_messages.message(told_of[1]) == report
+    assert retry_messages.message(report_row[1]) == report
 
 
 def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):

@@ -228,8 +228,8 @@ def test_a_batch_holds_each_payload_as_a_request_of_its_own_does(mode):
 def test_the_estimated_size_covers_the_body(mode):
     for case in CASES:
         event = parsing.parse(case.values[0], LAYOUT)
-        one = len(payload.content(event, mode).body)
-        assert one < segment.item(event, 0).size < one + 140
+        length = len(payload.content(event, mode).body)
+        assert length < segment.item(event, 0).size < length + 140
 
 
 @pytest.mark.parametrize(("record", "content_type", "body"), [(case.values[0], *case.values[2:]) for case in CASES])

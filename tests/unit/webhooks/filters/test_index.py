@@ -26,12 +26,12 @@ def test_a_filter_without_its_value_in_the_document_is_no_candidate():
 
 
 def test_a_number_equals_no_boolean_text_or_null():
-    one, true, text, null = {"p": [1]}, {"p": [True]}, {"p": ["1"]}, {"p": [None]}
-    assert candidates({"p": 1}, one, true, text, null) == [one]
-    assert candidates({"p": 1.0}, one, true, text, null) == [one]
-    assert candidates({"p": True}, one, true, text, null) == [true]
-    assert candidates({"p": "1"}, one, true, text, null) == [text]
-    assert candidates({"p": None}, one, true, text, null) == [null]
+    number, true, text, null = {"p": [1]}, {"p": [True]}, {"p": ["1"]}, {"p": [None]}
+    assert candidates({"p": 1}, number, true, text, null) == [number]
+    assert candidates({"p": 1.0}, number, true, text, null) == [number]
+    assert candidates({"p": True}, number, true, text, null) == [true]
+    assert candidates({"p": "1"}, number, true, text, null) == [text]
+    assert candidates({"p": None}, number, true, text, null) == [null]
 
 
 def test_a_value_is_found_in_nested_arrays():

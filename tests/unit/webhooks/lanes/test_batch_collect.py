@@ -198,5 +198,5 @@ def test_the_estimated_size_of_an_event_is_close(mode, text):
         event = event._replace(attributes=(("a", text), ("subject", text), ("n", 2**31 - 1), ("b", False)))
     reckoned = segment.item(event, NOW_MS).size
     assert len(batch_payload.content([event], mode).body) <= reckoned
-    one = len(payload.content(event, mode).body)
-    assert one < reckoned < one + 80
+    length = len(payload.content(event, mode).body)
+    assert length < reckoned < length + 80

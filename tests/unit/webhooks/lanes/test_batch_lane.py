@@ -236,7 +236,7 @@ def test_an_unforeseen_error_affects_one_batch_only(step, monkeypatch, caplog):
     make = getattr(batch_payload, step)
 
     def with_a_bug(*args):
-        if any(isinstance(one, list) and len(one) == 2 for one in args):
+        if any(isinstance(argument, list) and len(argument) == 2 for argument in args):
             raise RuntimeError("a bug")
         return make(*args)
 

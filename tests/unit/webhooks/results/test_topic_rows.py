@@ -95,11 +95,13 @@ def test_a_failed_attempt_has_its_headers_in_both_topics():
     ended = (failed, attempt(2, "timeout"))
     (_, _, row), (_, _, letter) = written(outcomes=[Outcome(builders.delivery(), OutcomeKind.DEAD_LETTERED, ended, "timeout")])
     for shown in (row["entries"], letter["attempts"]):
-        assert [one.get("response_headers", "left out") for one in shown] == [{"server": "nginx"}, "left out"]
+        assert [attempt.get("response_headers", "left out") for attempt in shown] == [{"server": "nginx"}, "left out"]
     batch = archive.batch_outcome()
     batch = batch._replace(outcome=batch.outcome._replace(attempts=(failed,)))
     (_, _, row), *letters = written(batches=[batch])
-    assert {str(one["response_headers"]) for _, _, letter in letters for one in letter["attempts"]} == {"{'server': 'nginx'}"}
+    assert {str(attempt["response_headers"]) for _, _, letter in letters for attempt in letter["attempts"]} == {
+        "{'server': 'nginx'}"
+    }
     assert row["entries"][0]["response_headers"] == {"server": "nginx"}
 
 

@@ -224,9 +224,9 @@ def test_a_lease_of_a_failing_endpoint_is_a_probe():
     assert (lease.is_probe, len(lease.entries)) == (True, 32)
     [lease] = shard.step(accepted(lease), now_ms=at)
     assert (lease.is_probe, len(lease.entries)) == (False, 64)
-    told_of = Shard()
-    told_of.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
-    _, [lease] = told_of.wait()
+    deferred = Shard()
+    deferred.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
+    _, [lease] = deferred.wait()
     assert lease.is_probe
 
 

@@ -28,8 +28,8 @@ def event(event_id="e1", data=b"1", source="/shop"):
 )
 def test_an_id_with_another_payload_is_counted(events, reused):
     seen = seen_ids.SeenIds()
-    for one in events:
-        seen.add(one)
+    for published in events:
+        seen.add(published)
     assert (seen.drain(), seen.drain()) == (reused, 0)
 
 
