@@ -149,6 +149,6 @@ def test_only_the_api_may_reach_the_identity_provider():
     spec = made["here-fanout-identity-provider"]["spec"]
     assert (spec["policyTypes"], spec["egress"]) == (["Egress"], provider)
     assert spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "serve"
-    assert all("10.0.0.7" not in str(one) for name, one in made.items() if name != "here-fanout-identity-provider")
+    assert all("10.0.0.7" not in str(policy) for name, policy in made.items() if name != "here-fanout-identity-provider")
     assert tomllib.loads(rendering.settings_of(documents))["oidc"] == oidc
     assert "here-fanout-identity-provider" not in rendering.of_kind("NetworkPolicy", rendering.rendered(rendering.EVERYTHING))

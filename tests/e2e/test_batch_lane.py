@@ -66,7 +66,7 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     platform.assert_adds_up()
 
 
-def test_both_lanes_read_the_same_topics_and_go_on_when_the_registry_is_broadcast_anew(platform):
+def test_both_lanes_read_the_same_topics_across_a_new_broadcast_of_the_registry(platform):
     platform.migrate()
     platform.register([{}])
     platform.register([{"id": "b0", "endpoint": "ep2"}], endpoints=("ep2",), **in_batches(max_events=10, max_wait_s=1))

@@ -52,7 +52,7 @@ def disks(tmp_path):
         yield local, kept
 
 
-def test_a_full_disk_ends_the_lane_by_its_folder_and_a_start_goes_on_when_there_is_room(disks, platform):
+def test_a_full_disk_ends_the_lane_and_names_its_folder_and_a_restart_continues(disks, platform):
     """Twice in one story: 1. Spark's local folders; 2. the checkpoint."""
     local, kept = disks
     on_them = {"checkpoint": str(kept.folder), "conf": {"spark.local.dir": str(local.folder)}}

@@ -7,7 +7,7 @@ from tests.e2e.conftest import START_S, assert_eventually
 pytestmark = pytest.mark.e2e
 
 
-def test_a_job_that_looks_up_delivers_and_follows_changes_within_the_time_to_live(platform):
+def test_a_job_with_a_lookup_registry_follows_changes_within_the_time_to_live(platform):
     platform.migrate()
     platform.register(
         [{}, {"endpoint": "ep2", "event_type": "*", "everything": False, "tenants": ["t1"]}], endpoints=("ep1", "ep2")

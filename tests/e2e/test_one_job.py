@@ -144,7 +144,7 @@ def statuses(platform, names):
         return [(row["endpoint_id"], row["status"], row["disabled_reason"]) for row in rows]
 
 
-def test_an_endpoint_that_has_only_failed_for_so_long_is_disabled_and_another_is_not(platform, job):
+def test_only_an_endpoint_whose_attempts_all_fail_is_disabled(platform, job):
     names = ("fails", "works")
     platform.statuses["fails"] = 500
     subscriptions = [{"id": f"to-{name}", "endpoint": name, "event_type": "failing"} for name in names]

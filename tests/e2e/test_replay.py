@@ -16,7 +16,7 @@ from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayStat
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # over HTTP, test_over_http.py shows the same in the gate
 
 
-def test_a_delivery_is_sent_again_and_a_time_is_replayed_with_the_same_webhook_ids(platform):
+def test_resent_and_replayed_deliveries_keep_their_webhook_ids(platform):
     platform.migrate()
     platform.register([{}])
     began = dt.datetime.now(dt.UTC)

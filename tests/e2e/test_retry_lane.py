@@ -113,7 +113,7 @@ def hanging():
         yield f"http://127.0.0.1:{server.getsockname()[1]}/"
 
 
-def test_an_endpoint_that_hangs_holds_nobody_else_back_and_its_answer_is_told_late(platform):
+def test_an_endpoint_that_hangs_delays_no_other_and_its_attempt_is_logged_late(platform):
     platform.migrate()
     platform.register([{}, {"endpoint": "hangs"}], endpoints=("ep1", "hangs"))
     with hanging() as url:
@@ -186,7 +186,7 @@ def test_a_stopping_job_ends_attempts_of_the_retry_lane_and_requeues_others(plat
     assert sorted(customers.came) == sorted(ids)
 
 
-def test_what_waits_survives_a_kill_and_leaves_in_order_when_its_endpoint_is_mended(platform):
+def test_retry_entries_survive_a_kill_and_leave_in_order_after_recovery(platform):
     platform.migrate()
     platform.register([{}], max_in_flight=1)  # so that the order in which they leave is that in which they come
     update(platform, "update endpoints set status = 'paused' where endpoint_id = 'ep1'")

@@ -200,7 +200,7 @@ def test_the_documented_rights_suffice_and_a_customers_login_reads_nothing(platf
         assert refusal(customer, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
-def test_a_customers_login_learns_and_changes_nothing_of_where_a_group_of_others_is(guarded, java_classes):
+def test_a_customers_login_cannot_read_or_move_the_offsets_of_another_group(guarded, java_classes):
     """More than the document gives: a customer may read groups and topics of its own. The names are as close as they can be."""
     kafka = settings.Kafka(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
     let_acme_read(kafka, ResourceType.GROUP, ResourceType.TOPIC)

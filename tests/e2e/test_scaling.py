@@ -34,7 +34,7 @@ def executors(job):
     return {jvm: jvm in with_workers for jvm in jvms}
 
 
-def test_executors_come_with_a_load_and_go_after_it_and_nothing_is_lost_or_repeated(platform, cluster, port):  # noqa: F811
+def test_executors_come_and_go_with_the_load_and_lose_and_repeat_nothing(platform, cluster, port):  # noqa: F811
     platform.migrate()
     platform.register([{}])
     platform.register(

@@ -132,7 +132,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     )
 
 
-def test_a_checkpoint_that_cannot_be_written_or_read_stops_the_job_before_it_sends(platform, outside):
+def test_an_unusable_checkpoint_stops_the_job_before_it_sends(platform, outside):
     """One story again: 1. as with a full disk, a file stands where Spark wants a folder; 2. the newest file is cut short."""
     platform.migrate()
     platform.register([{}])

@@ -19,7 +19,7 @@ ARCHIVES = sorted((Path(__file__).parent / "data").glob("*.zip"))
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name.removesuffix(".zip"))
-def test_what_an_earlier_version_left_waiting_is_delivered_once_and_as_by_that_version(platform, path):
+def test_state_of_an_earlier_version_is_delivered_once_and_as_by_that_version(platform, path):
     left = golden.Golden(path)
     platform.name = golden.NAME
     platform.migrate()

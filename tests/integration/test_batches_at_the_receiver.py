@@ -57,7 +57,7 @@ def test_every_event_reaches_every_endpoint_once_in_verified_batches_of_its_own(
     assert len({headers["webhook-id"] for _, headers, _ in customers.received}) == 21
 
 
-def test_a_compressed_batch_of_cloudevents_is_read_and_verified_by_the_public_libraries():
+def test_public_libraries_read_and_verify_a_compressed_batch_of_cloudevents():
     with Keeping() as customers:
         asked = Batching(is_gzipped=True, max_wait_s=0.5)
         [to] = [endpoint(url=f"{customers.url}/a", batching=asked, content_mode=ContentMode.CLOUDEVENTS_STRUCTURED)]

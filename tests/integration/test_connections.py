@@ -38,7 +38,7 @@ def posted(answer, times, *, timeout_s=1.0):
 
 
 @pytest.mark.parametrize("ending", [closing, resetting])
-def test_a_kept_connection_that_the_server_closes_is_replaced_within_the_attempt(ending):
+def test_a_kept_connection_that_the_server_closed_is_replaced_in_the_attempt(ending):
     """Servers close idle connections whenever they like; the request can be on its way by then."""
     assert posted(in_turn(saying(OK), ending, saying(OK)), 2) == ([200, 200], 3, 2)
 

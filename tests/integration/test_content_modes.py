@@ -107,7 +107,7 @@ def test_the_signature_covers_the_body_of_every_mode(mode):
     assert verified == json.loads(body)
 
 
-def test_custom_headers_arrive_beside_ours_and_exactly_one_header_frames_the_body():
+def test_custom_headers_arrive_and_exactly_one_header_frames_the_body():
     custom = (("X-Environment", "staging"), ("X-Team", "a b"))
     auth = Auth(kind=AuthKind.API_KEY, header="X-Key", secret=Secret(b"k"))
     headers, body, head = received(headers=custom, auth=auth)

@@ -234,7 +234,7 @@ class TestTransport:
 
         assert run(main, loop_factory) == []
 
-    def test_a_name_that_moves_inside_between_two_connections_is_blocked_at_the_second(self, monkeypatch):
+    def test_a_name_that_moves_inside_is_blocked_at_the_next_connection(self, monkeypatch):
         """A time to live of 0, and a CNAME: to the system's resolver both are just other addresses at the next question."""
         moved = iter([(PUBLIC, NAME), (INSIDE, "db.internal.example.com")])
 

@@ -65,7 +65,7 @@ def test_a_topic_exists_only_because_somebody_made_it(kafka):
     assert "nobody-made-it" not in admin.list_topics(timeout=30).topics
 
 
-def test_a_broker_that_cannot_start_says_where_its_last_words_are_and_has_said_some(jars, tmp_path):
+def test_a_broker_that_cannot_start_names_its_log_and_the_log_has_the_reason(jars, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")  # ours is node 1
     broker = local_kafka.EmbeddedKafka(tmp_path, libraries=jars)
@@ -90,7 +90,7 @@ def test_what_a_killed_postgres_had_committed_is_there_when_it_is_started_again(
         assert connection.execute("select one from kept").fetchone() == (1,)
 
 
-def test_a_process_that_has_got_the_number_of_a_crashed_postgres_is_not_taken_for_it(own_postgres):
+def test_a_process_with_the_pid_of_a_crashed_postgres_is_not_taken_for_it(own_postgres):
     own_postgres.kill()
     left = own_postgres._data / "postmaster.pid"
     left.write_text(left.read_text().replace(str(own_postgres.pid), str(os.getpid()), 1))
@@ -138,7 +138,7 @@ def postgres_in(root):
 
 
 @pytest.mark.parametrize("guarded", [broker_in, postgres_in])
-def test_no_server_outlives_a_process_that_was_killed_while_it_was_starting_them(holder, tmp_path, guarded):
+def test_no_server_outlives_a_process_that_was_killed_during_the_start(holder, tmp_path, guarded):
     """Guardians once began to watch when the servers answered: what was not that far stayed for ever."""
 
     def is_guarded():

@@ -101,7 +101,7 @@ def attempts(address_guard, urls, loop_factory):
 
 
 @LOOPS
-def test_without_the_guard_the_three_are_told_apart_and_each_connection_is_seen(places, loop_factory):
+def test_without_the_guard_the_three_answers_differ_and_each_connection_is_seen(places, loop_factory):
     """The control: the other tests are of nothing but for this."""
     ended = attempts(serving.OPEN, [f"http://{INSIDE}:{port}/" for port in places.ports], loop_factory)
     assert [said for said, _ in ended] == [
@@ -190,7 +190,7 @@ def test_a_test_event_and_a_question_tell_and_ask_the_same_whatever_is_there(pla
 
 
 @pytest.mark.parametrize("action", VALIDATION)
-def test_a_name_that_leads_inside_and_one_that_there_is_not_are_told_alike(served, monkeypatch, action):
+def test_a_name_that_leads_inside_and_an_unknown_name_get_the_same_answer(served, monkeypatch, action):
     """`dns` against `address_blocked` told a customer which internal names exist."""
 
     def resolve(host, port, *arguments, **options):

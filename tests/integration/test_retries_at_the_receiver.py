@@ -40,7 +40,7 @@ def micro_batch(here, known, *leases, settle_s=0.3):
     return {report.endpoint_id: report for results in ended for report in results.reports}
 
 
-def test_a_turn_reaches_its_receiver_verified_and_with_the_id_of_the_first_attempt(here):
+def test_a_retry_verifies_at_its_receiver_and_keeps_the_first_webhook_id(here):
     event = builders.event()
     with Keeping() as customers:
         known = source(ep1=f"{customers.url}/ep1")

@@ -48,7 +48,7 @@ def read(connection, topic, count):
     return [Row(message.topic(), message.key(), message.value()) for message in messages]
 
 
-def test_all_rows_of_a_task_that_ended_are_there_and_those_of_a_key_in_their_order(opened, topic):
+def test_all_rows_of_an_ended_task_are_in_kafka_and_in_order_within_a_key(opened, topic):
     begin, written = opened
     rows = [Row(topic, b"ep%d" % (number % 7), b"%d" % number) for number in range(1000)]
     writing = begin()

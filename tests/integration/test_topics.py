@@ -47,7 +47,7 @@ def test_a_retries_topic_with_too_little_room_is_refused_at_the_start(config):
     assert (finding.is_fine, fix in finding.text) == (False, True)
 
 
-def test_who_may_not_see_the_topic_s_options_is_told_so_and_goes_on(config, monkeypatch, caplog):
+def test_a_login_that_may_not_see_the_topic_s_options_gets_a_warning(config, monkeypatch, caplog):
     topics.ensure_all(config)
     refused = topics.KafkaException(topics.KafkaError(topics.KafkaError.TOPIC_AUTHORIZATION_FAILED))
 

@@ -193,7 +193,7 @@ def test_after_accept_loss_a_lane_skips_a_lost_topic_and_reads_a_new_one(spark, 
     assert sorted(topic.taken[2:]) == ([b"2", b"anew"] if is_made_anew else [b"2"])
 
 
-def test_offsets_that_are_gone_end_the_lane_before_an_old_micro_batch_is_sent_again(spark, kafka, tmp_path):
+def test_missing_offsets_end_the_lane_before_an_old_micro_batch_is_resent(spark, kafka, tmp_path):
     topic = Topic(spark, kafka, tmp_path)
     for value in (b"0", b"1"):
         topic.publish(value)

@@ -20,7 +20,7 @@ pytestmark = [
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-TOLD = worker_plans.plan_of(settings.Settings())
+PLAN = worker_plans.plan_of(settings.Settings())
 TOPICS = settings.Settings().delivery
 
 
@@ -47,7 +47,7 @@ def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
 
 @pytest.fixture
 def tools(tmp_path, observer):
-    return task_context.Tools(plan=TOLD, observe=observer, sink=sinks.Folder(tmp_path))
+    return task_context.Tools(plan=PLAN, observe=observer, sink=sinks.Folder(tmp_path))
 
 
 def written(tools, of):
@@ -59,7 +59,7 @@ def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(sp
     assert deliver_events.deliver(source_rows(spark, 500, 500), tools, of, 2).rdd.getNumPartitions() == 2
 
 
-def test_every_record_is_covered_by_a_receipt_and_what_is_no_event_goes_to_the_operator(spark, tools):
+def test_every_record_has_a_receipt_and_an_invalid_record_becomes_a_rejection(spark, tools):
     of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
     rows = written(tools, deliver_events.deliver(source_rows(spark, 1000, 20, value="not JSON"), tools, of, 2))
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
@@ -96,13 +96,13 @@ def test_workers_can_be_made_ready_without_any_record(spark, tools):
     assert written(tools, deliver_events.deliver(deliver_events.no_records(spark, 2), tools, of, 2)) == []
 
 
-def test_workers_have_written_rows_and_loaded_neither_pandas_nor_what_is_the_driver_s(spark, observer, kafka):
+def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, kafka):
     """They are as many as there are cores, and these modules took 60 MB of each."""
     config = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(config, topics.of_results(TOPICS), 1)
     of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
     writing = sink.to(kafka_clients.for_librdkafka(config))
-    partition = deliver_events.DeliverPartition(tools=task_context.Tools(plan=TOLD, observe=observer, sink=writing), source=of)
+    partition = deliver_events.DeliverPartition(tools=task_context.Tools(plan=PLAN, observe=observer, sink=writing), source=of)
 
     def loaded(batches):
         assert list(partition(batches)) == []

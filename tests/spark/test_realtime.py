@@ -169,7 +169,7 @@ def report(query, **fields):
     link.close()
 
 
-def test_what_is_not_told_leaves_the_gauges_alone(lane_of, watch, query):
+def test_a_report_without_a_value_leaves_the_gauges_unchanged(lane_of, watch, query):
     made = lane_of("127.0.0.1:1")
     report(query, tally=Counters(most_in_flight=7))
     made._collect(query, watch)

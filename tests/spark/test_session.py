@@ -40,7 +40,7 @@ def test_an_image_that_contains_the_jars_needs_no_setting():
     assert session.Libraries().settings("k8s://https://127.0.0.1:6443") == {}
 
 
-def test_a_jvm_goes_on_without_an_archive_that_does_not_fit_and_says_nothing_of_it(tmp_path):
+def test_a_jvm_starts_silently_without_a_class_archive_that_does_not_fit(tmp_path):
     archive = tmp_path / "of another java.jsa"
     archive.write_bytes(b"no archive" * 1000)
     options = session.java_options(*session.sharing(archive))

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,24 @@ def test_a_folder_has_at_most_twelve_modules():
     assert {folder: size for folder, size in sizes.items() if size > 12} == {}
 
 
+def test_a_test_name_has_at_most_75_characters():
+    names = {name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert {name for name in names if len(name) > 75} == set()
+
+
+def test_no_variable_or_function_is_called_one_or_told():
+    """Both words name any value at all."""
+    names = {ast.Name: "id", ast.arg: "arg", ast.FunctionDef: "name", ast.AsyncFunctionDef: "name"}
+    paths = [path for folder in (*PACKAGES, "tests", "load_tests") for path in (ROOT / folder).rglob("*.py")]
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if getattr(node, names.get(type(node), ""), None) in {"one", "told"}
+    }
+    assert found == set()
+
+
 def all_errors(root=errors.FanoutError):
     return [root, *(found for child in root.__subclasses__() for found in all_errors(child))]
 
@@ -144,7 +163,7 @@ def test_a_plan_survives_pickling_and_finds_its_worker_again():
     assert isinstance(made, worker_plan.Plan)
 
 
-def test_a_plan_has_the_retry_lane_told_often_enough_for_when_it_disables():
+def test_health_hints_are_frequent_enough_for_the_time_to_disable():
     config = settings.Settings.model_validate({"retry": {"disable_after_s": 800}, "snapshot": {"max_age_s": 70}})
     assert (worker_plans.plan_of(config).report_accepting_every_s, worker_plans.plan_of(config).registry_max_age_s) == (100, 70)
     config = settings.Settings.model_validate({"snapshot": {"source": "lookup", "lookup_ttl_s": 20}})

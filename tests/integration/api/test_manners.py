@@ -75,7 +75,7 @@ def test_every_answer_has_a_request_id_and_no_server_version(acme, path):
         assert first.json["request_id"] == first.headers["x-request-id"]
 
 
-def test_an_admitted_request_is_told_its_rate_limit(served, acme):
+def test_an_admitted_request_gets_its_rate_limit_in_headers(served, acme):
     for answer in (acme.get("/v1/endpoints"), acme.get("/v1/endpoints/nobody"), acme.delete("/v1/customers/acme")):
         limit, remaining, reset = (int(answer.headers[f"ratelimit-{name}"]) for name in ("limit", "remaining", "reset"))
         assert (limit, reset <= 1) == (20_000, True)

@@ -70,19 +70,19 @@ def test_a_missing_file_of_the_service_account_is_named(account, missing):
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "message"),
     [
         (401, r"Lease n/all: the API server does not accept the pod's token \(401, no\): check the service account, .*clock"),
         (403, r"Lease n/all: this pod may not get it \(403, no\): bind a Role with get, create and update"),
     ],
 )
-def test_each_refusal_names_its_own_cure(account, monkeypatch, status, told):
+def test_each_refusal_names_its_own_cure(account, monkeypatch, status, message):
     """A Role was advised for a token that the API server did not accept."""
     answer = types.SimpleNamespace(status=status, read=lambda: b'{"message": "no"}')
     connection = types.SimpleNamespace(request=lambda *_: None, getresponse=lambda: answer, close=lambda: None)
     monkeypatch.setattr(http.client, "HTTPSConnection", lambda *_, **__: connection)
     monkeypatch.setattr(ssl, "create_default_context", lambda **_: types.SimpleNamespace(verify_flags=0))
-    with pytest.raises(errors.LeaseRefused, match=told):
+    with pytest.raises(errors.LeaseRefused, match=message):
         cluster.Leases(host="127.0.0.1", port=1, name="all", account=account).read()
 
 

@@ -19,6 +19,6 @@ from delivery.stages.kafka import source
         ("fanout.ticks.old", False),
     ],
 )
-def test_a_topic_is_read_when_all_of_its_name_matches_though_spark_looks_for_a_part(topic, is_read):
+def test_a_topic_pattern_matches_whole_names_though_spark_looks_for_a_part(topic, is_read):
     pattern = source.whole(r"events\..+|shop", re.escape("fanout.ticks"))
     assert bool(re.search(pattern, topic)) is is_read

@@ -38,7 +38,7 @@ def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic
         wakeups.Waker(config, lane, threading.Event())
 
 
-def test_what_waits_is_added_up_over_the_shards_and_the_first_that_is_due_counts():
+def test_pending_work_is_summed_over_shards_and_the_earliest_due_time_counts():
     first = Pending(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
     second = Pending(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
     assert Pending() + first + second + Pending(shards=1) == Pending(shards=3, events=3, size=15, oldest_ms=5, due_ms=50)

@@ -52,7 +52,7 @@ def unreachable(first, end):
     )
 
 
-def test_endpoints_that_are_gone_are_disabled_and_nobody_else_is_told_of():
+def test_only_endpoints_that_are_gone_are_disabled():
     disabled = []
     context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
@@ -110,7 +110,7 @@ def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
     assert context.suppressed.current() == {}
 
 
-def test_what_the_retry_lane_holds_back_is_held_for_its_reason_also_where_it_is_silent():
+def test_an_endpoint_that_the_retry_lane_suppresses_keeps_its_reason():
     context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
         network=network_outage.Network(),
@@ -158,7 +158,7 @@ def tasks_that(failure=None):
     return due
 
 
-def test_a_lane_whose_executors_keep_ending_starts_again_three_times_and_then_fails():
+def test_a_lane_whose_executors_keep_ending_restarts_three_times_and_then_fails():
     lane = a_lane()
     for _ in range(3):
         assert StatefulLane._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE))) is Result.REPLAN

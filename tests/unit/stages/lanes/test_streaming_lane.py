@@ -122,7 +122,7 @@ def test_what_is_committed_is_noticed_once_and_at_once(lane, monkeypatch, steps,
     assert lane.reached[-1] == reported[-1] * 10
 
 
-def test_a_lane_is_not_at_rest_while_a_micro_batch_runs_that_follows_an_idle_time(lane):
+def test_a_lane_is_not_idle_while_a_micro_batch_runs_after_an_idle_time(lane):
     running = Query(lane, [])
     lane._last_begun = 8
     running.recentProgress = [committed(7), idle(8)]

@@ -49,7 +49,7 @@ def disabler(stop, now):
     return make
 
 
-def test_it_is_written_with_its_reason_and_once_however_often_it_is_told(disabler, stop):
+def test_a_disabled_endpoint_is_written_once_with_its_reason(disabler, stop):
     registry = Registry()
     disabler_ = disabler(registry)
     disabler_.disable(["ep1"], "gone")
@@ -94,7 +94,7 @@ def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disable
     assert len(registry.written) == 2
 
 
-def test_one_that_was_enabled_and_fails_again_is_disabled_again_but_not_by_what_is_late(disabler, now):
+def test_an_enabled_endpoint_is_disabled_by_new_failures_and_not_by_late_ones(disabler, now):
     registry = Registry()
     disabler_ = disabler(registry)
     disabler_.disable(["ep1"], "gone")
@@ -106,7 +106,7 @@ def test_one_that_was_enabled_and_fails_again_is_disabled_again_but_not_by_what_
     assert registry.wait() == (["ep1"], "failing")
 
 
-def test_what_was_told_last_is_written_before_the_end(disabler, stop):
+def test_the_last_report_is_written_before_the_end(disabler, stop):
     held = threading.Event()
 
     class Slow(Registry):

@@ -57,7 +57,7 @@ def test_executors_beyond_the_number_at_the_start_go():
     assert lane.cluster.active == ["0", "1"]
 
 
-def test_an_executor_that_ends_by_itself_is_spark_s_to_replace_and_changes_nothing():
+def test_an_executor_that_ends_by_itself_is_replaced_by_spark_alone():
     lane = Lane(FakeExecutors(started=2, room=2), min_executors=2)
     lane.goes_on(30)
     lane.cluster.active.remove("0")
@@ -131,7 +131,7 @@ def test_hosts_are_shared_by_all_that_may_be_at_work():
     assert lane.sizing.workers() == 2
 
 
-def test_each_change_is_told_with_its_reason(caplog):
+def test_each_change_is_logged_with_its_reason(caplog):
     lane = Lane(FakeExecutors(started=1))
     with caplog.at_level(logging.INFO, controller.log.name):
         lane.goes_on(30)
@@ -199,7 +199,7 @@ def test_without_a_maximum_nothing_is_scaled_and_spark_starts_as_before():
         assert (sizing.now(), sizing.workers()) == (size.Size(executors=1, tasks=2), 2)
 
 
-def test_a_failure_to_look_is_told_and_the_lanes_go_on(monkeypatch, caplog):
+def test_a_failure_to_look_is_logged_and_the_lanes_continue(monkeypatch, caplog):
     seen = threading.Event()
 
     class Broken:

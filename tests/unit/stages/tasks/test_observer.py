@@ -5,7 +5,7 @@ import threading
 from delivery.stages.tasks.observer import Meter
 
 
-def test_what_was_spent_since_the_last_call_is_told():
+def test_the_meter_returns_the_time_spent_since_the_last_call():
     readings = iter([1.0, 4.0, 4.0])
     meter = Meter(lambda: next(readings))
     assert [meter.spent() for _ in range(3)] == [1.0, 3.0, 0.0]
@@ -17,7 +17,7 @@ def test_a_clock_that_cannot_be_read_for_once_takes_nothing_back():
     assert [meter.spent() for _ in range(3)] == [5.0, 0.0, 1.0]
 
 
-def test_of_two_lanes_that_ask_at_once_neither_is_told_less_than_nothing():
+def test_two_lanes_that_ask_at_once_never_get_a_negative_time():
     """It was: a counter refused it, and the lane ended."""
     times, readings = [], iter([10.0, 11.0])
     other = threading.Thread(target=lambda: times.append(meter.spent()))

@@ -44,7 +44,7 @@ def rows_of(writing, *some):
     return writing.story
 
 
-def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
+def test_a_background_result_is_in_its_topics_before_its_name_is_reported():
     dead = ended(OutcomeKind.DEAD_LETTERED, "timeout")
     log, letter, health, waited, name, waited_again = rows_of(Writing(), dead)
     assert (log[0], letter[0], name[0]) == (
@@ -58,14 +58,14 @@ def test_what_came_of_it_is_in_its_topics_before_its_name_is_told():
     assert waited == waited_again == "in its topic"
 
 
-def test_what_could_not_be_written_is_not_told_to_have_ended():
+def test_a_result_that_could_not_be_written_is_not_reported_as_ended():
     writing = Writing(fails=True)
     with pytest.raises(errors.KafkaUnavailable):
         rows_of(writing, ended())
     assert [topic for topic, _ in writing.story] == [CONFIG.delivery.attempts_topic]
 
 
-def test_those_of_one_endpoint_are_told_together():
+def test_background_results_of_an_endpoint_are_reported_together():
     first, second = ended(), ended()._replace(name=b"other")
     *_, (_, name), _ = rows_of(Writing(), first, second)
     assert retry_messages.message(name) == retry_messages.Postponed("ep1", "c1", [], [b"name", b"other"], accepts=True)
@@ -96,5 +96,5 @@ def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):
     assert frozen == ["once"]
 
 
-def test_an_endpoint_that_is_gone_is_told_of():
+def test_a_background_result_reports_an_endpoint_that_is_gone():
     assert results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}

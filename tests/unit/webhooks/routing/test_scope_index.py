@@ -26,7 +26,7 @@ def test_the_index_finds_the_items_of_a_dictionary_of_lists(entries, key):
     assert scope_index.ScopeIndex(entries).get(key) == lists[key]
 
 
-def test_keys_of_the_same_hash_are_told_apart():
+def test_keys_of_the_same_hash_stay_distinct():
     index = scope_index.ScopeIndex([(Colliding("a"), 1), (Colliding("b"), 2), (Colliding("a"), 3)])
     assert index.get(Colliding("a")) == [1, 3]
     assert index.get(Colliding("c")) == []

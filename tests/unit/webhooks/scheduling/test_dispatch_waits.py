@@ -27,7 +27,7 @@ def test_a_hanging_endpoint_delays_one_micro_batch_only():
     assert second == (0.0, FINE | {("hangs", "postponed", retry_reasons.SLOW): 30})
 
 
-def test_a_known_slow_endpoint_delays_no_micro_batch_and_is_no_sign_of_an_outage():
+def test_a_known_slow_endpoint_delays_no_micro_batch_and_signals_no_outage():
     async def play(worker):
         names, others = [f"slow{number}" for number in range(5)], apart(*(f"fine{number}" for number in range(20)))
         await worker.micro_batch(*others, *apart(*names))
@@ -42,7 +42,7 @@ def test_a_known_slow_endpoint_delays_no_micro_batch_and_is_no_sign_of_an_outage
     assert beside_others == (0.0, FINE | under_way)
 
 
-def test_a_new_endpoint_that_hangs_delays_a_micro_batch_by_what_others_took_at_first():
+def test_a_new_endpoint_that_hangs_delays_by_the_first_response_deadline():
     async def play(worker):
         await worker.micro_batch(*fine())
         took_s, kinds = await worker.micro_batch(*fine(), *deliveries(1, "hangs"))

@@ -158,7 +158,7 @@ def test_requests_above_the_rate_of_a_key_get_429():
     assert 80 <= answered <= 85  # two at once, and then eight a second: never more than ten in any second
 
 
-def test_a_key_is_told_the_limit_that_holds():
+def test_a_key_shows_the_limit_that_applies():
     clock, rates = Clock(), []
     admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
     for _ in range(3):

@@ -119,7 +119,7 @@ def refused(name):
     ("name", "status"),
     [("INVALID_RECORD", 422), ("POLICY_VIOLATION", 422), ("INVALID_TIMESTAMP", 422), ("TOPIC_AUTHORIZATION_FAILED", 422)],
 )
-def test_an_event_that_kafka_never_takes_is_refused_by_its_topic_and_keeps_the_client(events_to, clients, name, status):
+def test_an_event_that_kafka_refuses_keeps_the_producer_for_others(events_to, clients, name, status):
     publish(events_to, "a")
     clients[0].script = [refused("_INVALID_DIFFERENT_RECORD"), refused(name)]
     with pytest.raises(problems.Refused) as found:
