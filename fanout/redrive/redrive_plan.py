@@ -148,7 +148,7 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
             mode=mode.value,
             entries=[_note(letter, now_ms) for together in chunk for letter in together],
         )
-        postponed = retry_messages.encoded(retry_messages.Postponed(first.endpoint_id, first.customer_id, entries))
+        postponed = retry_messages.encoded(retry_messages.Postponed.deferral(first.endpoint_id, first.customer_id, entries))
         yield Record(first.endpoint_id.encode(), postponed, log_records.encode(note))
 
 

@@ -102,7 +102,7 @@ def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, 
     )
     for chunk in chunking.chunks(entries, lambda entry: entry.written_bytes, topic_rows.MAX_POSTPONED_BYTES):
         yield retry_messages.encoded(
-            retry_messages.Postponed(endpoint.endpoint_id, endpoint.customer_id, chunk, resends=resends)
+            retry_messages.Postponed.deferral(endpoint.endpoint_id, endpoint.customer_id, chunk, resends=resends)
         )
 
 

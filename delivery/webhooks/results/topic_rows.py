@@ -117,7 +117,7 @@ def deferral_rows(
             entries.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(entry)
     for endpoint_id, (customer_id, of_endpoint) in entries.items():
         for chunk in chunking.chunks(of_endpoint, lambda entry: entry.written_bytes, MAX_POSTPONED_BYTES):
-            written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, chunk))
+            written = retry_messages.encoded(retry_messages.Postponed.deferral(endpoint_id, customer_id, chunk))
             yield from _retry_rows(endpoint_id, written, topics)
 
 
@@ -129,9 +129,10 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
         to = outcome.delivery.endpoint
         names.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(name)
     for endpoint_id, (customer_id, of_endpoint) in names.items():
-        accepts = True if endpoint_id in accepting else None
-        written = retry_messages.encoded(retry_messages.Postponed(endpoint_id, customer_id, [], of_endpoint, accepts))
-        yield from _retry_rows(endpoint_id, written, topics)
+        completion = retry_messages.Postponed.completion(
+            endpoint_id, customer_id, of_endpoint, accepted=endpoint_id in accepting
+        )
+        yield from _retry_rows(endpoint_id, retry_messages.encoded(completion), topics)
 
 
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
@@ -147,9 +148,8 @@ def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterat
             accepts[to.endpoint_id] = (to.customer_id, False)
     accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
     for endpoint_id, (customer_id, is_accepting) in accepts.items():
-        hint = retry_messages.Postponed(endpoint_id, customer_id, [], accepts=is_accepting, at_ms=now_ms)
-        written = retry_messages.encoded(hint)
-        yield from _retry_rows(endpoint_id, written, topics)
+        hint = retry_messages.Postponed.health_hint(endpoint_id, customer_id, accepts=is_accepting, at_ms=now_ms)
+        yield from _retry_rows(endpoint_id, retry_messages.encoded(hint), topics)
 
 
 def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iterator[Row]:

@@ -13,6 +13,7 @@ together, and keeps these entries until the report of the lease has the result o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
@@ -129,9 +130,11 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="postponed"):
-    """Deliveries and batches of one endpoint that a lane, a redrive or a replay gives to the retry lane.
+    """A message about one endpoint to the shard that has it. Each record is one of these three kinds.
 
-    A record may also report completed background attempts, or a health hint.
+    1. `deferral`: deliveries and batches that a lane, a redrive or a replay gives to the retry lane. `resends` may be set.
+    2. `completion`: background attempts that have completed. It may carry a health hint.
+    3. `health_hint`: a fast lane's requests to the endpoint succeed or fail.
     """
 
     endpoint_id: EndpointId
@@ -150,6 +153,30 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     resends: bool = False
     """True if the entries are resends. A resend of a delivery that waits already brings its next attempt forward, and ends.
     Since 2026-11-25."""
+
+    @classmethod
+    def deferral(
+        cls, endpoint_id: EndpointId, customer_id: CustomerId, entries: list[RetryEntry], *, resends: bool = False
+    ) -> Self:
+        """Return the message that gives entries to the retry lane."""
+        return cls(endpoint_id, customer_id, entries, resends=resends)
+
+    @classmethod
+    def completion(
+        cls, endpoint_id: EndpointId, customer_id: CustomerId, settled: list[bytes], *, accepted: bool = False
+    ) -> Self:
+        """Return the message that background attempts have completed. `accepted`: the endpoint accepted one of the requests."""
+        return cls(endpoint_id, customer_id, [], settled, True if accepted else None)
+
+    @classmethod
+    def health_hint(cls, endpoint_id: EndpointId, customer_id: CustomerId, *, accepts: bool, at_ms: int) -> Self:
+        """Return the message that a fast lane's requests to the endpoint succeed or fail. `at_ms` is the time of the hint."""
+        return cls(endpoint_id, customer_id, [], accepts=accepts, at_ms=at_ms)
+
+    @property
+    def is_acceptance_only(self) -> bool:
+        """True for a health hint that the endpoint accepts requests."""
+        return bool(self.accepts) and not self.entries and not self.settled
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):

@@ -17,7 +17,7 @@ no report of a lease comes within `lease_timeout_s`, its entries are leased agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeGuard
 
@@ -192,26 +192,28 @@ class _Scheduler:
         for message in messages:
             if isinstance(message, retry_messages.Report):
                 self._apply_result(message)
-            elif not message.resends and not self._is_known(message):
-                self._admit(message)
+                continue
+            if message.resends:
+                continue  # _apply_resends handles the message after all others
+            key = endpoint_state.key(message.customer_id, message.endpoint_id)
+            if message.is_acceptance_only and key not in self._open and key not in self._index.endpoints:
+                continue  # an endpoint without state is known to accept
+            self._apply_health_hint(self._opened(key), message)
+            self._admit(key, message.entries)
 
-    def _is_known(self, postponed: retry_messages.Postponed) -> bool:
-        """Return True if a message changes nothing: it reports an acceptance by an endpoint of which the shard has no state."""
-        key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
-        is_hint = bool(postponed.accepts) and not postponed.entries and not postponed.settled
-        return is_hint and key not in self._open and key not in self._index.endpoints
+    def _apply_health_hint(self, endpoint: EndpointState, message: retry_messages.Postponed) -> None:
+        """Apply the health hint of a message, if the message has one."""
+        if message.accepts:
+            endpoint.window.record_acceptance()
+        elif message.accepts is not None:
+            endpoint.window.record_failure(self._policy, min(message.at_ms, self._now_ms))
 
-    def _admit(self, postponed: retry_messages.Postponed) -> None:
-        """Add the entries of a message to the state, and apply its health hint. Entries beyond `max_pending` are given up."""
+    def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
+        """Add entries to the state of an endpoint. Entries beyond `max_pending` are given up."""
         self._decision.changed = True
-        key = endpoint_state.key(postponed.customer_id, postponed.endpoint_id)
         endpoint = self._opened(key)
         excess: list[RetryEntry] = []
-        if postponed.accepts:
-            endpoint.window.record_acceptance()
-        elif postponed.accepts is not None:
-            endpoint.window.record_failure(self._policy, min(postponed.at_ms, self._now_ms))
-        for written in postponed.entries:
+        for written in entries:
             if endpoint.completed_before(written):
                 continue
             entry = written.on_shard_clock(self._now_ms)
@@ -238,7 +240,7 @@ class _Scheduler:
             key = endpoint_state.key(message.customer_id, message.endpoint_id)
             batches = [entry for entry in message.entries if not search.add(key, entry)]
             if batches:
-                self._admit(msgspec.structs.replace(message, entries=batches))
+                self._admit(key, batches)
         is_in_wheel = False
         for key in search.owners:
             for line in self._opened(key).fifos.values():
@@ -250,8 +252,7 @@ class _Scheduler:
         for key in search.owners:
             to_deliver, waits_already = search.results(key)
             if to_deliver:
-                endpoint_id, customer_id = endpoint_state.endpoint_id(key), endpoint_state.customer_id(key)
-                self._admit(retry_messages.Postponed(endpoint_id, customer_id, to_deliver))
+                self._admit(key, to_deliver)
             self._give_up(key, None, waits_already, SkipReason.BROUGHT_FORWARD)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
