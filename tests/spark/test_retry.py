@@ -45,7 +45,7 @@ class Lane:
     def __init__(self, spark, folder):
         self._spark, self._folder = shards.session(spark, SHARDS), folder
         self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
-        self._offset, self._files = 0, 0
+        self._offset = 0
         self.breaks = False
         self.tasks = folder / "tasks"
         (folder / "records").mkdir()

@@ -47,7 +47,7 @@ class EndpointClock:
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._own_delay = own_delay
-        self._began_at = self._reported_at = self._beat_at = self._loop.time()
+        self._reported_at = self._beat_at = self._loop.time()
         self._time = self._reported_time = self._beat_at
         self._stalled_at = self._beat_at + BEAT_S + STALL_S
         self._speed = 1.0

@@ -33,11 +33,6 @@ def total(connection, endpoint=None, customer="c1"):
     return found.total
 
 
-def kept_hours(connection):
-    rows = connection.execute("select hour from delivery_statistics where endpoint_id = 'ep1' order by hour")
-    return [int(row["hour"].timestamp()) // 3600 for row in rows]
-
-
 def test_counts_of_an_hour_add_up_for_endpoint_and_customer(connection):
     first = HourCounts(delivered=3, attempts=4, error_classes={"timeout": 1}, durations={2: 4}, latencies={5: 3})
     second = HourCounts(dead_lettered=1, attempts=2, error_classes={"timeout": 1, "dns": 1}, durations={0: 1, 40: 1})
