@@ -53,7 +53,7 @@ class Tree:
     def __init__(self) -> None:
         self._root = psutil.Process()
         self._alive: dict[psutil.Process, tuple[float, int]] = {}
-        """What each has used and has taken over of its children, and the number of its parent."""
+        """CPU seconds of each process and of its children that have ended, and the pid of its parent."""
         self._left = 0.0
         """Used by processes that have ended, and that nobody in the tree waited for."""
         self._lock = threading.Lock()

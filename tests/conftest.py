@@ -32,7 +32,7 @@ class Scheduling(loadscope.LoadScopeScheduling):
         return file if file == ONE_JOB else {"e2e": nodeid, "spark": folder}.get(folder, file)
 
 
-# Of each example's time: a busy machine takes longer, and that is no fault of what is tested.
+# No deadline for an example: a busy machine takes longer, which is no fault of the code under test.
 hypothesis.settings.register_profile("fanout", deadline=None)
 hypothesis.settings.load_profile("fanout")
 

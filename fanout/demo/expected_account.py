@@ -248,7 +248,7 @@ def _account_of_lane(
     unclaimed = collections.Counter(accepted)
     delivered = set[Due]()
     dead = recorded.dead() & sendable.keys()
-    # Of two deliveries with the same token, count the one as delivered that has no other outcome by the log.
+    # Two deliveries may have the same token. The delivery without another outcome in the log counts as delivered.
     for due in sorted(sendable, key=lambda due: due in dead or due in recorded.skipped):
         token = sendable[due].token
         if unclaimed[token]:

@@ -1,4 +1,4 @@
-"""How long micro-batches take with the checkpoint in a folder and on an S3-compatible store, in turns in one session.
+"""Measure how long micro-batches take with the checkpoint in a folder and on an S3-compatible store, in turns in one session.
 
     python -m pytest -s tests/benchmarks/checkpoint_on_a_store.py
 

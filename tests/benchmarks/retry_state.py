@@ -82,7 +82,7 @@ def rounds(shard: retries.Shard, now_ms: int, event: bytes, count: int, *, is_bu
 
 
 def main() -> None:
-    """Measure, print, and write where told to."""
+    """Measure, print, and write the figures to the file that the options name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parcels", type=int, default=1_000_000)
     parser.add_argument("--endpoints", type=int, default=4_000)

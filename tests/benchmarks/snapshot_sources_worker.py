@@ -1,4 +1,4 @@
-"""What one worker process takes for the registry, broadcast or looked up: memory and CPU, in a process of its own.
+"""Measure memory and CPU of one worker process for the registry, broadcast or looked up, in a process of its own.
 
 Started by tests.benchmarks.snapshot_sources with a task as pickle on standard input; answers in JSON. It imports what a worker
 of Spark imports and nothing else, so that what it measures is a worker's.
@@ -101,7 +101,7 @@ class LookUp:
 
     source: Any
     events: list[Any]
-    """What comes to one worker within a TTL."""
+    """Events that reach one worker within a TTL."""
 
     def run(self) -> dict[str, Any]:
         """Return the figures."""

@@ -43,7 +43,7 @@ OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports
 
 @dataclass(frozen=True)
 class InMemory:
-    """What a broadcast is to a task, without Spark."""
+    """A broadcast variable as a task sees it, without Spark."""
 
     value: bytes
 

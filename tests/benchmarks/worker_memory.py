@@ -1,4 +1,4 @@
-"""What a worker of a real Spark session takes, with a whole registry and a micro-batch under way.
+"""Measure the memory of a worker of a real Spark session, with a whole registry and a micro-batch under way.
 
 Run: `python -m tests.benchmarks.worker_memory [--subscriptions 100000] [--events 20000]`. A real Postgres and Spark, no Kafka;
 all endpoints are paused, so that what is due shows in the results without a request. Prints a JSON line for each worker.

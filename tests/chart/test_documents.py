@@ -1,4 +1,4 @@
-"""What is written of the chart is what it does: README, schema, versions, golden files."""
+"""README, schema, versions and golden files agree with the chart."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_the_changes_of_the_chart_are_in_the_form_of_artifact_hub():
 
 
 def golden(values):
-    """What helm makes, without what changes with every version and setting."""
+    """Return the rendered chart without the values that change with every version and setting."""
     text = rendering.text(values | {"dashboard": {"enabled": False}})  # the dashboard is a file of its own
     text = re.sub(r"(checksum/\w+): \w{64}", r"\1: …", text)
     return re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/(version|managed-by)): .*\n", "", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the chart makes is valid for Kubernetes, for every documented combination of values."""
+"""The rendered chart is valid for Kubernetes, for every documented combination of values."""
 
 import kubernetes_validate
 import pytest

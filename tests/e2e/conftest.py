@@ -53,7 +53,7 @@ def assert_eventually(value, holds, *, within_s=60.0):
 
 
 def metric(port, name):
-    """What the job that serves on this port says of a metric; None while it says nothing."""
+    """Return the value of a metric from the job that serves on this port; None before the job serves it."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             found = re.search(rf"^fanout_{re.escape(name)} (\S+)", answer.read().decode(), re.MULTILINE)
@@ -88,7 +88,7 @@ def login(broker, user, password):
 
 
 class HoldingReceiver(receiver.Receiver):
-    """Answers at once, or holds all answers after some until it is told to release them.
+    """Answers at once, or holds all answers after some until `release_answers`.
 
     A test that breaks something in the middle of a micro-batch holds the rest of it: no machine is too quick for that test.
     """
@@ -155,7 +155,7 @@ class Platform:
                 "rejected_topic": f"rejected-{self.name}",
                 "retries_topic": f"retries-{self.name}",
                 "result_partitions": 1,
-                # Of all answers, however long the machine stalls: a direct lane alone has nobody to take over.
+                # Longer than any stall of the machine: a direct lane alone has no other lane to take over late answers.
                 "patience_s": 60,
                 "stop_within_s": 3,
             },
@@ -322,7 +322,7 @@ class Platform:
         return found
 
     def assert_adds_up(self):
-        """What `fanout reconcile` says, once no job runs: each due delivery has ended or waits, and the topics bear it out."""
+        """Check by `fanout reconcile`, after the job has ended, that each due delivery has ended or waits."""
         account = proving.reconcile(self.config, settle_s=0).account
         assert account.holds, [finding.text() for finding in account.findings.kept]
 

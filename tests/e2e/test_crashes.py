@@ -94,13 +94,13 @@ def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill,
     counts = collections.Counter(platform.accepted())
     assert sorted(counts) == sorted(ids)
     repeated = [event_id for event_id, count in counts.items() if count > 1]
-    # Of a driver or a JVM that is killed the workers end what they have sent. Of one that is killed itself nobody does.
+    # After a kill of the driver or JVM, the workers finish their sent requests. After a kill of workers, none does.
     assert len(repeated) <= (before / 4 if kill is kill_workers else 0)
     platform.assert_adds_up()
 
 
 class Holding(Customers):
-    """Accepts so many events, and answers nothing to the others until it is told to."""
+    """Accepts a number of events, and answers nothing to the others until the test releases the answers."""
 
     def __init__(self, at_once):
         super().__init__()
@@ -138,7 +138,7 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
         assert platform.stop(job) == 0, platform.log()
         counts = collections.Counter(customers.came)
     assert [counts[event_id] for event_id in before[:accepted]] == [1] * accepted
-    # What was under way, and unanswered.
+    # Requests that were in flight, without a response, may repeat.
     assert all(counts[event_id] <= 2 for event_id in before[accepted:])
 
 

@@ -47,7 +47,7 @@ def mounted(folder):
 
 @pytest.fixture
 def disks(tmp_path):
-    """Of Spark's local folders and of the checkpoint. They outlast the jobs: the fixture `platform` ends before."""
+    """Disks for Spark's local folders and for the checkpoint. They outlast the jobs: the fixture `platform` ends before."""
     with mounted(tmp_path / "local") as local, mounted(tmp_path / "kept") as kept:
         yield local, kept
 

@@ -109,12 +109,12 @@ def resend_what_waits(platform, acme):
 
 
 def statuses_of(acme):
-    """What is told of deliveries, by the event."""
+    """Return the status of each delivery, by event id."""
     return {item["event_id"]: item["status"] for item in acme.get("/v1/deliveries").json["items"]}
 
 
 def delivered_again(acme, asked, count):
-    """Wait for so many deliveries of a replay, and return the replay."""
+    """Wait until a replay has `count` deliveries, and return the replay."""
     replay = done(acme, asked, lambda got: got["delivered"] == count)
     assert replay["handed_over"] == count
     return replay

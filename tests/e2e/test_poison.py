@@ -1,4 +1,4 @@
-"""What is no event goes to the operator with its very bytes, and holds up nobody who shares its topic."""
+"""A record that is no event becomes a rejection with its exact bytes, and delays no other record of its topic."""
 
 import base64
 import collections

@@ -1,4 +1,4 @@
-"""What was given up is delivered again by the retry lane, with the webhook ids that it had, and the topics add up."""
+"""Redriven dead letters are delivered by the retry lane with their first webhook ids, and the topics add up."""
 
 import pytest
 

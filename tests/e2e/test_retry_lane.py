@@ -1,4 +1,4 @@
-"""What waits in the retries topic, from there to the receiver, and what of it survives."""
+"""Entries of the retries topic reach the receiver, also after kills and restarts."""
 
 import asyncio
 import collections
@@ -160,7 +160,7 @@ def test_a_slow_endpoint_gets_each_event_once_and_delays_no_micro_batch(platform
             ids += platform.publish(3, first=first)
             assert_eventually(platform.accepted, set(ids).issubset, within_s=START_S)
         assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=60)
-        # What is under way when it is to stop, beside any micro-batch, is waited for and told.
+        # A stop waits for the attempts in flight outside micro-batches, and logs them.
         assert platform.stop(job.process) == 0, platform.log()
     assert platform.ledger().pending() == 0
     assert (sorted(platform.accepted()), sorted(customers.came)) == (sorted(ids), sorted(ids))

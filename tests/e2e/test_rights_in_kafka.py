@@ -56,7 +56,7 @@ def of_the_document(user):
 
 
 def refusal(client, topic):
-    """What Kafka says to a login that asks who leads a topic's partitions; None: it is told. Without that nobody reads."""
+    """Return Kafka's error to a login that asks for the leaders of a topic, as every reader does; None: no error."""
     error = AdminClient(kafka_clients.for_librdkafka(client)).list_topics(topic, timeout=10).topics[topic].error
     return error and error.code()
 
@@ -75,7 +75,7 @@ def let_acme_read(client, *resources):
 @pytest.fixture
 def java_classes(jars, monkeypatch):
     """The classes of Kafka's own client. librdkafka waits for a group's coordinator instead of saying that it may not ask."""
-    # A Spark that ran in this process before has errors of every JVM told by its own.
+    # After an earlier Spark session of this process, errors of every JVM are converted by that session.
     monkeypatch.setattr(java_gateway, "get_return_value", protocol.get_return_value)
     [py4j] = (pathlib.Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
     port, process = launch_gateway(
@@ -131,7 +131,7 @@ class Groups:
         self._admin.alterConsumerGroupOffsets(group, moved).all().get()
 
     def refusals(self, group):
-        """What Kafka says to each of these."""
+        """Return the error with which Kafka refuses each operation on a group."""
         asked = {
             "read": lambda: self.offset(group),
             "commit": lambda: self.commit(group),
@@ -222,7 +222,7 @@ def test_a_customers_login_cannot_read_or_move_the_offsets_of_another_group(guar
             assert acme.refusals(group) == denied, group
         for group in (*groups, "acme2", "acme2.", "acme.", "../fanout-archive", "*"):
             assert acme2.refusals(group) == denied, group
-        # Of its own prefix it may read any name, and a name that looks like a way out of it is one of its own.
+        # A customer may read every name below its own prefix. A name such as `acme./../x` is below the prefix too.
         assert [acme.offset(group) for group in ("acme.billing", "acme./../fanout-archive", "acme.*")] == [9, None, None]
         assert {group: operator.offset(group) for group in groups} == groups
 

@@ -103,7 +103,7 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
 
     published["log"] = platform.log(whole=True)
     published["event log"] = "".join(path.read_text() for path in (tmp_path / "events").rglob("*") if path.is_file())
-    # What was to be searched is there: the plans with Kafka's options, Spark's own configuration, the failure.
+    # The texts to search hold the plans with Kafka's options, Spark's own configuration and the failure.
     assert "spark.redaction.regex" in published["/environment"]
     assert "SparkListenerSQLExecutionStart" in published["event log"]
     assert "sasl.jaas.config" in published["event log"] + published["log"]

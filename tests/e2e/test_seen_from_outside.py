@@ -1,4 +1,4 @@
-"""What an operator sees of a running job: metrics that add up, probes that tell the truth, log lines."""
+"""An operator sees a running job by metrics that add up, correct probes, and log lines."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What an earlier version of the platform has left behind, this one goes on with."""
+"""This version continues with the state and topics of an earlier version of the platform."""
 
 import subprocess
 from pathlib import Path

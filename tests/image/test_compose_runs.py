@@ -85,7 +85,7 @@ class Platform:
                 time.sleep(1)
 
     def accepted(self, count, timeout_s=240):
-        """What the receiver has accepted, by its path: (verified or forged, event id)."""
+        """Return the events that the receiver has accepted, by path: (verified or forged, event id)."""
         deadline = time.monotonic() + timeout_s
         while len(lines := re.findall(r"/(\w+) (verified|forged) ([\w-]+)", self.compose("logs", "receiver"))) < count:
             if time.monotonic() > deadline:

@@ -100,7 +100,7 @@ def test_no_library_of_the_runtime_misses_another():
 
 
 def test_no_start_compiles_modules_again():
-    """They did: the build changed the times of the sources behind their compilation."""
+    """Regression: every start compiled all modules, because the build changed the sources' times after the compilation."""
     imported = in_image("python -v -c 'import aiohttp, fanout.cli.main' 2>&1")
     assert "aiohttp/__pycache__/client.cpython-311.pyc" in imported
     assert "bytecode is stale" not in imported

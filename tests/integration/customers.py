@@ -57,7 +57,7 @@ class Customers:
 
 
 class Keeping(Customers):
-    """Keeps what came, by path, and answers what it is told."""
+    """Keeps the requests by path, and gives the answers that the test sets."""
 
     def __init__(self, answer: bytes = b"ok") -> None:
         super().__init__()

@@ -26,7 +26,7 @@ Answer = Callable[["Server", asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Server:
-    """What a server got; `answer` is called for each complete request."""
+    """The bytes that a server received. `answer` is called for each complete request."""
 
     port: int = 0
     scheme: str = "http"

@@ -1,4 +1,4 @@
-"""Connections between requests: kept, bounded, told apart by identity, and replaced when they went stale."""
+"""Connections between requests: kept, bounded, separate by identity, and replaced when stale."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ def test_a_kept_connection_that_never_answers_is_not_replaced():
 
 
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one():
-    """Such as the 408 that some servers send before they close what is idle."""
+    """An example is the 408 that some servers send before they close an idle connection."""
 
     async def main():
         unasked = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n"
@@ -200,7 +200,7 @@ def test_at_the_bound_requests_wait_for_a_place_and_all_get_one():
 
     statuses, count, most_open = serving.run(main())
     assert (statuses, count) == ({200}, 40)
-    # What we closed the server learns a moment later.
+    # The server sees a moment later which connections were closed.
     assert most_open <= 3 + 3
 
 

@@ -1,4 +1,4 @@
-"""What is on the wire, read by the public libraries: CloudEvents of both modes, Standard Webhooks, custom headers."""
+"""Public libraries read the requests: CloudEvents of both modes, Standard Webhooks, custom headers."""
 
 import json
 import time

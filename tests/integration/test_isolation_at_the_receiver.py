@@ -25,7 +25,7 @@ EVENTS = 5
 
 
 class SomeHang(Customers):
-    """Of some endpoints none ever answers. Remembers when each request came, by its endpoint."""
+    """Some endpoints never answer. Remembers when each request came, by its endpoint."""
 
     def __init__(self, *hanging):
         super().__init__()
@@ -93,7 +93,7 @@ def test_one_hanging_endpoint_delays_only_one_micro_batch(platform):
     assert kinds == others | {("ep7", "postponed", retry_reasons.SLOW): EVENTS}
     assert took_s < PATIENCE_S
 
-    # The attempts had their time all the same, and what came of them is told without any task, as if it had been waited for.
+    # The attempts had their full time, and their results are written without a task, as if a task had waited for them.
     began, ended = time.monotonic(), []
     while len(ended) < EVENTS:
         results, some = written.get(timeout=MOST_S * 2)

@@ -1,4 +1,4 @@
-"""What was written is read back from Kafka from a moment on, over all partitions."""
+"""Completed work is read back from Kafka from a moment on, over all partitions."""
 
 import time
 import uuid

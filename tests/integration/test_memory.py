@@ -1,4 +1,4 @@
-"""What endpoints answer does not stay in memory."""
+"""Responses of endpoints do not stay in memory."""
 
 import asyncio
 import sys

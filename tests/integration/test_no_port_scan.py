@@ -27,7 +27,7 @@ NAME = "hooks.example.com"
 LOOPS = pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 _watching = []
-"""Who is told now. A hook stays for the life of the process."""
+"""One list of socket events for each open `watched`. The audit hook stays for the life of the process."""
 
 
 @functools.cache
@@ -62,7 +62,7 @@ class Places:
         self.ports = [listener.getsockname()[1] for listener in (self._listener, nobody, full)]
 
     def came(self):
-        """How many connections the listener has got: the kernel makes them, whoever accepts."""
+        """Return the number of connections to the listener. The kernel completes them without an accept."""
         self._listener.setblocking(False)
         count = 0
         with contextlib.suppress(BlockingIOError):
@@ -150,7 +150,7 @@ def served(postgres):
 
 
 def shown(answer):
-    """What a customer is told, without what is another each time."""
+    """Return the answer to a customer, without the fields that differ each time."""
     return answer.status, {name: value for name, value in answer.json.items() if name not in {"webhook_id", "duration_ms"}}
 
 
@@ -191,7 +191,7 @@ def test_a_test_event_and_a_question_tell_and_ask_the_same_whatever_is_there(pla
 
 @pytest.mark.parametrize("action", VALIDATION)
 def test_a_name_that_leads_inside_and_an_unknown_name_get_the_same_answer(served, monkeypatch, action):
-    """`dns` against `address_blocked` told a customer which internal names exist."""
+    """Regression: `dns` against `address_blocked` showed a customer which internal names exist."""
 
     def resolve(host, port, *arguments, **options):
         if host == f"not.{NAME}":

@@ -1,4 +1,4 @@
-"""A worker outlives its JVM for a moment: what it has sent is told, and it begins nothing more."""
+"""A worker outlives its JVM for a moment: its sent requests are logged, and it begins no more."""
 
 import asyncio
 import dataclasses
@@ -28,7 +28,7 @@ def registry(url):
 
 
 class Holding:
-    """An endpoint that answers when it is told to. Knows when as much is under way as may be."""
+    """An endpoint that answers when the test says so. Knows when as many requests are in flight as the limit allows."""
 
     def __init__(self):
         self.is_busy, self.answers = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What we sign, the Standard Webhooks libraries of other languages verify; what was changed, they refuse.
+"""The Standard Webhooks libraries of other languages verify signed requests and refuse changed ones.
 
 Nothing else here needs Node or Go: where one is not installed, its library is not asked. Java's runs in a JVM of its own.
 """
@@ -30,7 +30,7 @@ BODY = '{"id":"1","name":"Zoë 🚚"}'
 
 
 def case(*keys, body=BODY, at=None, **changed):
-    """What a receiver that knows `KEY` gets, with headers that were changed on the way."""
+    """Return the request that a receiver with `KEY` gets, with headers that were changed on the way."""
     at = round(time.time()) if at is None else at
     signed = signing.sign(keys, "msg_1", at, BODY.encode())
     headers = {"webhook-id": "msg_1", "webhook-timestamp": str(at), "webhook-signature": signed}

@@ -1,4 +1,4 @@
-"""What has ended leaves its worker while the rest is under way: what a kill has not taken is not made again."""
+"""Results leave their worker while other attempts are in flight, so a kill repeats no written result."""
 
 import asyncio
 import dataclasses

@@ -70,7 +70,7 @@ def test_a_hanging_receiver_is_given_its_own_time_and_waited_for_by_nobody(here)
 
 
 class Late(Customers):
-    """Answers when it is told to."""
+    """Answers when the test says so."""
 
     async def answer(self, _):
         await self.ended.wait()
@@ -78,14 +78,14 @@ class Late(Customers):
 
 
 def test_a_late_report_leaves_without_a_further_task_of_the_retry_lane(here):
-    """It waited for one for so long that its turn was given up for lost, and was delivered again without a crash."""
+    """Regression: the report waited for a task until its lease expired, and entries were delivered again without a crash."""
     assert here.drain_leases() is None
     with Late() as customers:
         assert micro_batch(here, source(ep1=f"{customers.url}/ep1"), lease(waiting(through=("s-ep1",)))) == {}
         assert here.drain_leases() is None
         customers.end()
         late = []
-        while not any(results.reports for results in late):  # what was accepted may be told before its turn has ended
+        while not any(results.reports for results in late):  # an acceptance may be reported before its lease has ended
             late += filter(None, [here.drain_leases()])
     assert [(report.endpoint_id, report.delivered) for results in late for report in results.reports] == [("ep1", 1)]
     assert sum(len(results.results.outcomes) for results in late) == 1

@@ -1,4 +1,4 @@
-"""What a task writes is in its topics when it ends well, and a task that could not write does not end well."""
+"""A task that ends well has its rows in their topics, and a task that could not write fails."""
 
 import random
 import uuid

@@ -1,4 +1,4 @@
-"""What has come to the receivers: how often each event came to each endpoint, when, and with which signature."""
+"""Record the requests at the receivers: how often each event came to each endpoint, when, and with which signature."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arrivals:
         self._lock = threading.Lock()
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._times: list[float] = []
-        """Of requests to the direct endpoint, by the monotonic clock."""
+        """Arrival times of requests at the direct endpoint, in seconds of the monotonic clock."""
         self.unverified = 0
 
     def take(self, received: Received) -> None:

@@ -25,14 +25,14 @@ SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 IMAGE = os.environ.get("FANOUT_IMAGE", "localhost/fanout:dev")
 """As podman has it."""
 DUPLICATES = 0.001
-"""Of all events: so many may come twice because of an upgrade."""
+"""Share of all events that may come twice because of an upgrade."""
 BATCH_WAIT_S = 5
 ARRIVES_S = 90
 """From the publication of the last event until it is at its receivers, while the machine is busy with other tests."""
 
 
 class Platform:
-    """What the tests use: the receivers, the settings for this machine, and values for the chart."""
+    """The receivers, the settings for this machine, and the values for the chart."""
 
     def __init__(self, running: servers.Servers, receiving: receiver.Receiver, arrived: arrivals.Arrivals) -> None:
         self.servers = running

@@ -33,7 +33,7 @@ class Store:
 
     @property
     def conf(self):
-        """What `spark.conf` says of a store that is not AWS's."""
+        """Return the `spark.conf` settings for a store that is not AWS's."""
         return {
             "spark.hadoop.fs.s3a.endpoint": f"http://127.0.0.1:{self._port}",
             "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",

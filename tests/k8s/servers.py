@@ -17,7 +17,7 @@ from tests.support.relay import Relay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Their addresses. Postgres listens on a Unix socket only, so that a relay carries the connections of pods."""
+    """Addresses of the servers. Postgres listens on a Unix socket only, so that a relay carries the connections of pods."""
 
     kafka: str
     postgres: postgres.EmbeddedPostgres

@@ -1,4 +1,4 @@
-"""What is missing or wrong keeps the driver's pod unready; one line names it, and nothing is consumed.
+"""A missing or wrong input keeps the driver's pod unready; one line names it, and nothing is consumed.
 
 All cases run at the same time, each in a release of its own that delivers to the same receivers.
 """

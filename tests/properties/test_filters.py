@@ -136,7 +136,7 @@ def expand(pattern, path=()):
 
 
 def flatten(value, path=(), place=(), elements=()):
-    """Yield (path, value, {array: index}) for every scalar; arrays are told apart by their place in the document."""
+    """Yield (path, value, {array: index}) for every scalar; arrays are distinct by their place in the document."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from flatten(inner, (*path, name), (*place, name), elements)

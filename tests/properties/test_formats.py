@@ -1,4 +1,4 @@
-"""Whatever bytes come in a frame: they are an event, or the record is rejected. Nothing else is raised, and no process ends."""
+"""Any bytes in a frame are an event, or the record is rejected. Nothing else is raised, and no process ends."""
 
 import hypothesis
 from hypothesis import strategies as st

@@ -68,7 +68,7 @@ class Platform:
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
         self.was_cut_off = False
-        """Whether the lanes have ever paused because our own network was broken."""
+        """True if the lanes have ever paused because our own network was broken."""
         self.shards = [shards.Shard() for _ in range(shards.COUNT)]
         self.batches = [shards.BatchShard() for _ in range(shards.COUNT)]
         self.died = 0

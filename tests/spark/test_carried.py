@@ -1,4 +1,4 @@
-"""What a micro-batch carries reaches every one of its tasks, whose closure is older."""
+"""The registry delta of a micro-batch reaches all its tasks, whose closure is older."""
 
 import contextlib
 

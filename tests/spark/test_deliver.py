@@ -97,7 +97,7 @@ def test_workers_can_be_made_ready_without_any_record(spark, tools):
 
 
 def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, kafka):
-    """They are as many as there are cores, and these modules took 60 MB of each."""
+    """There are as many workers as cores, and these modules took 60 MB of each worker."""
     config = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(config, topics.of_results(TOPICS), 1)
     of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")

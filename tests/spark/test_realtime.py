@@ -1,4 +1,4 @@
-"""What Spark does for the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
+"""Spark's part in the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
 
 import threading
 import types
@@ -135,7 +135,7 @@ def watch():
 
 
 def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tmp_path, monkeypatch):
-    """It would deliver again all since its last commit."""
+    """A lane that started without them would deliver again all records since its last commit."""
     committed(tmp_path / "realtime", '{"gone":{"0":3}}')
     monkeypatch.setattr(completed_reader, "_ASKED_S", 0.1)
     monkeypatch.setattr(start_offsets, "RETRY_S", 0.0)

@@ -1,4 +1,4 @@
-"""How Spark's JVM is started."""
+"""Spark's JVM starts with the options of the session."""
 
 import os
 import shlex
@@ -51,7 +51,7 @@ def test_a_jvm_starts_silently_without_a_class_archive_that_does_not_fit(tmp_pat
 
 
 def test_the_jvm_compiles_quickly_only(spark):
-    """Its slow compiler took a third of its CPU for the first quarter of an hour (docs/adr/0024)."""
+    """The JVM's slow compiler took a third of its CPU for the first quarter of an hour (docs/adr/0024)."""
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     threads = {comm.read_text().strip() for comm in Path(f"/proc/{pid}/task").glob("*/comm")}
     compilers = {name for name in threads if "CompilerThre" in name}
@@ -100,7 +100,7 @@ def test_what_is_written_on_a_local_disk_is_written_by_the_jvm_itself(spark, tmp
 
 
 def test_spark_starts_where_the_host_name_does_not_resolve(tmp_path):
-    """It ended with 60 lines of Java traceback, in a container whose /etc/hosts does not have its name."""
+    """Regression: the job ended with 60 lines of Java traceback, in a container whose /etc/hosts does not have its name."""
     alone = ["unshare", "--map-root-user", "--uts"]
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody have a host name of its own")

@@ -1,4 +1,4 @@
-"""What workers count arrives at the driver, once for each task that finished."""
+"""The counts of workers arrive at the driver, once for each task that finished."""
 
 import prometheus_client
 import pytest

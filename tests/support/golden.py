@@ -112,7 +112,7 @@ def _write(platform: Platform, version: _Version, path: Path) -> None:
     (platform.folder / "registry.yaml").write_text(yaml.safe_dump(registry))
     version.call("db", "migrate")
     version.call("apply", "registry.yaml")
-    # What waits is to wait for as long as there is such a test, and not for the month that is the most.
+    # The entries must wait for as long as this test exists, longer than the month that is allowed.
     _update(platform, "alter table endpoints drop constraint endpoints_retry_max_age_s_check")
     _update(platform, "update endpoints set retry_max_age_s = 3e9")
     platform.statuses |= dict.fromkeys(FAILING, 500)

@@ -1,4 +1,4 @@
-"""What may import what, and what must survive the way to another process."""
+"""The rules of imports between packages, and of objects that go to another process."""
 
 import ast
 import inspect

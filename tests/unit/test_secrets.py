@@ -103,7 +103,7 @@ def test_the_clients_get_what_is_hidden():
 
 
 def test_no_option_of_the_job_takes_a_secret():
-    """Whoever may list processes or describe a container reads their arguments."""
+    """A user who may list processes or describe a container reads their arguments."""
     commands = typer.main.get_command(main.app).commands
     options = {option.name for name in ("run", "serve", "archive") for option in commands[name].params}
     assert "once" in options

@@ -38,7 +38,7 @@ DENIED = (
     "203.0.113.0/24",  # documentation
     "224.0.0.0/4",  # multicast
     "240.0.0.0/4",  # reserved, and 255.255.255.255
-    # Of IPv6, only 2000::/3 is assigned for global unicast; everything else is refused.
+    # Only 2000::/3 of IPv6 is assigned for global unicast; everything else is refused.
     "::/3",  # unspecified, loopback, IPv4-compatible, IPv4-translated (SIIT), local-use NAT64, discard and dummy prefix
     "2001::/23",  # IETF protocol assignments, Teredo and ORCHID among them
     "2001:db8::/32",  # documentation

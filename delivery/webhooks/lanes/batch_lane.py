@@ -103,7 +103,7 @@ class BatchLane:
             if not due:
                 return
             events, through = [event for event, _ in due], [name for _, name in due]
-        # Of a deleted endpoint only the ids are known, which the attempts topic needs.
+        # A deleted endpoint is known by its ids only, which the attempts topic needs.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
         delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
         try:

@@ -57,7 +57,7 @@ OPERATIONS = [case for case in ALL if case.values[2]["security"]]
 NOBODYS_ROUTES = {"publishEvents"}
 """No customer's key may call them, and they name no row."""
 WITHOUT_A_ROW = {case.id for case in OPERATIONS if case.values[0] == "POST" and "{" not in case.values[1]} - NOBODYS_ROUTES
-"""They make something, or name rows in what they are sent."""
+"""Operations without a row in their path: they create a row, or their body names rows."""
 OPEN = [case for case in ALL if not case.values[2]["security"]]
 KEPT = ("customers", "endpoints", "secrets", "subscriptions", "scopes", "filters", "customer_tenants", "tenants", "audit_log",
         "dead_letters", "dead_letter_consumers", "dead_letter_leases", "event_types", "validations", "replays")  # fmt: skip
@@ -65,7 +65,7 @@ EVERY_ROW = "select to_jsonb(t)::text as row from {} t order by 1"
 HINTS = re.compile(rb"acme|hunter2")
 OF_OTHER = OF_ACME | {"endpoint_id": "other-orders", "subscription_id": "other-all", "consumer_id": "mine"}
 PLATFORMS = "fanout"
-"""Its sub-tenants are the customers."""
+"""The platform's own tenant, whose sub-tenants are the customers."""
 QUERY_OF = {route.name: route.query for route in ROUTES}
 NAMING = {
     ("createEndpoint", "customer"): 422, ("createEndpoint", "id"): 422,

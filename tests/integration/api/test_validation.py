@@ -175,7 +175,7 @@ def test_the_callback_permits_deliveries_later_without_a_key(acme, served, recei
     answer = nobody.ask(method, callback(receiver), WebHook_Allowed_Rate="90")
     assert (answer.status, answer.json) == (200, {"state": "permitted", "permitted_per_minute": 90})
     assert as_read(served, made) == (EndpointStatus.ACTIVE, 1.5, ORIGIN)  # 90 / 60
-    # What is repeated changes nothing more.
+    # A repeated permission changes nothing.
     again = nobody.ask(method, callback(receiver), WebHook_Allowed_Rate="6")
     assert (again.status, again.json) == (200, {"state": "permitted", "permitted_per_minute": 90})
     entries = [entry for entry in served.audit(made["id"]) if entry["action"] == "permit"]

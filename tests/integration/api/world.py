@@ -65,7 +65,7 @@ ATTEMPT = AttemptPosition(archive.NOW, 1).text()
 """The id of the attempt that acme has: the first of all."""
 _DELIVERY = archive.outcome(customer="acme", endpoint="acme-orders", event_id="first")
 WEBHOOK_ID = _DELIVERY.delivery.webhook_id
-"""Of the delivery that it is an attempt of."""
+"""Webhook id of the delivery to which ATTEMPT belongs."""
 REPLAY = f"rpl_{0:024x}"
 CONSUMER_PATH = f"/v1/dead-letter-consumers/{CONSUMER}"
 REPLAYS = """

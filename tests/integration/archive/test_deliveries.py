@@ -72,7 +72,7 @@ def found(connection):
         ([(0, SKIPPED)], DeliveryStatus.SKIPPED, ("subscription_paused", 0, 0)),
         ([(0, POSTPONED)], DeliveryStatus.WAITING, ("circuit_open", 0, 0)),
         ([(0, POSTPONED), (5, accepted(5))], DeliveryStatus.DELIVERED, (None, 1, 0)),
-        # It went on alone: what it waits for was told when it had begun, and what came of it later.
+        # A background attempt: the deferral was logged when the attempt had begun, and the result later.
         ([(1, POSTPONED), (2, accepted(0))], DeliveryStatus.DELIVERED, (None, 1, 0)),
         ([(1, POSTPONED), (2, failed(0))], DeliveryStatus.WAITING, ("server_error", 1, 0)),
         ([(0, failed()), (9, SKIPPED)], DeliveryStatus.SKIPPED, ("subscription_paused", 1, 0)),

@@ -54,7 +54,7 @@ READ_ONLY = {"audit_log"}
 WITHOUT_RIGHT = {"endpoint_conditions", "operational_events", "redrive_notes"}
 """The tables of endpoints without a policy for limited keys: no customer's key has a right on them."""
 WITHOUT_POLICY = {"revisions"}
-"""Of it a customer's role sees one column, which says nothing of whose row it is."""
+"""Tables without a policy. A customer's role sees one column of `revisions`, which does not show whose row it is."""
 GRANTED = {
     CUSTOMERS: {
         "customers": "select",

@@ -28,7 +28,7 @@ insert into endpoints (endpoint_id, customer_id, url, auth_kind) values
 insert into subscriptions values ('s1', 'ep1', 'c1', 'order.*', 'selected');
 insert into scopes values ('s1', 'selected', 'include', 't1', null);
 """
-# What version 0001's code says, in its own words: they must hold for as long as jobs and commands of it may run.
+# Statements of version 0001's code. They must work for as long as jobs and commands of that version may run.
 PUT_ENDPOINT = """
 insert into endpoints (endpoint_id, customer_id, url, mode, status, auth_kind, auth_username, auth_header)
 values (%(id)s, 'c1', %(url)s, 'direct', 'active', 'none', null, null)

@@ -23,7 +23,7 @@ KUBECONFIG = STATE / "admin.kubeconfig"
 AUDIT_LOG = STATE / "audit.log"
 
 BRIDGE = "fanout-nodes"
-"""It has no ports: it holds the addresses of the nodes. A kernel without the device type `dummy` has bridges nevertheless."""
+"""Bridge without ports that holds the addresses of the nodes. A kernel without the device type `dummy` has bridges."""
 PODS = "10.244.0.0/16"
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
@@ -60,7 +60,7 @@ class Node:
 
     @property
     def cgroup(self) -> str:
-        """Its own, because a kubelet removes pods that it does not know from its cgroup."""
+        """Name of the node's own cgroup, because a kubelet removes unknown pods from its cgroup."""
         return f"fanout-{self.name}"
 
 

@@ -15,7 +15,7 @@ from tests.k8s.cluster.layout import Node
 
 CGROUPS = Path("/sys/fs/cgroup")
 CPU_SHARES = 8192
-"""Of each node's cgroup. By default all pods of a node together have the share of one process that is in no cgroup (1024)."""
+"""CPU shares of each node's cgroup. By default all pods of a node have the share of one process without a cgroup (1024)."""
 CONTAINERD = """\
 version = 2
 root = "{root}"

@@ -1,4 +1,4 @@
-"""What the machine must have before the cluster starts."""
+"""Check what the machine must have before the cluster starts."""
 
 from __future__ import annotations
 

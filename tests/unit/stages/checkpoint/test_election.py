@@ -1,4 +1,4 @@
-"""Who holds the Lease of a checkpoint, decided from what a driver saw and when by its own clock."""
+"""The holder of a checkpoint's Lease is decided from the driver's observations and its own clock."""
 
 import pytest
 

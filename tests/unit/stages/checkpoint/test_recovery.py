@@ -10,7 +10,7 @@ KEY = b"k" * 16
 
 @pytest.fixture
 def read(monkeypatch):
-    """What is asked of Kafka."""
+    """The times from which completed work is read."""
     asked = []
 
     def fake(of):

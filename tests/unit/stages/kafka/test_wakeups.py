@@ -1,4 +1,4 @@
-"""When a lane is woken, and what it was told waits."""
+"""A lane is woken when its pending work is due."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the workers tell of a micro-batch reaches who acts on it, in every lane; and what a lane does when they end."""
+"""Reports of the workers about a micro-batch are acted upon in every lane; a lane recovers when executors end."""
 
 import threading
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ class Clock:
 
 
 def observed(*results):
-    """Return what the driver is told of these results."""
+    """Return the report that the driver gets of these results."""
     total = Accumulator(Counters(), observer.CountersParam())
     gone, unresponsive = (Accumulator(frozenset(), observer.EndpointsParam()) for _ in range(2))
     observe = observer.Observer(
@@ -46,7 +46,7 @@ def observed(*results):
 
 
 def unreachable(first, end):
-    """What a task tells that has reached none of these destinations, each of another customer."""
+    """Return the reachability of a task that reached none of these destinations, each of another customer."""
     return outage.reachability(
         (builders.endpoint(url=f"https://host{n}.example/", customer_id=f"c{n}"), False) for n in range(first, end)
     )

@@ -154,7 +154,7 @@ def test_a_kafka_that_did_not_answer_is_no_fault_of_the_lane(failure, is_outage)
 
 
 class Failed(Query):
-    """A query that has told of so much and has then ended by itself."""
+    """A query that has reported this progress and has then ended by itself."""
 
     def __init__(self, lane, failure, steps=()):
         super().__init__(lane, steps)

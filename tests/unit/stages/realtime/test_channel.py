@@ -1,4 +1,4 @@
-"""What the driver and the workers of the real-time lane tell each other, over real sockets of this machine."""
+"""Driver and workers of the real-time lane exchange messages over real sockets of this machine."""
 
 import dataclasses
 import socket

@@ -1,4 +1,4 @@
-"""What is gone or failing is disabled, on a thread that no micro-batch waits for."""
+"""Endpoints that are gone or failing are disabled, on a thread that no micro-batch waits for."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the follower publishes: changes add up, and a revision without changes is only confirmed."""
+"""The follower publishes changes that add up, and only confirms a revision without changes."""
 
 from delivery.model import Revision
 from delivery.stages.registry import registry_follower

@@ -15,7 +15,7 @@ from tests.support.executors import FakeExecutors
 
 
 class Lane:
-    """A lane that is told of, and a controller that looks every 5 s."""
+    """A lane that reports its progress, and a controller that looks every 5 s."""
 
     def __init__(self, cluster, **rules):
         self.clock, self.cluster = fakes.Clock(), cluster
@@ -113,7 +113,7 @@ def test_the_lanes_plan_for_the_number_when_all_are_there_or_it_does_not_change(
 
 
 def test_hosts_are_shared_by_all_that_may_be_at_work():
-    """Those that were asked for may come at any moment, and one that is decommissioned still ends its tasks."""
+    """Requested executors may come at any moment, and a decommissioned executor still ends its tasks."""
     lane = Lane(FakeExecutors(started=1, room=1))
     lane.goes_on(30)
     assert lane.sizing.workers() == 2

@@ -1,4 +1,4 @@
-"""How many executors are wanted, and why."""
+"""The number of wanted executors, and the reason for it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What was spent is told once, whoever asks: lanes of an application share a meter, and publish from their own threads."""
+"""CPU time is reported once: lanes of an application share a meter, and publish from their own threads."""
 
 import threading
 
@@ -18,7 +18,7 @@ def test_a_clock_that_cannot_be_read_for_once_takes_nothing_back():
 
 
 def test_two_lanes_that_ask_at_once_never_get_a_negative_time():
-    """It was: a counter refused it, and the lane ended."""
+    """Regression: a counter refused a negative time, and the lane ended."""
     times, readings = [], iter([10.0, 11.0])
     other = threading.Thread(target=lambda: times.append(meter.spent()))
 

@@ -1,4 +1,4 @@
-"""What the retry lane's first step makes of the records of its topic, without Spark."""
+"""The retry lane's first step handles the records of its topic. Without Spark."""
 
 import pyarrow as pa
 
@@ -10,7 +10,7 @@ KEYS = (11, 22, 33)
 
 
 class Tools:
-    """What happened to tasks, in order."""
+    """The steps of the tasks, in order."""
 
     def __init__(self):
         self.story = []

@@ -1,4 +1,4 @@
-"""What the batch lane's first step tells, without Spark."""
+"""The batch lane's first step reports its results. Without Spark."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What leaves its shard shares rows on its way to who delivers it. Without Spark: a shard's state is empty here."""
+"""Batches and leases that leave a shard share rows on their way to a worker. Without Spark: a shard's state is empty here."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What had gone on alone is written whole before its shard hears of it, and forgets it."""
+"""A background result is written whole before its shard hears of it, and forgets the entry."""
 
 import msgspec
 import orjson

@@ -75,7 +75,7 @@ def test_an_invalid_url_is_refused_without_quoting_it(url):
             'connection is bad: connection to server on socket "/run/.s.PGSQL.5432" failed: No such file or directory\n\tIs',
             '(socket "/run/.s.PGSQL.5432" No such file or directory)',
         ),
-        # Of postgresql://u:hun@ter2@pg/x, whose password is not percent-encoded.
+        # Errors for postgresql://u:hun@ter2@pg/x, whose password is not percent-encoded.
         ("failed to resolve host 'ter2@pg': [Errno -2] Name or service not known", "(OperationalError)"),
         ('connection to server at "ter2@pg" (10.0.0.6), port 5432 failed: refused', "(OperationalError)"),
         ("the connection is lost", "(OperationalError)"),

@@ -148,7 +148,7 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscription
 
 
 def test_an_unreadable_entry_is_requeued_alone_when_its_lease_runs_again():
-    """It failed the lookup of accepted deliveries, so all entries of its lease waited until the lease expired."""
+    """Regression: the entry failed the lookup of accepted deliveries, so all entries of its lease waited until its expiry."""
 
     async def main():
         accepted, left = (

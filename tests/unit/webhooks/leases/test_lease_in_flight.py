@@ -277,7 +277,7 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog):
 
 @pytest.mark.parametrize("subscriptions", [(), (builders.subscription(status=SubscriptionStatus.PAUSED),)])
 def test_unreadable_entries_given_up_are_quarantined(caplog, subscriptions):
-    """Such an entry failed the task of its lane for ever: its shard had deleted it, and it could have no dead letter."""
+    """Regression: an unreadable entry failed its task for ever, because its shard had deleted it and it had no dead letter."""
     broken = b"\xc1" * 2 * topic_rows.MAX_REJECTED_BYTES  # no event
     given_up = lease(waiting(), waiting(packed=[broken], since_ms=5), waiting(), number=0, given_up=retry_reasons.EXPIRED)
     delivered = Delivered(registry(*subscriptions), given_up)

@@ -131,7 +131,7 @@ def test_an_accepted_batch_is_not_attempted(ended, entry, decision):
 
 
 def test_an_unreadable_entry_is_attempted():
-    """Its attempt meets the same error and defers it alone. An error here would end the whole lease."""
+    """The entry's attempt meets the same error and defers it alone. An error here would end the whole lease."""
     broken = lease(waiting(FIRST), waiting(packed=[b"\xc1"]), waiting(SECOND))
     assert decided(broken, view(), accepted(FIRST)) == (None, [WasDelivered({}), ToAttempt(), ToAttempt()])
 

@@ -65,7 +65,7 @@ def test_an_acceptance_in_a_fast_lane_keeps_an_endpoint_from_failing(what_fails,
         shard.step(what_fails(at_ms), now_ms=at_ms)
         shard.step(*between, now_ms=at_ms + 1)
         assert shard.backlog.failing == frozenset()
-    for at_ms in (NOW + 3_600_000, NOW + 4_000_000):  # told again, for who was not there to hear it
+    for at_ms in (NOW + 3_600_000, NOW + 4_000_000):  # reported again, for a driver that missed the first report
         shard.step(what_fails(at_ms), now_ms=at_ms)
         assert failing(shard) == ({"ep1"} if is_failing else set())
     shard.step(now_ms=NOW + 4_000_001)

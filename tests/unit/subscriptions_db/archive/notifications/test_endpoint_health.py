@@ -48,7 +48,7 @@ def kinds(*given):
         ([seen(FAILED, 0, 3), seen(FAILED, 300)], []),  # not often enough
         ([seen(FAILED, 0, 9), seen(ACCEPTED, 200), seen(FAILED, 300, 9)], []),  # not only failures
         ([seen(FAILED, 0, 9), seen(FAILED, 400), seen(FAILED, 9999)], [(EventKind.FAILING, 400)]),  # once an episode
-        ([seen(ACCEPTED, 0), seen(FAILED, 1), seen(ACCEPTED, 9999)], []),  # what was not told does not end
+        ([seen(ACCEPTED, 0), seen(FAILED, 1), seen(ACCEPTED, 9999)], []),  # a failure without an event does not end
         ([seen(FAILED, 0, 9), seen(FAILED, 300), seen(ACCEPTED, 400)], [(EventKind.FAILING, 300), (EventKind.RECOVERED, 400)]),
     ],
 )
@@ -105,7 +105,7 @@ def test_repeated_disabling_is_reported_after_the_quiet_time():
             [seen(POSTPONED, 0, 1500), seen(POSTPONED, 3600, 1500)],
             [(EventKind.BACKLOG_GROWING, 0), (EventKind.BACKLOG_GROWING, 3600)],
         ),
-        # A window that was told late says nothing of the next one for as long.
+        # After an event late in a window, the next event waits for as long as a window.
         ([seen(POSTPONED, 0, 500), seen(POSTPONED, 3000, 500), seen(POSTPONED, 3600, 1500), seen(POSTPONED, 6600)],
          [(EventKind.BACKLOG_GROWING, 3000), (EventKind.BACKLOG_GROWING, 6600)]),
     ],
