@@ -12,20 +12,18 @@ import datetime as dt
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from delivery.config import settings
-from fanout.local import postgres
 from subscriptions_db.archive.ingest import partitions, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, DeadLetterRow
 from subscriptions_db.archive.search import archived_dead_letters, attempts, consumers, cursor, deliveries, receipts
 from subscriptions_db.archive.search.selection import DeadLetterSearch
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
+from tests.benchmarks import databases
 from tests.support import archive, builders
 
 LETTERS = 1_000_000
@@ -155,51 +153,44 @@ def measure_all(
 def main(count: int) -> None:
     """Print one line for each measurement, of so many letters."""
     rng = random.Random(1)
-    with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "data")
-        server.start()
-        try:
-            with connect.connect(settings.Database(url=server.url)) as connection:
-                migrate.migrate(connection)
-                fill(connection, rng, count)
-                fill_attempts(connection)
-                for number in range(CUSTOMERS):
-                    connection.execute("insert into customers values (%s)", [f"customer-{number}"])
-                    consumers.create(connection, f"customer-{number}", "bench", DeadLetterSearch())
-                measure_all(connection, rng, count)
-                anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(POLLS)]
-                measure(
-                    "attempts: the newest 100", connection, anybody,
-                    lambda customer_id: attempts.search(connection, customer_id, attempts.AttemptSearch(), limit=100),
-                )  # fmt: skip
-                asked = attempts.AttemptSearch(endpoint_id="endpoint-5", error_class="none-such")
-                measure(
-                    "attempts: of an endpoint, where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
-                    lambda customer_id: attempts.search(connection, customer_id, asked, limit=100),
-                )  # fmt: skip
-                measure(
-                    "deliveries: the newest 50", connection, anybody,
-                    lambda customer_id: deliveries.search(connection, customer_id, deliveries.DeliverySearch(), limit=50),
-                )  # fmt: skip
-                wanted = deliveries.DeliverySearch(reason="none-such")
-                measure(
-                    "deliveries: where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
-                    lambda customer_id: deliveries.search(connection, customer_id, wanted, limit=50),
-                )  # fmt: skip
-                stop = threading.Event()
-                thread = threading.Thread(target=write_on, args=(server.url, count, stop))
-                thread.start()
-                measure_all(connection, rng, count, ", while it is written", polls=POLLS // 4)
-                stop.set()
-                thread.join()
-        finally:
-            server.stop()
+    with databases.migrated() as (database, connection):
+        fill(connection, rng, count)
+        fill_attempts(connection)
+        for number in range(CUSTOMERS):
+            connection.execute("insert into customers values (%s)", [f"customer-{number}"])
+            consumers.create(connection, f"customer-{number}", "bench", DeadLetterSearch())
+        measure_all(connection, rng, count)
+        anybody = [f"customer-{rng.randrange(CUSTOMERS)}" for _ in range(POLLS)]
+        measure(
+            "attempts: the newest 100", connection, anybody,
+            lambda customer_id: attempts.search(connection, customer_id, attempts.AttemptSearch(), limit=100),
+        )  # fmt: skip
+        asked = attempts.AttemptSearch(endpoint_id="endpoint-5", error_class="none-such")
+        measure(
+            "attempts: of an endpoint, where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
+            lambda customer_id: attempts.search(connection, customer_id, asked, limit=100),
+        )  # fmt: skip
+        measure(
+            "deliveries: the newest 50", connection, anybody,
+            lambda customer_id: deliveries.search(connection, customer_id, deliveries.DeliverySearch(), limit=50),
+        )  # fmt: skip
+        wanted = deliveries.DeliverySearch(reason="none-such")
+        measure(
+            "deliveries: where none is, of the one with a fifth of all", connection, [BIG] * POLLS,
+            lambda customer_id: deliveries.search(connection, customer_id, wanted, limit=50),
+        )  # fmt: skip
+        stop = threading.Event()
+        thread = threading.Thread(target=write_on, args=(database, count, stop))
+        thread.start()
+        measure_all(connection, rng, count, ", while it is written", polls=POLLS // 4)
+        stop.set()
+        thread.join()
 
 
-def write_on(url: str, offset: int, stop: threading.Event) -> None:
+def write_on(database: settings.Database, offset: int, stop: threading.Event) -> None:
     """Archive 100 letters each 0.1 s: a thousand a second."""
     template = archive.letter_row(archive.letter(record=builders.record()))
-    with connect.connect(settings.Database(url=url)) as connection:
+    with connect.connect(database) as connection:
         while not stop.wait(0.1):
             batch = [
                 dataclasses.replace(letter, offset=offset + n)

@@ -10,21 +10,19 @@ import gc
 import pickle
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from delivery.config import settings
 from delivery.webhooks.http import guard
-from fanout.local import postgres
 from subscriptions_db.manifest import manifest
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
+from tests.benchmarks import databases
 
 TENANTS, CUSTOMERS, ENDPOINTS, SUBSCRIPTIONS, EVENT_TYPES = 30_000, 1_000, 10_000, 100_000, 500
 ROUNDS = 5
@@ -70,24 +68,15 @@ def main() -> None:
     ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
     with timed("check the manifest"):
         wanted = manifest.check(document(random.Random(1)), address_guard)
-    with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "data")
-        server.start()
-        try:
-            with connect.connect(settings.Database(url=server.url)) as connection:
-                migrate.migrate(connection)
-                with timed("first apply"):
-                    apply.apply(connection, wanted, ring)
-                with timed("second apply, nothing differs"):
-                    apply.apply(connection, wanted, ring)
-                rows = connection.execute(
-                    "select count(*) as rows, pg_total_relation_size('revisions') as bytes from revisions"
-                )
-                print("log:", rows.fetchone())
-                connection.execute("analyze")
-                _measure_reads(connection, ring, address_guard)
-        finally:
-            server.stop()
+    with databases.migrated() as (_, connection):
+        with timed("first apply"):
+            apply.apply(connection, wanted, ring)
+        with timed("second apply, nothing differs"):
+            apply.apply(connection, wanted, ring)
+        rows = connection.execute("select count(*) as rows, pg_total_relation_size('revisions') as bytes from revisions")
+        print("log:", rows.fetchone())
+        connection.execute("analyze")
+        _measure_reads(connection, ring, address_guard)
 
 
 def _measure_reads(connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:

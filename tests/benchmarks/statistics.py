@@ -11,21 +11,18 @@ import datetime as dt
 import random
 import statistics as figures
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
-from delivery.config import settings
 from delivery.webhooks.results import log_entries, log_records
-from fanout.local import postgres
 from subscriptions_db.api.deliveries import statistics as answers
 from subscriptions_db.archive.ingest import archived_rows, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search import statistics as kept_statistics
 from subscriptions_db.archive.search.statistics import Granularity
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
+from tests.benchmarks import databases
 from tests.support import records
 
 ENDPOINTS, CUSTOMERS, TOGETHER, OF_AN_ENDPOINT, ROUNDS, REQUESTS = 200, 20, 1000, 10, 10, 300
@@ -132,23 +129,16 @@ def ask(connection: connect.Connection, endpoint: str | None, by: Granularity, l
 
 
 def main(deliveries: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "data")
-        server.start()
-        try:
-            with connect.connect(settings.Database(url=server.url)) as connection:
-                migrate.migrate(connection)
-                write(connection, deliveries)
-                print(connection.execute(SIZE).fetchone())
-                connection.execute("vacuum analyze delivery_statistics")
-                print(connection.execute(SIZE).fetchone(), "after vacuum")
-                fill(connection, 92)
-                connection.execute("vacuum analyze delivery_statistics")
-                for endpoint in ("ep1", None):
-                    for by, days in ((Granularity.HOUR, 1), (Granularity.HOUR, 31), (Granularity.DAY, 92)):
-                        ask(connection, endpoint, by, dt.timedelta(days=days))
-        finally:
-            server.stop()
+    with databases.migrated() as (_, connection):
+        write(connection, deliveries)
+        print(connection.execute(SIZE).fetchone())
+        connection.execute("vacuum analyze delivery_statistics")
+        print(connection.execute(SIZE).fetchone(), "after vacuum")
+        fill(connection, 92)
+        connection.execute("vacuum analyze delivery_statistics")
+        for endpoint in ("ep1", None):
+            for by, days in ((Granularity.HOUR, 1), (Granularity.HOUR, 31), (Granularity.DAY, 92)):
+                ask(connection, endpoint, by, dt.timedelta(days=days))
 
 
 if __name__ == "__main__":

@@ -26,22 +26,13 @@ from fanout.jvm import java
 from fanout.kafka import publishing
 from fanout.local import kafka as local_kafka
 from fanout.reconcile import proving
+from tests.e2e.conftest import login
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 OPERATIONS = pathlib.Path(__file__).parents[2] / "docs" / "operations.md"
 RIGHT = re.compile(r"^\| (topic|group) \| prefix `([^`]+)` \| ([a-z_, ]+) \|$", re.MULTILINE)
 PASSWORDS = {"fanout": "job-login", "acme": "customer-login", "acme2": "another-login"}
 DEFAULTS = settings.Settings()
-
-
-def login(broker, user, password):
-    return {
-        "bootstrap_servers": broker.bootstrap_servers,
-        "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": "PLAIN",
-        "sasl_username": user,
-        "sasl_password": password,
-    }
 
 
 def of_the_document(user):

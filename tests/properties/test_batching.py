@@ -108,13 +108,18 @@ def one_a_key(pending):
     return list({(each["customer"], each["endpoint"]): each for each in pending}.values())
 
 
-@settings(max_examples=300, deadline=None)
-@given(steps)
-def test_every_history_keeps_every_promise(history):
+def play(history):
+    """Take all steps of a history, then let all batches leave."""
     run = Run()
     for after_ms, pending in history:
         run.step(after_ms, one_a_key(pending))
     run.drain()
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_every_history_keeps_every_promise(history):
+    play(history)
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,10 +128,7 @@ def test_frequent_merges_lose_nothing(history, runs, size):
     before = compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
     compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = runs, 1, size
     try:
-        run = Run()
-        for after_ms, pending in history:
-            run.step(after_ms, one_a_key(pending))
-        run.drain()
+        play(history)
     finally:
         compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
 
@@ -137,10 +139,7 @@ def test_a_backlog_beyond_one_decision_leaves_by_later_ones(history, size):
     before = batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
     batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
     try:
-        run = Run()
-        for after_ms, pending in history:
-            run.step(after_ms, one_a_key(pending))
-        run.drain()
+        play(history)
     finally:
         batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
 
