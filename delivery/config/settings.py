@@ -105,6 +105,11 @@ class Source(Area):
     """Treatment of events whose time is not an RFC 3339 time. Empty: reject CloudEvents, and pass plain JSON. `rejected`:
     reject both. `passed`: pass both. A rejected event has the reason `bad_attribute`. A passed event gets the time at which
     Kafka appended the record."""
+    reused_ids: Annotated[str, Field(pattern="^(passed|rejected|told_apart)$")] = "passed"
+    """Treatment of events with the source and id of an earlier event and another payload. `passed`: both are delivered with
+    one `webhook-id`, so receivers ignore the second as a repeat. `rejected`: the second goes to the rejected records as
+    `reused_id`, if the worker remembers the first and both are of one tenant. `told_apart`: the payload is part of every
+    `webhook-id`, so the two have different ones."""
 
 
 class Snapshot(Area):

@@ -80,6 +80,8 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
         time_path=_path(source.time_field),
         passes_cloud_event_time=source.invalid_time == "passed",
         passes_plain_time=source.invalid_time != "rejected",
+        tells_ids_apart=source.reused_ids == "told_apart",
+        rejects_reused_ids=source.reused_ids == "rejected",
         topic_prefix=source.topic_prefix,
         max_bytes=source.max_event_bytes,
         tenant_of_topic=source.tenant_of_topic,

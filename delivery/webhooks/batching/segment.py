@@ -85,6 +85,9 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     opaque: Opaque | None = None
     """Form and media type of a payload that is not JSON. An event with a JSON payload is packed without this element. Since
     2026-11-25."""
+    payload_digest: str = ""
+    """Digest of the payload, if it is part of the `webhook-id`. Otherwise the event is packed without this element. Since
+    2026-11-25."""
 
     def event(self) -> Event:
         """Return the event as an Event, without the parsed content and the record's value."""
@@ -101,6 +104,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
             record=record,
             attributes=self.attributes,
             opaque=self.opaque,
+            payload_digest=self.payload_digest,
         )
 
 
@@ -263,6 +267,8 @@ def item(event: Event, now_ms: int) -> Item:
     if event.opaque is not None:
         fields = (*fields[:_ATTRIBUTES_PLACE], event.attributes, event.opaque)
         size += len(orjson.dumps(event.opaque.media_type)) + _OPAQUE_FRAME_BYTES
+    if event.payload_digest:
+        fields = (*fields[:_ATTRIBUTES_PLACE], event.attributes, event.opaque, event.payload_digest)
     packed = _encoder.encode(fields)
     # Kafka headers are in no body, but travel with the event: a deferred batch is one record with all of them.
     return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
@@ -275,9 +281,10 @@ def unpacked(packed: bytes) -> Packed:
 
 def packed(event: Packed) -> bytes:
     """Return the event as the bytes that `unpacked` reads."""
-    if event.opaque is not None:
+    if event.payload_digest:
         return _encoder.encode(event)
-    return _encoder.encode(msgspec.structs.astuple(event)[: _ATTRIBUTES_PLACE + (1 if event.attributes else 0)])
+    further = 2 if event.opaque is not None else 1 if event.attributes else 0
+    return _encoder.encode(msgspec.structs.astuple(event)[: _ATTRIBUTES_PLACE + further])
 
 
 def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:

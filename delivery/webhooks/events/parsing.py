@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -59,6 +60,10 @@ class Layout:
     rejected."""
     passes_plain_time: bool = True
     """True if an event in plain JSON may have a time that is no RFC 3339 time, with the same consequences."""
+    tells_ids_apart: bool = False
+    """True if the payload of an event is part of its `webhook-id`, so that events with one id and two payloads have two."""
+    rejects_reused_ids: bool = False
+    """True if an event with the id of an earlier event and another payload is rejected (`routing.seen_ids`)."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
@@ -84,7 +89,12 @@ def parse(record: Record, layout: Layout) -> Event:
     if owner is not None and owner != event.tenant_id:
         # Kafka controls who may write to a topic. The tenant in an event is only a claim of its writer.
         raise errors.EventRejected("tenant_mismatch", f"the topic belongs to tenant {owner}; the event names {event.tenant_id}")
-    return event
+    return with_payload_digest(event) if layout.tells_ids_apart else event
+
+
+def with_payload_digest(event: Event) -> Event:
+    """Return the event with a digest of its payload, which is then part of its `webhook-id`."""
+    return event._replace(payload_digest=hashlib.blake2b(event.data, digest_size=16).hexdigest())
 
 
 def _platform_mismatch(event: Event) -> str:

@@ -132,6 +132,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`text` or `bytes`: the payload is opaque. `none`: the event has no payload. Left out for JSON. Since 2026-11-25."""
     datacontenttype: str | UnsetType = UNSET
     """Media type of an opaque payload. Left out for JSON, and where there is no payload. Since 2026-11-25."""
+    payload_digest: str | UnsetType = UNSET
+    """Digest of the payload, if it is part of the `webhook-id` (`source.reused_ids`). Since 2026-11-25."""
 
     @property
     def is_of_batch(self) -> bool:
@@ -172,6 +174,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             record=record,
             attributes=tuple(self.attributes.items()) if self.attributes else (),
             opaque=self.payload_kind,
+            payload_digest=self.payload_digest or "",
         )
 
     def history(self) -> tuple[Attempt, ...]:

@@ -92,6 +92,7 @@ def _letter(
         batch_webhook_id=batch_webhook_id,
         payload_form=UNSET if event.opaque is None else event.opaque.form,
         datacontenttype=UNSET if event.opaque is None else event.opaque.media_type or UNSET,
+        payload_digest=event.payload_digest or UNSET,
     )
 
 

@@ -25,7 +25,7 @@ UNFORESEEN = "unforeseen"
 """Reason of a rejection because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
 """Reason of a rejection of an unreadable entry of the retry lane. Its event is unknown, so there is no dead letter."""
-LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", UNFORESEEN})
+LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "reused_id", UNFORESEEN})
 """Reasons of rejections that depend on the lane's registry or work. For all other reasons every lane rejects the same
 records."""
 
@@ -97,6 +97,8 @@ class Intake(Generic[Prepared]):
             router = await self._registry.router_for(event)
             _require_active(event, router)
             due = [match for match in router.matches(event) if match.endpoint.mode is self._mode]
+            if due and self._layout.rejects_reused_ids:
+                self._require_new_id(event)
             prepared = self._prepare(event, due) if due else None
         except errors.EventRejected as exc:
             receipt.rejected += 1
@@ -130,6 +132,10 @@ class Intake(Generic[Prepared]):
     def receipts(self) -> list[Receipt]:
         """Return the offset receipts of all records of the task so far."""
         return list(self._receipts.values())
+
+    def _require_new_id(self, event: Event) -> None:
+        if self._seen.is_reused_by_its_tenant(event):
+            raise errors.EventRejected("reused_id", "an earlier event has this source and id, and another payload")
 
     def _receipt(self, record: Record) -> Receipt:
         key = (record.topic, record.partition)

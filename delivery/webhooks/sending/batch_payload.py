@@ -90,7 +90,7 @@ def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_i
 
     After a crash the events may leave in other batches, which then have other ids (docs/adr/0014-journal.md).
     """
-    parts = [f"{event.source}\0{event.event_id}\0{name}" for event, name in zip(events, subscription_ids, strict=True)]
+    parts = [f"{payload.identity_of(event)}\0{name}" for event, name in zip(events, subscription_ids, strict=True)]
     return "batch_" + hashlib.blake2b("\0".join([endpoint_id, *parts]).encode(), digest_size=16).hexdigest()
 
 

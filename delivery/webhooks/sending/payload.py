@@ -38,8 +38,14 @@ def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
     are producers' text and may contain anything. A `webhook-id` is in a header and in the signed content, where no `.` is
     allowed.
     """
-    identity = f"{event.source}\0{event.event_id}\0{subscription_id}"
+    identity = f"{identity_of(event)}\0{subscription_id}"
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+
+def identity_of(event: Event | Packed) -> str:
+    """Return the identity of an event among all events: source, id and, with `source.reused_ids = "told_apart"`, payload."""
+    identity = f"{event.source}\0{event.event_id}"
+    return f"{identity}\0{event.payload_digest}" if event.payload_digest else identity
 
 
 def content(event: Event, mode: ContentMode) -> Content:

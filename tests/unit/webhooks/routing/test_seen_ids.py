@@ -38,7 +38,7 @@ def test_the_memory_is_bounded_and_keeps_the_last_ids(monkeypatch):
     seen = seen_ids.SeenIds()
     for number in range(1_000):
         seen.add(event(f"e{number}"))
-        assert len(seen._newer) + len(seen._older) <= 20
+        assert len(seen._all) <= 20
     for number in range(990, 1_000):
         seen.add(event(f"e{number}", b"2"))
     seen.add(event("e5", b"2"))
