@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import orjson
 from confluent_kafka import KafkaException
@@ -175,9 +174,9 @@ def _subscriptions(config: settings.Settings) -> str:
 
 def _checkpoint(config: settings.Settings) -> str:
     place = config.spark.checkpoint
-    if "://" in place:
+    folder = object_store.folder_of(place)
+    if folder is None:
         return _object_store(config.spark)
-    folder = Path(place)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".doctor").touch()

@@ -12,9 +12,10 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
+
+from delivery.stages.checkpoint import object_store
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 """The operating system's text for a full disk. The JVM reports the same text."""
@@ -43,9 +44,9 @@ def free_space(folders: Iterable[Folder]) -> str:
 
 def folders(spark: SparkSession, checkpoint: str) -> Iterator[Folder]:
     """Return the folders that the lanes write on this machine."""
-    url = urlsplit(checkpoint)
-    if url.scheme in {"", "file"}:
-        yield Folder("spark.checkpoint", url.path)
+    folder = object_store.folder_of(checkpoint)
+    if folder is not None:
+        yield Folder("spark.checkpoint", str(folder))
     blocks = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().blockManager()  # type: ignore[union-attr]  # noqa: SLF001  # no public way
     for path in blocks.diskBlockManager().localDirsString():
         yield Folder("spark.local.dir", str(Path(path).parent))

@@ -3,8 +3,8 @@
 Runs on the driver, and in commands that change the checkpoint. Without the lock both drivers would deliver the current
 micro-batch before Spark noticed two writers of one log. The lock is an operating-system lock on a file beside the lane's
 folder. The lock ends with the process, however the process ends, and needs neither Kafka nor Postgres. It reaches as far as the
-file system's locks do (with NFS 4: other machines too). A checkpoint with a scheme, such as `s3a://`, has no file locks. On
-such a store, Spark ends the driver that is second to write an entry of Spark's log.
+file system's locks do (with NFS 4: other machines too). A checkpoint on a store, such as `s3a://`, has no file locks. On such
+a store, Spark ends the driver that is second to write an entry of Spark's log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from delivery import errors
+from delivery.stages.checkpoint import object_store
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +25,15 @@ log = logging.getLogger(__name__)
 def acquire(checkpoint: str, lanes: Iterable[str]) -> None:
     """Lock the folder of each of `lanes` in the checkpoint for the lifetime of this process.
 
-    Without effect on a checkpoint with a scheme. A file system without locks gets a warning, and no lock. Raise CheckpointInUse
-    if another process has locked one of them, and SettingsError if the checkpoint cannot be written.
+    Without effect on a checkpoint that is neither a path nor a `file` URL. A file system without locks gets a warning, and no
+    lock. Raise CheckpointInUse if another process has locked one of them, and SettingsError if the checkpoint cannot be
+    written.
     """
-    if "://" in checkpoint:
+    folder = object_store.folder_of(checkpoint)
+    if folder is None:
         return
     for lane in lanes:
-        _lock(Path(checkpoint), lane)
+        _lock(folder, lane)
 
 
 def _lock(folder: Path, lane: str) -> None:

@@ -1,4 +1,4 @@
-"""Return Spark's settings for a checkpoint in a folder or on an S3-compatible store, and test that a store can be used.
+"""Return a checkpoint's folder, Spark's settings for a folder or an S3-compatible store, and test that a store can be used.
 
 Runs on the driver. Spark's log of offsets and commits relies on two properties: a file appears whole or not at all, and an
 existing file is not replaced. In a folder Spark gets both by a rename. S3 has no rename, but an upload appears only when it is
@@ -8,7 +8,9 @@ Lease keeps a second driver out (docs/adr/0039).
 
 from __future__ import annotations
 
+import re
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delivery import errors
@@ -35,6 +37,18 @@ S3A = {
 }
 """Spark's settings for a checkpoint on an S3-compatible store."""
 SCHEME = "s3a://"
+_FILE_URL = re.compile(r"file:(?://[^/]*)?(/.*)")
+
+
+def folder_of(checkpoint: str) -> Path | None:
+    """Return the folder of a checkpoint that is a path or a `file` URL; None if the checkpoint has another scheme.
+
+    As in Hadoop, a colon before the first slash ends a scheme, and the path of a URL is not percent-decoded.
+    """
+    if ":" not in checkpoint.partition("/")[0]:
+        return Path(checkpoint)
+    url = _FILE_URL.fullmatch(checkpoint)
+    return Path(url[1]) if url else None
 
 
 def is_s3a(checkpoint: str) -> bool:
@@ -49,7 +63,7 @@ def session_settings(checkpoint: str) -> dict[str, str]:
     """
     if is_s3a(checkpoint):
         return S3A
-    return {} if "://" in checkpoint else FOLDER
+    return {} if folder_of(checkpoint) is None else FOLDER
 
 
 def require_usable(spark: SparkSession, checkpoint: str) -> None:

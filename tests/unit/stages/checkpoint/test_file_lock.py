@@ -35,6 +35,13 @@ def test_a_lane_of_another_process_is_refused_and_other_lanes_run(tmp_path):
         file_lock.acquire(str(tmp_path / "elsewhere"), ["direct"])
 
 
+@pytest.mark.parametrize("url", ["file://{}", "file:{}"])
+def test_a_folder_given_as_a_url_is_locked_too(tmp_path, url):
+    """Regression: a checkpoint `file:///path` got no lock, so two drivers could run one lane."""
+    with running(tmp_path, "direct"), pytest.raises(errors.CheckpointInUse):
+        file_lock.acquire(url.format(tmp_path), ["direct"])
+
+
 def test_what_a_killed_process_had_claimed_is_free(tmp_path):
     with running(tmp_path, "direct") as other:
         other.kill()

@@ -16,6 +16,7 @@ FOUND = jars.Jars(connector=(Path("connector.jar"),), store=(Path("s3.jar"),), b
     [
         (".fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ()),
         ("/var/lib/fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ()),
+        ("file:///var/lib/fanout/checkpoint", "FileSystemBasedCheckpointFileManager", ()),
         ("s3a://bucket/fanout/all", "AbortableStreamBasedCheckpointFileManager", FOUND.store),
         ("hdfs://names/fanout", "", ()),  # Spark's own default
     ],
@@ -25,6 +26,24 @@ def test_a_checkpoint_is_written_as_its_place_allows(checkpoint, manager, given,
     assert made.rpartition(".")[2] == manager
     monkeypatch.setattr(jars, "ensure", lambda: FOUND)
     assert libraries.of(settings.Spark(checkpoint=checkpoint)).store == given
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "folder"),
+    [
+        (".fanout/checkpoint", ".fanout/checkpoint"),
+        ("/data/a:b?c#d", "/data/a:b?c#d"),
+        ("file:///data/a:b?c#d", "/data/a:b?c#d"),
+        ("file:/data/a%20b", "/data/a%20b"),
+        ("file://localhost/data", "/data"),
+    ],
+)
+def test_the_folder_of_a_path_and_of_a_file_url(checkpoint, folder):
+    assert object_store.folder_of(checkpoint) == Path(folder)
+
+
+def test_a_checkpoint_on_a_store_has_no_folder():
+    assert object_store.folder_of("s3a://bucket/checkpoint") is None
 
 
 def test_no_secret_is_among_sparks_settings():
