@@ -5,7 +5,8 @@ Runs in the command and in the API. With `strict`, the same findings are refused
 1. A filter names a top-level field that events do not have.
 2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of such a tenant, and delivers
    those of such a sub-tenant.
-3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics.
+3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics, and the
+   command knows none while Kafka does not answer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def subscriptions(
 
     The warnings about event types and filters come first, then at most 10,000 about tenants; both are sorted by subscription
     id. `paths` maps the ids of the subscriptions to check to their paths in a document. None checks all, with the id as path.
-    `types` are known event types beside those of the catalogue.
+    `types` are the event types that have a topic; empty if the topics are unknown.
     """
     if paths is not None and not paths:
         return []
@@ -46,7 +47,7 @@ def subscriptions(
         at = row["id"] if paths is None else paths[row["id"]]
         wanted = row["event_type"]  # most of 100,000 subscriptions share an event type
         if wanted not in doubts:
-            doubts[wanted] = list(event_type(wanted, known))
+            doubts[wanted] = list(event_type(wanted, known, has_topics=bool(types)))
         found += (problem.within(at) for problem in doubts[wanted])
         found += (problem.within(at) for problem in filter_roots(row["filter"]))
     if not connection.execute(query("reads_tenants")).fetchall()[0]["reads_tenants"]:
@@ -57,14 +58,18 @@ def subscriptions(
     return found
 
 
-def event_type(wanted: str, known: Collection[str]) -> Iterator[errors.RegistrationError]:
-    """Yield a warning if an event type matches no known type. Without known types there is no warning."""
+def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iterator[errors.RegistrationError]:
+    """Yield a warning if an event type matches no known type. Without known types there is no warning.
+
+    With `has_topics`, `known` has the event types of the topics too.
+    """
     is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue
     if is_own or not known or any(matching.takes_type(wanted, known_type) for known_type in known):
         return
     close = difflib.get_close_matches(wanted, known, n=1)
     meant = f"; did you mean {close[0]}?" if close else ""
-    yield errors.RegistrationError("event_type", f"{wanted} matches no event type of the catalogue and no topic{meant}")
+    no_topic = " and no topic" if has_topics else ""
+    yield errors.RegistrationError("event_type", f"{wanted} matches no event type of the catalogue{no_topic}{meant}")
 
 
 def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:

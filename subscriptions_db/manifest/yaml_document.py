@@ -20,7 +20,7 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader if it is available: it is ten times faster."""
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Maximum characters or bytes of a document."""
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_TAG = "tag:yaml.org,2002:"
 _ADVICE = (
     (
         "cannot start any token",
@@ -44,6 +44,7 @@ _ADVICE = (
     ("mapping keys are not allowed", "`? ` is not allowed here: put text that begins with `? ` in quotes"),
 )  # fmt: skip
 """Fragments of the parser's messages, each with the message that the author of the document gets instead."""
+_MISFIT = "a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes"
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
@@ -53,18 +54,29 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
     """
 
     yaml_implicit_resolvers: ClassVar[Any] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
         for first, resolvers in _SAFE_LOADER.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # as in the base
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice: keep one", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+    def construct_tagged(self, node: yaml.Node) -> Any:
+        """Return the value of a node by its tag; raise ConstructorError if the text does not fit the tag, as in `!!bool x`."""
+        try:
+            return _SAFE_LOADER.yaml_constructors[node.tag](self, node)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as exc:  # PyYAML does not check the text
+            raise yaml.constructor.ConstructorError(None, None, _MISFIT, node.start_mark) from exc
+
+
+for _tag in ("bool", "int", "float", "timestamp"):
+    _Loader.add_constructor(f"{_TAG}{_tag}", _Loader.construct_tagged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +123,6 @@ def read(text: bytes | str, name: str = "") -> Document:
     except UnicodeEncodeError as exc:  # a lone surrogate in text
         said, line = _unreadable(text, exc.object[exc.start])
         raise errors.RegistrationError("", f"not YAML: {said}").at(name, line) from None
-    except ValueError:
-        raise errors.RegistrationError(
-            "",
-            "not YAML: a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes",
-        ).at(name, None) from None
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
         said = f"not YAML: {_advised(getattr(exc, 'problem', None) or '')}"

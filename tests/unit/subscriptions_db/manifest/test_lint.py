@@ -47,15 +47,21 @@ def test_a_filter_on_an_unknown_field_suggests_a_known_one(pattern, path, meant)
 
 @pytest.mark.parametrize("wanted", ["*", "order.*", "order.paid", "fanout.endpoint.disabled", "fanout.*"])
 def test_an_event_type_that_matches_a_known_one_has_no_warning(wanted):
-    assert said(lint.event_type(wanted, KNOWN)) == []
+    assert said(lint.event_type(wanted, KNOWN, has_topics=True)) == []
 
 
 def test_an_unknown_event_type_suggests_a_similar_one():
-    [warning] = said(lint.event_type("order.creatd", KNOWN))
+    [warning] = said(lint.event_type("order.creatd", KNOWN, has_topics=True))
     assert warning.startswith("event_type: order.creatd matches no event type of the catalogue and no topic")
     assert warning.endswith("; did you mean order.created?")
-    assert len(said(lint.event_type("shipment.*", KNOWN))) == 1
+    assert len(said(lint.event_type("shipment.*", KNOWN, has_topics=True))) == 1
 
 
 def test_without_known_event_types_there_is_no_warning():
-    assert said(lint.event_type("order.creatd", frozenset())) == []
+    assert said(lint.event_type("order.creatd", frozenset(), has_topics=False)) == []
+
+
+def test_the_warning_names_topics_only_if_they_are_known():
+    """Regression: the API, which knows no topics, said that an event type matches none."""
+    [warning] = said(lint.event_type("shipment.sent", KNOWN, has_topics=False))
+    assert warning == "event_type: shipment.sent matches no event type of the catalogue"

@@ -79,7 +79,7 @@ MISTAKES = [
     ),
     (
         "tenants:\n  - id: !!int abc\n",
-        "not YAML: a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes",
+        "2: not YAML: a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes",
     ),
     (
         "tenants: - id: a\n",
@@ -372,6 +372,24 @@ def test_a_message_lists_a_bounded_number_of_mistakes():
 @pytest.mark.parametrize("pattern", mistakes.WORDS)
 def test_every_pattern_has_a_message_without_regular_expressions(pattern):
     assert not set("^$[]\\") & set(mistakes.WORDS[pattern].replace("`\\`", ""))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!timestamp x", "!!timestamp 2024-13-45", "!!bool x", "!!int ''", "!!float ''", "!!float " + "1:" * 300 + "1", "1" * 5000,
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_its_tag_is_named_by_its_line(value):
+    """Regression: `!!timestamp x`, `!!bool x`, an empty `!!int` and a large `!!float` ended in tracebacks."""
+    with pytest.raises(errors.RegistrationError, match=r"^f:2: not YAML: a value does not fit its tag"):
+        yaml_document.read(f"a: 1\nb: {value}\n", "f")
+
+
+@pytest.mark.parametrize("tag", ["set", "map"])
+def test_a_text_with_the_tag_of_a_mapping_is_named_by_its_line(tag):
+    with pytest.raises(errors.RegistrationError, match=r"^f:2: not YAML: expected a mapping node"):
+        yaml_document.read(f"a: 1\nb: !!{tag} x\n", "f")
 
 
 def test_a_date_is_text_as_in_json():
