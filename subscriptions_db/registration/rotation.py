@@ -74,18 +74,26 @@ def rotate_in_transaction(
     owner = connection.execute(query("customer_of_endpoint"), of).fetchone()
     if owner is None:
         raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+    connection.execute(query("delete_expired_secrets"), of)
+    ends_before = [row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of)]
     connection.execute(query("expire_signing_secrets"), of | {"overlap_s": overlap.total_seconds()})
     connection.execute(query("delete_expired_secrets"), of)
     ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of))
     if len(ends) >= endpoint_secrets.MAX_SIGNING_KEYS:
-        problem = (
-            f"has {len(ends)} signing secrets, the maximum: wait until {ends[0]}, or end the others now with an overlap of 0 s"
-        )
-        raise errors.RegistrationError(endpoint_id, problem)
+        raise errors.RegistrationError(endpoint_id, _too_many(len(ends), ends_before[0]))
     row = EndpointSecret.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
     connection.execute(query("put_secret"), row)
     connection.execute(query("touch_endpoint"), of)
     return Rotation(key=new, others_end_at=ends, customer_id=str(owner["customer_id"]))
+
+
+def _too_many(count: int, first_end: dt.datetime | None) -> str:
+    """Return why a rotation is refused. `first_end` is the earliest end of a secret before this rotation; None: none ends."""
+    refused = f"has {count} signing secrets, the maximum, and nothing was changed"
+    if first_end is not None:
+        end = first_end.astimezone(dt.UTC).isoformat(timespec="seconds")
+        return f"{refused}: rotate again after {end}, when the first of them ends, or end them all now with an overlap of 0 s"
+    return f"{refused}: none of them has an end. End them all now with an overlap of 0 s, or apply fewer `signing_secrets`"
 
 
 def secret_document(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:

@@ -105,10 +105,22 @@ def test_a_rotation_beyond_the_maximum_is_refused(first, rotate, keys):
     for _ in range(4):
         rotate()
     before = keys()
-    with pytest.raises(errors.RegistrationError, match="ep1: has 5 signing secrets, the maximum: wait until"):
+    with pytest.raises(errors.RegistrationError, match="ep1: has 5 signing secrets, the maximum, and nothing") as refused:
         rotate(overlap=dt.timedelta(hours=1))
     assert keys() == before
     assert verifies(first, before, time.time())
+    # Regression: the message named the end of the refused rotation, in an hour, in place of the stored one, in a day.
+    stored = min(key.expires_at_s for key in before if key.expires_at_s is not None)
+    assert dt.datetime.fromtimestamp(int(stored), dt.UTC).isoformat() in str(refused.value)
+
+
+def test_secrets_without_an_end_are_not_waited_for(connection, rotate):
+    """Regression: with five secrets that never end, the message advised to wait."""
+    for _ in range(4):
+        rotate()
+    connection.execute("update secrets set expires_at = null")
+    with pytest.raises(errors.RegistrationError, match=r"none of them has an end\. End them all now with an overlap of 0 s"):
+        rotate()
 
 
 def test_a_secret_that_does_not_open_is_replaced(connection, ring, rotate):
