@@ -80,7 +80,7 @@ class Refused(Exception):
 
 def not_found(kind: str) -> Refused:
     """Return the 404 for a resource that does not exist or belongs to another customer: the same answer for both."""
-    return Refused(404, f"there is no such {kind}")
+    return Refused(404, f"there is no such {kind.replace('_', ' ')}")
 
 
 def invalid(*wrong: tuple[str, str]) -> Refused:

@@ -197,6 +197,8 @@ class Route:
     """The route changes leases only. Leases are too frequent for the audit log, and receipt handles make repeats safe."""
     is_validation: bool = False
     """The route changes whether a receiver permits deliveries. Repeats are safe without an `Idempotency-Key`."""
+    needs_permission: bool = False
+    """The handler answers 409 until the receiver permits deliveries, although the route changes nothing in the registry."""
     is_open: bool = False
     """The route needs no API key: the token in its path names the endpoint. `scopes` is empty."""
     header: str | None = None

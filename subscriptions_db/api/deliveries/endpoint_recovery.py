@@ -36,7 +36,7 @@ class RecoveredEndpoint(MarkedLetters):
     status: EndpointStatus
     """The status of the endpoint, which this request does not change."""
     detail: str
-    """For people: why the status keeps the redriven deliveries waiting. Empty: the endpoint is active."""
+    """For people: why the redriven deliveries wait. Empty: the endpoint is active, and its receiver permits deliveries."""
 
 
 _DETAILS = {
@@ -44,6 +44,17 @@ _DETAILS = {
     EndpointStatus.PAUSED: "the endpoint is paused: redriven deliveries wait until it is resumed",
     EndpointStatus.DISABLED: "the endpoint is disabled: redriven deliveries wait until it is enabled",
 }
+
+
+_AWAITS_PERMISSION = (
+    "the receiver has not permitted deliveries: redriven deliveries wait until it does. Ask it by "
+    "POST /v1/endpoints/{id}/validate"
+)
+
+
+def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
+    """Return why an endpoint's redriven deliveries wait; empty if they do not."""
+    return _DETAILS[status] or (_AWAITS_PERMISSION if awaits_permission else "")
 
 
 def recover(call: Call) -> RecoveredEndpoint:
@@ -63,7 +74,8 @@ def recover(call: Call) -> RecoveredEndpoint:
     after = {"since": wanted.since.isoformat(), "count": marked.count, "until": str(marked.until)}
     audit.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=after)
     status = EndpointStatus(endpoint["status"])
-    return RecoveredEndpoint(**dict(dead_letter_actions.shown(marked)), status=status, detail=_DETAILS[status])
+    detail = detail_of(status, awaits_permission=endpoint["awaits_permission"])
+    return RecoveredEndpoint(**dict(dead_letter_actions.shown(marked)), status=status, detail=detail)
 
 
 ROUTES = (

@@ -212,6 +212,6 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/test", name="testEndpoint",
         summary="Send a test event, signed and guarded as every delivery, and show the result.",
-        scopes=routes.REGISTRARS, handler=send, body=TestEvent, answer=TestResult,
+        scopes=routes.REGISTRARS, handler=send, body=TestEvent, answer=TestResult, needs_permission=True,
     ),
 )  # fmt: skip

@@ -61,6 +61,9 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
+_KINDS = {"letter_id": "dead letter", "webhook_id": "delivery"}
+"""Path parameters that are not named after the kind of their resource, with the kind."""
+
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -334,7 +337,7 @@ def _path(route: Route, request: web.Request) -> dict[str, str]:
         if not _ID.fullmatch(value):
             if route.method == "PUT":
                 raise problems.invalid((name, mistakes.WORDS[mistakes.ID_PATTERN]))
-            raise problems.not_found(name.removesuffix("_id"))
+            raise problems.not_found(_KINDS.get(name, name.removesuffix("_id")))
     return dict(request.match_info)
 
 

@@ -43,8 +43,15 @@ class ApiRequest:
     """The conditions of a request that changes a resource."""
 
     def digest(self, route: Route) -> bytes:
-        """Return a digest of route, path, query and body, which is equal for repeats of a request."""
-        asked = [route.name, sorted(self.path.items()), sorted(self.query.items()), hashlib.sha256(self.body).hexdigest()]
+        """Return a digest of route, path, query, body and conditions, which is equal for repeats of a request."""
+        asked: list[Any] = [
+            route.name,
+            sorted(self.path.items()),
+            sorted(self.query.items()),
+            hashlib.sha256(self.body).hexdigest(),
+        ]
+        if self.conditions != etags.UNCONDITIONAL:  # else the digest is that of earlier versions, whose answers are stored
+            asked.append(list(self.conditions))
         return hashlib.sha256(orjson.dumps(asked)).digest()
 
 

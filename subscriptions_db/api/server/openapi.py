@@ -158,7 +158,7 @@ def _refusals(route: Route) -> list[int]:
     found += [] if route.is_open else [401, 403]
     found += [404] if _PARAMETER.search(route.path) or route.handler is None else []  # publishing may be off
     found += [408] if route.handler is None else []
-    found += [409] if route.is_change or route.is_validation else []
+    found += [409] if route.is_change or route.is_validation or route.needs_permission else []
     found += [412] if route.may_answer_412 else []
     found += [413, 415] if _bodies(route) else []
     return sorted(found)

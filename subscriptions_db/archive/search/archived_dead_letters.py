@@ -16,8 +16,6 @@ import orjson
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import opaque
 from subscriptions_db import answer_size
-from subscriptions_db.archive.ingest import archived_rows
-from subscriptions_db.archive.search import cursor
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
@@ -55,21 +53,6 @@ class ArchivedDeadLetter:
     letter: bytes
     """The record of the dead-letter topic without the payload, and with the error classes that customers see
     (disclosure.py)."""
-
-    @property
-    def cursor(self) -> str:
-        """Return the cursor after this dead letter."""
-        return cursor.letter_cursor(self.position)
-
-    def document(self) -> dict[str, Any]:
-        """Return the dead letter as a document; the payload is base64, as in the topic."""
-        head = {"letter": self.position, "state": self.state, "archived_at": self.archived_at, "state_since": self.state_since}
-        document: dict[str, Any] = orjson.loads(self.written())
-        return head | document
-
-    def written(self) -> bytes:
-        """Return the record of the dead-letter topic, with the error classes that customers see."""
-        return archived_rows.topic_record(self.letter, self.payload)
 
     def payload_bytes(self) -> bytes:
         """Return the payload as its producer wrote it, also if it is not JSON."""

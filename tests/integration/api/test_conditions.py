@@ -88,12 +88,22 @@ def test_one_of_many_changes_of_one_etag_succeeds(acme):
     assert acme.get(path).json == changed.json
 
 
-def test_a_repeat_gets_its_first_answer_whatever_its_condition(acme):
+def test_a_repeat_gets_its_first_answer_though_the_etag_has_changed(acme):
     made = acme.post("/v1/endpoints", NEW)
     path, asked = f"/v1/endpoints/{made.json['id']}", {"if_match": made.headers["etag"], "idempotency_key": "conditional"}
     first, again = (acme.patch(path, {"max_in_flight": 5}, **asked) for _ in range(2))
     assert (first.status, again.status, again.json) == (200, 200, first.json)
     assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_a_repeat_with_other_conditions_is_another_request(acme):
+    """Regression: such a repeat got the stored answer, although its own condition does not hold."""
+    made = acme.post("/v1/endpoints", NEW)
+    path, asked = f"/v1/endpoints/{made.json['id']}", {"idempotency_key": "other-conditions"}
+    assert acme.patch(path, {"max_in_flight": 5}, if_match=made.headers["etag"], **asked).status == 200
+    for other in ({"if_match": '"another"'}, {"if_none_match": '"another"'}, {}):
+        refused = acme.patch(path, {"max_in_flight": 5}, **asked, **other)
+        assert (refused.status, refused.fields) == (422, ["Idempotency-Key"])
 
 
 def test_each_resource_that_can_be_changed_has_conditions():

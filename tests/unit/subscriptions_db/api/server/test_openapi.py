@@ -83,6 +83,11 @@ def test_the_types_of_problems_describe_refusals_of_events(status, word):
     assert word in described.meaning
 
 
+def test_the_test_of_an_endpoint_may_be_refused_by_its_state():
+    """Regression: the document lacked the 409 of a test event to a receiver that has not permitted deliveries."""
+    assert "409" in DOCUMENT["paths"]["/v1/endpoints/{endpoint_id}/test"]["post"]["responses"]
+
+
 def test_headers_of_the_rate_count_events_where_events_are_published():
     headers = DOCUMENT["paths"]["/v1/events"]["post"]["responses"]["202"]["headers"]
     assert "publishEvents, events" in headers["RateLimit-Limit"]["description"]
