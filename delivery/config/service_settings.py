@@ -87,6 +87,10 @@ class Api(Area):
     publishing: bool = True
     """Take events from producers (`POST /v1/events`). False: such requests are answered with 404, and the API needs no login
     to Kafka."""
+    publisher_sources: Annotated[str, Field(pattern=r"^(|[^{}]*\{tenant\}[/#][^{}]*)$")] = ""
+    """Beginning of the `source` of every event that a key limited to tenants publishes. `{tenant}` stands for the event's
+    tenant, and a `/` or `#` follows it, as in `/{tenant}/`. So no such key can use the source of another tenant. Empty: any
+    source."""
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
     evenly. A request that begins within the rate is accepted whole, and the next one waits for its events. A request counts

@@ -40,6 +40,8 @@ class Rules:
     """Pattern of the topics that the job reads."""
     own_topics: frozenset[str]
     """Topics that only the platform writes."""
+    publisher_sources: str
+    """Beginning of the source of events by keys that are limited to tenants, with `{tenant}` for the tenant. Empty: any."""
 
     @classmethod
     def of(cls, config: settings.Settings) -> Rules:
@@ -50,6 +52,7 @@ class Rules:
             layout=worker_plans.layout_of(config),
             topic_pattern=config.source.topic_pattern,
             own_topics=frozenset(own | {config.batch.ticks_topic, config.retry.ticks_topic}),
+            publisher_sources=config.api.publisher_sources,
         )
 
 
@@ -63,6 +66,7 @@ class Publication(NamedTuple):
     headers: Headers
     tenant_id: TenantId
     event_id: EventId
+    source: str
 
 
 def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int) -> list[Publication]:
@@ -81,14 +85,15 @@ def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int
     return publications
 
 
-def require_tenants(found: EventsOfBody, publications: list[Publication], tenants: frozenset[TenantId] | None) -> None:
-    """Raise Refused with 403 if an event's tenant is not one of `tenants`. None: the key may publish for every tenant."""
+def require_tenants(
+    found: EventsOfBody, publications: list[Publication], tenants: frozenset[TenantId] | None, rules: Rules
+) -> None:
+    """Raise Refused with 403 if an event's tenant is not one of `tenants`, or if its source is not one of its tenant.
+
+    None: the key may publish for every tenant, with any source.
+    """
     if tenants is not None:
-        wrong = _named(
-            found,
-            publications,
-            lambda event: "" if event.tenant_id in tenants else f"the key may not publish for tenant {event.tenant_id}",
-        )
+        wrong = _named(found, publications, lambda event: _tenant_problem(event, tenants, rules))
         if wrong:
             raise _refused(403, wrong)
 
@@ -141,6 +146,7 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
         headers=unchecked.headers,
         tenant_id=event.tenant_id,
         event_id=event.event_id,
+        source=event.source,
     )
 
 
@@ -161,6 +167,19 @@ def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
     for key in ("type",) if headers else layout.type_path:
         found = found.get(key) if isinstance(found, dict) else None
     return str(found) if isinstance(found, str | int) else ""
+
+
+def _tenant_problem(event: Publication, tenants: frozenset[TenantId], rules: Rules) -> str:
+    """Return the reason why a key limited to `tenants` may not publish an event; empty if it may."""
+    if event.tenant_id not in tenants:
+        return f"the key may not publish for tenant {event.tenant_id}"
+    wanted = rules.publisher_sources.replace("{tenant}", event.tenant_id)
+    if not event.source.startswith(wanted):
+        return (
+            f"the source of tenant {event.tenant_id}'s events begins with {wanted} (api.publisher_sources): "
+            "publish a CloudEvent with such a source"
+        )
+    return ""
 
 
 def _topic_problem(topic: str, rules: Rules) -> str:

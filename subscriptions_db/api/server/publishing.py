@@ -89,7 +89,7 @@ class Publishing:
             raise problems.from_validation(exc, PublishQuery) from None
         with self._room(request, principal.key_id):
             found, events = await self._checked(request, topic, self._admission.charge(principal.key_id))
-            checks.require_tenants(found, events, principal.tenants)
+            checks.require_tenants(found, events, principal.tenants, self._rules)
             try:
                 missing = await self._topics.missing(frozenset(event.topic for event in events))
             except errors.KafkaUnavailable as exc:

@@ -1,6 +1,7 @@
 """Each event of a request gets its topic; one wrong event, and nothing is published."""
 
 import orjson
+import pydantic
 import pytest
 
 from delivery.config import settings
@@ -121,10 +122,39 @@ def test_a_key_that_names_tenants_publishes_for_no_other():
     found = found_in(PLAIN, PLAIN | {"tenant_id": "t2"})
     events = checks.checked(found, rules(), topic=None, now_ms=NOW_MS)
     for tenants in (None, frozenset({"t1", "t2"})):
-        checks.require_tenants(found, events, tenants)
+        checks.require_tenants(found, events, tenants, rules())
     with pytest.raises(problems.Refused) as refused:
-        checks.require_tenants(found, events, frozenset({"t1"}))
+        checks.require_tenants(found, events, frozenset({"t1"}), rules())
     assert (refused.value.problem.status, refused.value.problem.detail) == (403, "[1]: the key may not publish for tenant t2")
+
+
+@pytest.mark.parametrize(
+    ("event", "problem"),
+    [
+        (CLOUD_EVENT | {"source": "/t1/shop"}, ""),
+        (CLOUD_EVENT | {"source": "/t2/shop"}, "the source of tenant t1's events begins with /t1/"),
+        (CLOUD_EVENT | {"source": "/t10/shop"}, "the source of tenant t1's events begins with /t1/"),
+        (PLAIN, "the source of tenant t1's events begins with /t1/"),
+    ],
+)
+def test_a_key_that_names_tenants_uses_the_sources_of_its_tenants(event, problem):
+    """A receiver ignores an event whose source and id it knows. The source of a plain event is its topic."""
+    known = rules(api={"publisher_sources": "/{tenant}/"})
+    found = found_in(event, content_type=bodies.PLAIN if event is PLAIN else bodies.STRUCTURED)
+    events = checks.checked(found, known, topic=None, now_ms=NOW_MS)
+    checks.require_tenants(found, events, None, known)
+    if not problem:
+        checks.require_tenants(found, events, frozenset({"t1"}), known)
+        return
+    with pytest.raises(problems.Refused) as refused:
+        checks.require_tenants(found, events, frozenset({"t1"}), known)
+    assert (refused.value.problem.status, refused.value.problem.detail[: len(problem)]) == (403, problem)
+
+
+@pytest.mark.parametrize("sources", ["/shop/", "/{tenant}", "/{tenant}:", "/{other}/{tenant}/"])
+def test_a_beginning_of_sources_that_tells_no_tenants_apart_is_refused(sources):
+    with pytest.raises(pydantic.ValidationError):
+        rules(api={"publisher_sources": sources})
 
 
 def test_a_missing_topic_is_named_with_the_way_to_create_it():

@@ -74,7 +74,7 @@ def events_to(clients):  # noqa: ARG001  # it makes no real ones
 
 
 def event(event_id):
-    return Publication("events.order", b"{}", None, (), "t1", event_id)
+    return Publication("events.order", b"{}", None, (), "t1", event_id, "shop")
 
 
 def publish(events_to, *ids):
