@@ -73,6 +73,8 @@ class Event(NamedTuple):
     """Form and media type of a payload that is not JSON. None: the payload is JSON."""
     payload_digest: str = ""
     """Digest of the payload, which is then part of the `webhook-id`: `source.reused_ids` is `told_apart`. Empty: it is not."""
+    has_invalid_time: bool = False
+    """True if the producer's time is no RFC 3339 time, and was replaced. Known only to the lane that has parsed the record."""
 
 
 class TenantStatus(enum.StrEnum):

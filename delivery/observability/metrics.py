@@ -140,6 +140,12 @@ REUSED_IDS = Counter(
     "each worker compares with the last 16,384 events that it delivered, at least, and counts repeats of such an event again.",
     ["lane"],
 )
+INVALID_TIMES = Counter(
+    "fanout_invalid_times",
+    "Events whose time is no RFC 3339 time, and was replaced by the time of their record (source.invalid_time). Rejected "
+    "events are in fanout_rejected as bad_attribute. Every lane that reads the topic counts the event.",
+    ["lane"],
+)
 CLOCK_AHEAD_SECONDS = Gauge(
     "fanout_clock_ahead_seconds",
     "Difference of the worker clock that differs most from the driver's clock, positive if ahead; 0 if waits explain it.",
@@ -237,6 +243,7 @@ def add_counters(lane: str, tally: Counters) -> None:
     CPU_SECONDS.labels("workers").inc(tally.cpu_s)
     WAITED_FOR_HOSTS.labels(lane).inc(tally.waited_for_hosts)
     REUSED_IDS.labels(lane).inc(tally.reused_ids)
+    INVALID_TIMES.labels(lane).inc(tally.invalid_times)
     CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
     OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
 

@@ -238,19 +238,22 @@ def _cloud_event(
 ) -> Event:
     if attributes.get("specversion") != "1.0":
         raise errors.EventRejected("unsupported", "specversion must be 1.0")
-    return Event(
+    given = attributes.get("time")
+    time = _time(given, passes_invalid=layout.passes_cloud_event_time)
+    event = Event(
         event_id=EventId(_required(attributes.get("id"), "id")),
         event_type=_required(attributes.get("type"), "type"),
         source=_required(attributes.get("source"), "source"),
         tenant_id=TenantId(_required(attributes.get("tenantid"), "tenantid")),
         sub_tenant_id=_sub_tenant(attributes.get("subtenantid")),
-        time=_time(attributes.get("time"), passes_invalid=layout.passes_cloud_event_time) or _rfc3339(record.appended_at_ms),
+        time=time or _rfc3339(record.appended_at_ms),
         data=data,
         content=content,
         record=record,
         attributes=beside,
         opaque=kind,
     )
+    return event if time or _is_missing(given) else event._replace(has_invalid_time=True)
 
 
 def _plain(record: Record, value: bytes, layout: Layout) -> Event:
@@ -258,18 +261,21 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "a plain event is a JSON object")
     event_id = _optional(_at(document, layout.id_path), "id")
-    return Event(
+    given = _at(document, layout.time_path)
+    time = _time(given, passes_invalid=layout.passes_plain_time)
+    event = Event(
         # Unique, and the same after a re-read: the position of the record never changes.
         event_id=EventId(event_id or f"{record.topic}:{record.partition}:{record.offset}"),
         event_type=_optional(_at(document, layout.type_path), "type") or record.topic.removeprefix(layout.topic_prefix),
         source=record.topic,
         tenant_id=TenantId(_required(_at(document, layout.tenant_path), ".".join(layout.tenant_path))),
         sub_tenant_id=_sub_tenant(_at(document, layout.sub_tenant_path)),
-        time=_time(_at(document, layout.time_path), passes_invalid=layout.passes_plain_time) or _rfc3339(record.appended_at_ms),
+        time=time or _rfc3339(record.appended_at_ms),
         data=value,
         content=document,
         record=record,
     )
+    return event if time or _is_missing(given) else event._replace(has_invalid_time=True)
 
 
 def _loads(value: bytes) -> Any:
@@ -288,9 +294,13 @@ def _at(document: Any, path: tuple[str, ...]) -> Any:
     return document
 
 
+def _is_missing(value: Any) -> bool:
+    return value is None or value == ""
+
+
 def _optional(value: Any, name: str) -> str | None:
     """Return an attribute as text; None if it is missing or empty. Whole numbers are accepted, as ids in JSON often are."""
-    if value is None or value == "":
+    if _is_missing(value):
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)

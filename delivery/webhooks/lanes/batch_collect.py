@@ -99,7 +99,11 @@ class Collector:
         for endpoint_id, batch in self._open.items():
             if batch.items:
                 batches.setdefault(_owner_shard(endpoint_id, self._shards), []).append(batch)
-        results = Results(receipts=self._intake.receipts(), reused_ids=self._intake.drain_reused_ids())
+        results = Results(
+            receipts=self._intake.receipts(),
+            reused_ids=self._intake.drain_reused_ids(),
+            invalid_times=self._intake.drain_invalid_times(),
+        )
         return Collected(rows=list(self._rows(batches)), results=results)
 
     def _add(self, item: segment.Item, match: matching.Match) -> None:

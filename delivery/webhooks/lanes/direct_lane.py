@@ -75,6 +75,7 @@ class DirectLane:
             outcomes=self._dispatcher.drain(),
             receipts=self._intake.receipts(),
             reused_ids=self._intake.drain_reused_ids(),
+            invalid_times=self._intake.drain_invalid_times(),
         )
 
     def abandon(self) -> None:

@@ -55,6 +55,8 @@ class Counters:
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0
     """Due events with the source and id of an earlier event and another payload (`delivery.webhooks.routing.seen_ids`)."""
+    invalid_times: int = 0
+    """Events whose time was no RFC 3339 time, and was replaced."""
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
@@ -72,6 +74,7 @@ class Counters:
             clock_ahead_s=max(self.clock_ahead_s, other.clock_ahead_s, key=abs),
             own_delay_s=self.own_delay_s + other.own_delay_s,
             reused_ids=self.reused_ids + other.reused_ids,
+            invalid_times=self.invalid_times + other.invalid_times,
         )
 
 
@@ -120,6 +123,7 @@ def count(results: Results, *, cpu_s: float) -> Counters:
         clock_ahead_s=results.clock_ahead_s,
         own_delay_s=results.own_delay_s,
         reused_ids=results.reused_ids,
+        invalid_times=results.invalid_times,
     )
 
 

@@ -41,6 +41,8 @@ class Results:
     reused_ids: int = 0
     """Events with the source and id of an earlier event and another payload, as far as this worker noticed
     (`routing.seen_ids`)."""
+    invalid_times: int = 0
+    """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

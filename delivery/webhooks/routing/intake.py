@@ -84,6 +84,7 @@ class Intake(Generic[Prepared]):
         self._prepare = prepare
         self._seen = seen_ids.SeenIds() if seen is None else seen
         self._receipts: dict[tuple[str, int], Receipt] = {}
+        self._invalid_times = 0
 
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
         """Return the prepared deliveries of a record. None: no subscription matches, or the record was added to `rejections`.
@@ -117,6 +118,7 @@ class Intake(Generic[Prepared]):
             receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
             return None
+        self._invalid_times += event.has_invalid_time
         if due:
             receipt.due += len(due)
             self._seen.add(event)
@@ -128,6 +130,11 @@ class Intake(Generic[Prepared]):
         The number is an estimate: see `seen_ids`.
         """
         return self._seen.drain()
+
+    def drain_invalid_times(self) -> int:
+        """Return the number of events whose time was no RFC 3339 time and was replaced, since the last call."""
+        count, self._invalid_times = self._invalid_times, 0
+        return count
 
     def receipts(self) -> list[Receipt]:
         """Return the offset receipts of all records of the task so far."""

@@ -386,7 +386,8 @@ def test_an_invalid_time_is_passed_or_rejected_by_the_layout(passes_cloud_event_
         (plain, passes_plain_time),
     ):
         if passes:
-            assert parsing.parse(record, layout).time == "2023-11-14T22:13:20.000Z"
+            event = parsing.parse(record, layout)
+            assert (event.time, event.has_invalid_time) == ("2023-11-14T22:13:20.000Z", True)
         else:
             with pytest.raises(errors.EventRejected, match="RFC 3339"):
                 parsing.parse(record, layout)

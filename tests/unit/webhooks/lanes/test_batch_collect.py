@@ -77,6 +77,15 @@ def test_two_payloads_of_one_id_are_counted_over_micro_batches():
     assert total == 2
 
 
+def test_passed_events_with_an_invalid_time_are_counted():
+    collector = batch_collect.Collector(
+        registries.WholeRegistry("base", snapshot(endpoint())), parsing.Layout(), shards=1, now_ms=NOW_MS
+    )
+    times = ({"time": "yesterday"}, {"time": 5}, {"time": "2026-05-01T10:00:00Z"}, {"time": ""}, {})
+    asyncio.run(collector.add([record for given in times for record in records(1, **given)]))
+    assert counters.count(collector.finish().results, cpu_s=0.0).invalid_times == 2
+
+
 def test_an_event_for_many_endpoints_is_written_once_per_shard():
     many = [endpoint(f"ep{n}") for n in range(60)]
     collector = batch_collect.Collector(
