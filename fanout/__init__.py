@@ -1,1 +1,1 @@
-"""The `fanout` command, the local stack, and the demo."""
+"""The commands of `fanout`, and the local stack and the demo that some of them run."""

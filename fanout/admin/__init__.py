@@ -1,4 +1,5 @@
 """Commands of operators: register, diagnose, accept a loss, smoke test.
 
-In: settings and a registry. Out: changes, findings, and instructions to repair each fault.
+In: settings, the registry, Kafka and the checkpoint. Out: changes of the registry and of checkpoints, a test event, and
+findings with the repair of each fault. Runs in the command.
 """

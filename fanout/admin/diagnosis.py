@@ -33,7 +33,7 @@ from subscriptions_db.snapshot import registry_reader
 JOB_TIMEOUT_S = 5
 """Seconds to wait for the job's /readyz."""
 SHOWN = 20
-"""Maximum subscriptions that a finding names, with a warning each. The finding counts the further ones."""
+"""Maximum rows that a finding names, each with its fault or warning. The finding counts the further ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +108,7 @@ def _kafka(config: settings.Settings) -> str:
         known = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
-            f"Kafka at {config.kafka.bootstrap_servers} does not answer ({exc.args[0].name()}): the job would wait for it. "
-            "Start it, set kafka.bootstrap_servers, or run `fanout up` for a local one"
+            f"{topics.unavailable(config.kafka, exc)}. The job would wait for it. For a local Kafka, run `fanout up`"
         ) from exc
     return f"{config.kafka.bootstrap_servers}, {len(known.brokers)} brokers, {len(known.topics)} topics"
 

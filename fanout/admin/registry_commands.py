@@ -30,7 +30,7 @@ from subscriptions_db.registration import apply, endpoint_status, receiver_permi
 from subscriptions_db.secrets import keyring
 
 KAFKA_TIMEOUT_S = 3
-"""Seconds to wait for Kafka's list of topics. Without an answer, known event types come from the catalogue only."""
+"""Seconds to wait for Kafka's list of topics. Without an answer, event types are compared with the catalogue only."""
 
 
 class Listed(NamedTuple):
@@ -218,11 +218,9 @@ def rotate_secret(
 def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
     """Print the secret or public key that the operator gives to the customer."""
     if rotated["public_key"]:
-        console.print(f"{rotated['endpoint']} now also signs with a new key. Give the public key to its customer:")
+        console.print(f"{rotated['endpoint']} now signs with a new key. Give the public key to its customer:")
     else:
-        console.print(
-            f"{rotated['endpoint']} now also signs with a new secret. Give it to its customer; it is not shown again:"
-        )
+        console.print(f"{rotated['endpoint']} now signs with a new secret. Give it to its customer; it is not shown again:")
     console.print(f"  {rotated['public_key'] or rotated['secret']}")
     ends = rotated["others_end_at"]
     console.print(f"Older secrets that still sign: {len(ends)}" + (f", the last until {ends[-1]}" if ends else ""))
@@ -233,13 +231,13 @@ def overlap_of(text: str) -> dt.timedelta:
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(
-            "--overlap", f"is a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d"
+            "--overlap", f"must be a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d"
         )
     return overlap
 
 
 def enable(config: settings.Settings, endpoint_id: str) -> None:
-    """Make an endpoint active, whatever its status."""
+    """Make an endpoint active, whatever its status. Raise RegistrationError if its receiver has not permitted deliveries."""
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.enable(connection, endpoint_id)
@@ -253,7 +251,10 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 
 
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
-    """Ask the receiver of an endpoint for permission to deliver, and record its answer."""
+    """Ask the receiver of an endpoint for permission to deliver, and record its answer.
+
+    Raise RegistrationError if there is no such endpoint, or if it needs no permission.
+    """
     ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
@@ -292,7 +293,10 @@ def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake
 
 
 def rotate_keys(config: settings.Settings) -> int:
-    """Encrypt every secret with the active key, and return the number of secrets."""
+    """Encrypt every secret that has another key with the active key, and return their number.
+
+    Raise SealError at the end if some secrets could not be opened: those are unchanged.
+    """
     with connect.connect(config.database) as connection:
         return keyring.rotate(connection, keyring.KeyRing.from_settings(config.keys))
 

@@ -238,7 +238,8 @@ class DeliveryLog:
         extents = topic_scanner.Scanner(config.kafka).extents([name])
         if not extents:
             raise errors.KafkaUnavailable(
-                f"there is no topic {name}: the job has never run on this Kafka. Start it, or set delivery.attempts_topic"
+                f"there is no topic {name} on {config.kafka.bootstrap_servers}, so nothing was tested: the job has never run "
+                "on this Kafka, or the topic has another name. Start the job, or set delivery.attempts_topic"
             )
         self.seen = Seen()
         self._key = endpoint_id.encode()

@@ -18,10 +18,14 @@ from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 
 TIMES = ("duration_ms", "latency_ms")
+"""Fields with percentiles: of the duration of attempts, and of the latency of deliveries."""
 
 
 def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: Granularity) -> FoundStatistics:
-    """Return the statistics of an endpoint since a time, as a person types it."""
+    """Return the statistics of an endpoint since a time, as a person types it.
+
+    Raise SettingsError if `since` is no time, or further back than `by` permits, and RegistrationError for a missing endpoint.
+    """
     now_ms = round(time.time() * 1000)
     first = dt.datetime.fromtimestamp(times.moment_ms("--since", since, now_ms=now_ms) / 1000, dt.UTC)
     until = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
@@ -42,11 +46,7 @@ def table(document: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "start": row["start"],
             **{name: row[name] for name in ("delivered", "dead_lettered", "skipped", "attempts", "failed_attempts")},
-            **{
-                f"{name} {share}": (row[name] or {}).get(share)
-                for name in ("duration_ms", "latency_ms")
-                for share in ("p50", "p99")
-            },
+            **{f"{name} {share}": (row[name] or {}).get(share) for name in TIMES for share in ("p50", "p99")},
         }
         for row in rows
     ]

@@ -18,7 +18,10 @@ SOURCE = "fanout"
 
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:
-    """Publish a page of the outbox; return its number of events. A repeated event keeps its id, and so its `webhook-id`."""
+    """Publish a page of the outbox; return its number of events. Raise KafkaUnavailable: the next call repeats the page.
+
+    A repeated event keeps its id, and so its `webhook-id`.
+    """
     with outbox.claim_page(connection) as waiting:
         if waiting:
             publisher = publishing.Publisher(config.kafka)

@@ -1,7 +1,8 @@
 """`fanout archive`: copy dead letters and attempts to Postgres, and run redrives, replays and operational events.
 
-Runs as its own process, so that delivery never waits for it. After any failure it begins again from the offsets that are
-committed in Postgres, so each record is archived once. One process is enough. Two at once are safe, and do the same work twice.
+Runs as its own process, so that delivery never waits for it. At each start, and after each pause for a server that was away, it
+begins at the offsets that are committed in Postgres, so each record is archived once. One process is enough. Two at once are
+safe, and do the same work twice.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DISABLED_CHECK_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
 UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
-"""Errors after which the process pauses and begins again."""
+"""Errors after which the process pauses, and begins again at the archived offsets. With `once` they end it."""
 
 
 def pause_s(failures: int) -> float:
@@ -61,7 +62,11 @@ def pause_s(failures: int) -> float:
 
 
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
-    """Archive until `stop` is set. With `once`: archive the records now in Kafka, and raise if a server is unavailable."""
+    """Archive, and run redrives, replays and operational events, until `stop` is set.
+
+    With `once`: until the records now in Kafka are archived, and nothing is left to redrive, replay or publish. Raise if a
+    server is unavailable.
+    """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
     lag.watch(config, NAME, archiver.watch, stop)
@@ -79,7 +84,7 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
 
 
 class Archiver:
-    """Copy the topics to the archive, and count the copied records."""
+    """Copy the topics to the archive, and run redrives, replays and operational events in between."""
 
     def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
         self.watch = health.Watch(pause_reason=self._current_pause_reason, stop=stop)
@@ -99,7 +104,8 @@ class Archiver:
     def follow(self, *, once: bool) -> None:
         """Archive until stopped, or until new partitions appear, which the next call reads too.
 
-        With `once`, archive the records now in Kafka. Raise one of UNAVAILABLE if a server does not answer.
+        With `once`, archive the records now in Kafka, and raise SchemaRegistryUnavailable if a replay needs a schema that
+        cannot be read now. Raise one of UNAVAILABLE if Kafka or Postgres does not answer, or the schema is too old.
         """
         names = [self._config.delivery.dead_letter_topic]
         if self._config.archive.attempts:
@@ -120,7 +126,7 @@ class Archiver:
         log.info("stopped in order: all records that were read are archived, %s", self._totals.in_all())
 
     def failed(self, exc: errors.FanoutError) -> None:
-        """Log that a server is unavailable, and pause."""
+        """Log that a server is unavailable, and pause: longer after each failure in a row, and not beyond `stop`."""
         self._failures += 1
         self._pause_reason = str(exc)
         log.warning("the archive pauses for %.1f s, then tries again; deliveries continue: %s", pause_s(self._failures), exc)
@@ -138,7 +144,7 @@ class Archiver:
             if start.lost:
                 log.error(
                     "%d records of %s:%d are missing from the archive: Kafka deleted them before they were archived. Archiving "
-                    "continues after them. Lengthen the topic's retention, and let no longer pause of `fanout archive` happen",
+                    "continues after them. Lengthen the topic's retention, and keep `fanout archive` running",
                     start.lost,
                     *place,
                 )
@@ -181,10 +187,10 @@ class Archiver:
         self._totals.count(written)
 
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
-        """Publish operational events, and run redrives and replays, a page each. Return their number.
+        """Publish a page of operational events, enqueue a page of redrives, and run replays for about a second.
 
-        If Kafka refuses their records, or a replay needs a schema that cannot be read now, these steps pause, and archiving
-        continues.
+        Return the number of events, dead letters and replay chunks; 0 while the steps pause. They pause for LONGEST_PAUSE_S if
+        Kafka refuses their records, or if a replay needs a schema that cannot be read now. Archiving continues meanwhile.
         """
         if time.monotonic() < self._steps_allowed_at:
             return 0
@@ -199,7 +205,8 @@ class Archiver:
                 raise
             log.warning(
                 "operational events, redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, "
-                "check the brokers, and that the archiver may write the topics",
+                "check that this server answers, and that the archiver may write the retries topic, the attempts topic and "
+                "operations.topic",
                 LONGEST_PAUSE_S,
                 exc,
             )
@@ -240,7 +247,8 @@ class Archiver:
         except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
             log.warning(
                 "record %s:%d:%d is left out of the archive, because this version of the job did not write it: %s. Its topic "
-                "keeps the record. Find the program that writes to this topic",
+                "keeps the record. If a newer job wrote it, update `fanout archive`; else find the program that writes to this "
+                "topic",
                 topic,
                 partition,
                 offset,
@@ -269,7 +277,10 @@ class Archiver:
 
     def _current_pause_reason(self) -> str | None:
         if self._source is not None and self._source.is_unavailable:
-            return "Kafka does not answer"
+            return (
+                "Kafka does not answer: new records are archived when it answers again. Check the brokers and "
+                "kafka.bootstrap_servers"
+            )
         return self._pause_reason
 
 

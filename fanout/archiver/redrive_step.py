@@ -1,6 +1,7 @@
 """Redrive the dead letters of the archive that were requested over the API, as `fanout dead-letters redrive` does.
 
-Runs in `fanout archive`. All dead letters of one page are enqueued together, so that those of one batch make one request again.
+Runs in `fanout archive`. All dead letters of one page are enqueued together. So those of one batch make one request again,
+if one page has all of them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ from subscriptions_db.snapshot import registry_reader
 STEP_S = 1.0
 """Seconds after the begin of a step in which a chunk may begin. Archiving waits meanwhile."""
 MAX_RECORDS = 1000
-"""Maximum records of one chunk. An event has at most 256 KiB, so a chunk has at most 256 MB."""
+"""Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so a chunk has at most
+250 MiB."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
 """Reasons of failed replays. EVENT_GONE: Kafka no longer has the event of the delivery. NOT_COUNTED: `archive.attempts` is off,
 so the number of deliveries without an outcome is unknown."""
@@ -86,7 +87,7 @@ class Replayer:
         """Do the next step of a replay. Return True if something was done, and False in the cases 1 and 6.
 
         1. The replay has ended, or another process executes it at this moment: nothing is done.
-        2. The replay's endpoint was deleted: the replay fails.
+        2. The replay's endpoint was deleted, or belongs to another customer now: the replay fails.
         3. The replay asks for one delivery: the delivery is enqueued, or the replay fails.
         4. The replay asks for a time range, and attempts are not archived: the replay fails.
         5. The replay asks for a time range, and has not begun: the offsets to read are recorded.
@@ -153,7 +154,7 @@ class Replayer:
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
     def _find(self, asked: ReplayOne) -> replay_plan.Due | None:
-        """Return the event of a delivery; None if Kafka no longer has it, or has another record at its offset."""
+        """Return the event of a delivery, and its subscription; None if Kafka no longer has it, or has another record there."""
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
         low, high = self._reader().bounds(place)
         if not low <= asked.offset < high:

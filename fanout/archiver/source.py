@@ -1,6 +1,7 @@
 """Read topics from the archived offsets on, as records arrive.
 
-Runs in `fanout archive`, in one thread. The consumer has no group: Postgres stores the archived offsets beside the rows.
+Runs in `fanout archive`, in one thread. The consumer commits no offsets to Kafka: Postgres stores the archived offsets beside
+the rows.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Source:
     """Read records as they arrive, in order within each partition."""
 
     def __init__(self, kafka: settings.Kafka, names: list[str]) -> None:
-        self._servers = kafka.bootstrap_servers
+        self._kafka = kafka
         self._names = names
         self._ends: dict[Place, int] = {}
         self._positions: dict[Place, int] = {}
@@ -79,7 +80,7 @@ class Source:
         self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
 
     def begin(self, archived_until: Mapping[Place, int]) -> dict[Place, Start]:
-        """Assign every partition from its archived offset, and return the starts."""
+        """Begin to read every partition at its start (see `start_of`), and return the starts. Raise KafkaUnavailable."""
         with self._translated():
             places = self._places()
             marks = {place: self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S) for place in places}
@@ -90,8 +91,9 @@ class Source:
         return starts
 
     def poll(self, wait_s: float) -> list[confluent_kafka.Message]:
-        """Return the records that arrive within `wait_s`, perhaps none; earlier once MAX_RECORDS_PER_POLL messages are there.
+        """Return the records that arrive within `wait_s`; the list may be empty.
 
+        Return earlier when MAX_RECORDS_PER_POLL messages have arrived, which include notices of the end of a partition.
         Raise KafkaUnavailable if Kafka cannot be read. The caller must then create a new Source and call `begin`.
         """
         with self._translated():
@@ -122,13 +124,16 @@ class Source:
         """
         if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
             raise errors.KafkaUnavailable(
-                f"Kafka at {self._servers} has sent nothing for {TIMEOUT_S} s, and records are missing. What was read is "
-                "archived: check the brokers, and run the command again"
+                f"Kafka at {self._kafka.bootstrap_servers} has sent nothing for {TIMEOUT_S} s, and records are missing. What "
+                "was read is archived: check the brokers, and run the command again"
             )
         return not self._ends
 
     def has_new_partitions(self) -> bool:
-        """Return True if there are partitions that are not read. Checks at most once every PARTITION_CHECK_S."""
+        """Return True if there are partitions that are not read. Ask Kafka at most once every PARTITION_CHECK_S.
+
+        Return False in between. Raise KafkaUnavailable.
+        """
         if time.monotonic() - self._checked_at < PARTITION_CHECK_S:
             return False
         self._checked_at = time.monotonic()
@@ -164,8 +169,9 @@ class Source:
         if error.code() == KafkaError._ALL_BROKERS_DOWN and not self.is_unavailable:  # noqa: SLF001
             self.is_unavailable = True
             log.warning(
-                "Kafka at %s does not answer. The archive waits, and archives new records when Kafka answers again",
-                self._servers,
+                "Kafka at %s does not answer. The archive waits, and archives new records when Kafka answers again. Check the "
+                "brokers and kafka.bootstrap_servers",
+                self._kafka.bootstrap_servers,
             )
 
     @contextlib.contextmanager
@@ -173,7 +179,7 @@ class Source:
         try:
             yield
         except confluent_kafka.KafkaException as exc:
-            raise errors.KafkaUnavailable(f"Kafka at {self._servers} does not answer ({exc.args[0].name()})") from exc
+            raise topics.unavailable(self._kafka, exc) from exc
 
 
 def place_of(message: confluent_kafka.Message) -> Place:

@@ -8,6 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from delivery.config import loader
 from fanout.terminal import commands
 from fanout.terminal.commands import AsJson, console
 
@@ -22,7 +23,9 @@ def up(
     with stack.Stack(root, kafka_port=kafka_port) as running:
         stack.write_local_settings(root, running)
         console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}")
-        console.print(f"Settings  {root / 'local.toml'} (read by every command started in this folder)\nCtrl-C stops both.")
+        file = root / "local.toml"
+        use = "read by every command started in this folder" if file == loader.LOCAL_FILE else f"use it by --config {file}"
+        console.print(f"Settings  {file} ({use})\nCtrl-C stops both.")
         commands.stop_event().wait()
 
 

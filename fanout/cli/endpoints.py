@@ -62,7 +62,10 @@ def disable(
     endpoint_id: EndpointId,
     reason: Annotated[str, typer.Option(help="Why it is disabled; `fanout get endpoints` shows this text.")],
 ) -> None:
-    """Disable an endpoint: the job sends nothing to it, and its deliveries wait. `fanout apply` alone does not enable it."""
+    """Disable an endpoint: the job sends nothing to it, and its deliveries wait.
+
+    `fanout apply` enables it again only if its document says `status: active`.
+    """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     registry_commands.disable(commands.settings_of(context), endpoint_id, reason)

@@ -1,6 +1,6 @@
 """Define the `fanout` command: its subcommands, their options, and the functions they call.
 
-Each command reads the settings, calls one function and prints. A FanoutError ends as one line on standard error.
+Each command reads the settings, calls one function and prints. A FanoutError ends as a message on standard error.
 """
 
 from __future__ import annotations
@@ -200,7 +200,10 @@ def archive(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Archive the records that are in Kafka now, then exit.")] = False,
 ) -> None:
-    """Copy dead letters and attempts to Postgres; run redrives and replays. SIGTERM and Ctrl-C stop it between writes."""
+    """Copy dead letters and attempts to Postgres; run redrives, replays and operational events.
+
+    SIGTERM and Ctrl-C stop the command between two writes.
+    """
     from fanout.archiver import process  # noqa: PLC0415
 
     process.run(_settings(context), stop=commands.stop_event(), once=once)
@@ -273,7 +276,10 @@ def reconcile(
     ] = "24h",
     settle: Annotated[
         str,
-        typer.Option(help="While the job runs, records of this last time are not judged. 0s: the job is stopped."),
+        typer.Option(
+            help="Do not judge records newer than this, because a running job may still be writing about them. Use 0s only "
+            "when the job is stopped."
+        ),
     ] = "10s",
     as_json: AsJson = False,
 ) -> None:
@@ -319,7 +325,7 @@ app.command()(smoke_test.smoke_test)
 
 
 def main() -> None:
-    """Run the command. Print a FanoutError as one line, and exit with 2 for settings and 1 for other errors."""
+    """Run the command. Print a FanoutError without a traceback, and exit with 2 for settings and 1 for other errors."""
     try:
         app()
     except errors.SettingsError as exc:

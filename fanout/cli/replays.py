@@ -17,7 +17,7 @@ from subscriptions_db.api.deliveries import replays
 from subscriptions_db.postgres import audit, connect, migrate
 from subscriptions_db.replays import requests
 
-app = typer.Typer(help="List, show and cancel replays: past deliveries that a customer asked for again.", no_args_is_help=True)
+app = typer.Typer(help="List, show and cancel replays: past events that a customer asked for again.", no_args_is_help=True)
 ReplayId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "replay"))]
 BRIEF = ("id", "endpoint", "state", "created_at", "handed_over", "delivered", "dead_lettered", "skipped")
 """The columns of the narrow table of `fanout replays list`."""

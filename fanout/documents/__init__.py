@@ -1,5 +1,5 @@
 """Documents made from the code.
 
 In: settings, metrics, record types and imports. Out: pages in docs/ and parts of the chart; links that lead nowhere. Runs in
-`make docs`.
+`make docs` and the tests.
 """

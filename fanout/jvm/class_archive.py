@@ -1,9 +1,9 @@
 """Archive the classes that Spark loads at its start. The JVM maps the archive into memory, instead of parsing 100 jars.
 
-Runs in the command. The archive is class data sharing, JEP 350. A session builds it once for a Java, a PySpark and the jars
-of the Kafka connector. A JVM ignores an archive that does not fit. Measured on two busy cores: a session with its first
-micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds instead of 23.7. The connector's classes save a direct
-lane with one micro-batch another 1.5 CPU seconds of 11.5.
+Runs in the command and on the driver, before Spark. The archive is class data sharing, JEP 350. `fanout prepare` builds it in a
+Spark session, once for a Java, a PySpark and the jars of the Kafka connector. A JVM ignores an archive that does not fit.
+Measured on two busy cores: a session with its first micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds
+instead of 23.7. The connector's classes save a direct lane with one micro-batch another 1.5 CPU seconds of 11.5.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find(folder: Path = jars.IVY_FILE.parent / "lib") -> Path | None:
 
 
 def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
-    """Return the archive. Build it if it is missing, which takes about a minute, once."""
+    """Return the archive. Build it if it is missing, which takes about a minute, once. Raise LocalStackError if that fails."""
     archive = _archive(folder)
     with (folder / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

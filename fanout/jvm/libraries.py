@@ -1,6 +1,6 @@
 """Give Spark's JVM the downloaded jars and the class archive.
 
-Runs in the command.
+Runs in the command and on the driver, before Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from fanout.jvm import class_archive, jars
 def of(config: settings.Spark) -> session.Libraries:
     """Return the libraries for a session by these settings. Download the jars if they are missing.
 
-    The client for an S3-compatible store is included only if the checkpoint is on such a store.
+    The client for an S3-compatible store is included only if the checkpoint is on such a store. Raise LocalStackError if the
+    jars cannot be downloaded, or if there is no supported Java.
     """
     found = jars.ensure()
     return session.Libraries(

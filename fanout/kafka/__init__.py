@@ -1,4 +1,5 @@
 """Read and write Kafka topics, for the commands.
 
-In: topics and events. Out: the records of topics up to now; published events.
+In: topics, and records to publish. Out: the records of topics up to their present ends; published records. Runs in the command
+and in `fanout archive`.
 """

@@ -1,6 +1,7 @@
-"""Publish events to Kafka: from NDJSON lines, or generated.
+"""Publish records to Kafka, and make records of events: from NDJSON lines, or generated.
 
-Runs in the command and in `fanout archive`. A line is a JSON event; its type names the topic.
+Runs in the command and in `fanout archive`, which publishes redrives, replays and operational events. A line of NDJSON is a
+JSON event. Its type names the topic.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from delivery.webhooks.events import parsing
 FLUSH_TIMEOUT_S = 30
 """Seconds to wait until Kafka has confirmed every record."""
 EVENT_PARTITIONS = 4
-"""Partitions of a topic that `fanout publish` creates."""
+"""Partitions of a topic that `fanout publish` or `fanout smoke-test` creates, and of a new `operations.topic`."""
 _OPTIONS: dict[str, str | int | float | bool] = {
     "linger.ms": 5,
     # A retry by the client must not publish an event twice. delivery.stages.kafka.sink says why one request is in flight.
@@ -59,7 +60,7 @@ class Placed:
 class Publisher:
     """Publish messages to Kafka. Call `on_placed` with the partition and offset of each message that Kafka has confirmed.
 
-    Used by one thread.
+    Used by one thread. Records are in Kafka only after `flush` has returned.
     """
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
@@ -97,16 +98,17 @@ class Publisher:
                 return
 
     def flush(self) -> None:
-        """Wait until Kafka has every message; raise KafkaUnavailable if it does not."""
+        """Wait until Kafka has every message; raise KafkaUnavailable if it refuses one, or after FLUSH_TIMEOUT_S."""
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
             raise errors.KafkaUnavailable(
                 f"Kafka refused a record ({self._failure}), and may have the others: check Kafka and this login's rights, then "
-                "publish the records again"
+                "try again"
             )
         if left:
             raise errors.KafkaUnavailable(
-                f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s: check Kafka, then publish them again"
+                f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s, and may have them: check the brokers, then "
+                "try again"
             )
 
 

@@ -48,10 +48,10 @@ class Extent:
 
 
 class Scanner:
-    """Read topics one after the other. Used by one thread."""
+    """Read topics one after the other. Used by one thread. Its methods raise KafkaUnavailable."""
 
     def __init__(self, kafka: settings.Kafka, console: rich.console.Console | None = None) -> None:
-        self._servers = kafka.bootstrap_servers
+        self._kafka = kafka
         self._console = console
         own = {
             "group.id": "fanout-scanner",
@@ -69,7 +69,10 @@ class Scanner:
             return sorted(self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics)
 
     def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
-        """Return the present extents of these topics, from the first record that is not older than `since_ms`."""
+        """Return the present extents of these topics, from the first record that is not older than `since_ms`.
+
+        Topics that do not exist are left out.
+        """
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
             places = [Place(name, number) for name in names if name in known for number in known[name].partitions]
@@ -94,7 +97,8 @@ class Scanner:
     def read(self, extents: Iterable[Extent], name: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition.
 
-        `name` tells the operator which records are read, such as `dead letters`.
+        `name` tells the operator which records are read, such as `dead letters`. Raise RecordUnreadable if `consume` cannot
+        read a record.
         """
         ends: dict[tuple[str, int], int] = {extent.place: extent.end for extent in extents if extent.first < extent.end}
         firsts: dict[tuple[str, int], int] = {extent.place: extent.first for extent in extents}
@@ -109,7 +113,8 @@ class Scanner:
                 last = time.monotonic() if messages else last
                 if time.monotonic() - last > TIMEOUT_S:
                     raise errors.KafkaUnavailable(
-                        f"Kafka at {self._servers} has sent no more {name} for {TIMEOUT_S} s: run the command again"
+                        f"Kafka at {self._kafka.bootstrap_servers} has sent no more {name} for {TIMEOUT_S} s, and some were "
+                        "not read: check the brokers, then try again"
                     )
                 for message in messages:
                     _consume(message, consume)
@@ -124,9 +129,7 @@ class Scanner:
         try:
             yield
         except confluent_kafka.KafkaException as exc:
-            raise errors.KafkaUnavailable(
-                f"Kafka at {self._servers} does not answer ({exc.args[0].name()}): start it, or set kafka.bootstrap_servers"
-            ) from exc
+            raise topics.unavailable(self._kafka, exc) from exc
 
     @contextlib.contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -155,7 +158,7 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
-    """Return those of the `known` topics that hold events."""
+    """Return those of the `known` topics that hold events, by `source.topic_pattern`."""
     own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
 

@@ -24,12 +24,12 @@ from fanout.jvm import jars, java
 from fanout.local import guardian
 
 START_TIMEOUT_S = 180
-"""Seconds to wait for a broker's first answer. On a machine with twenty times its load a broker took more than 60 s. A broker
-that fails exits at once."""
+"""Seconds to wait for a broker's first answer. On an overloaded machine a broker took more than 60 s. A broker that fails exits
+at once."""
 STOP_TIMEOUT_S = 20
 """Seconds that a broker may take to stop before it is killed."""
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-"""Only the quick compiler: the start takes two thirds of the CPU, and 300,000 events take half of it (docs/adr/0024)."""
+"""With the quick compiler only, a start takes two thirds of the CPU time, and 300,000 events half of it (docs/adr/0024)."""
 BROKER_PASSWORD = "broker"  # noqa: S105  # only this machine reaches the broker
 PROPERTIES = """\
 process.roles=broker,controller
@@ -114,6 +114,7 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
+        """Return the broker's address, for the setting `kafka.bootstrap_servers`."""
         return f"{self._host}:{self.port}"
 
     @property
@@ -124,7 +125,7 @@ class EmbeddedKafka:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the broker, and wait until it answers."""
+        """Start the broker, and wait until it answers; raise LocalStackError if it does not, or if its port is in use."""
         require_free(self.port, "kafka")
         self._root.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()

@@ -1,6 +1,6 @@
 """Start Postgres and Kafka together below one folder, and stop them together.
 
-Runs in the command and the tests.
+Runs in the command, the tests and the load tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ DEVELOPMENT = {
 
 
 class Stack:
-    """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first."""
+    """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
+
+    Raise LocalStackError if a server does not start, if the port is in use, or if another process uses the folder.
+    """
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
         self._root = root.resolve()
@@ -91,7 +94,10 @@ def new_key() -> str:
 
 
 def toml(value: Any) -> str:
-    """Return text, numbers, booleans, lists and flat tables as TOML, for which JSON has the same literals."""
+    """Return a value as TOML. JSON's literals are valid TOML, except that a table is written with `=`.
+
+    A table must have no tables in it.
+    """
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)

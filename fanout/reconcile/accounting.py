@@ -126,13 +126,13 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class LaneAccount:
-    """Records that a lane read, and the outcomes of the deliveries that were due."""
+    """Records that a lane read, by its judged receipts, and the outcomes of the deliveries that were due."""
 
     records: int = 0
     rejected: int = 0
     counts: Counts = field(default_factory=Counts)
     behind: int = 0
-    """Records that no judged receipt covers yet."""
+    """Records after the last judged receipt."""
 
 
 @dataclass(slots=True)
@@ -286,7 +286,10 @@ class _Walk:
         self._counts(self._evidence.type_at(self._place, offset) or EXPIRED, recipient.endpoint_id).replayed += total
 
     def _add_waiting(self, offset: int, recipient: Recipient, states: list[int], counts: Counts) -> None:
-        """Count a delivery without an outcome: it waits in the retry lane, or it is lost."""
+        """Count a delivery without an outcome: it waits in the retry lane, or it is lost.
+
+        If the retries or the dead-letter topic lacks records of the time, the delivery counts as pending.
+        """
         highest = max(states)
         if highest >= ENQUEUED:
             counts.pending += 1
@@ -348,7 +351,7 @@ class _Walk:
     def _missing(self, handled: HandledRange, events: Mapping[int, str | None]) -> list[tuple[int, Recipient]]:
         """Return the deliveries that are probably missing in a range.
 
-        A recipient of an event in the range was probably due every event of the same type in it.
+        If one event of the range was due to a recipient, the other events of its type in the range were probably due to it too.
         """
         named: dict[Recipient, set[int]] = {}
         for offset, recipient, _ in self._evidence.statements(self._place, handled.first, handled.last):

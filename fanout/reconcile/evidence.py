@@ -24,7 +24,7 @@ from fanout.kafka.places import Place
 
 DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE, REPLAYED = range(1, 10)
 """States in a word. REDRIVEN: a dead letter that was redriven since. DEAD_IN_LOG: given up unattempted, by the log. POSTPONED:
-deferred to the retry lane, by the log. REJECTED_BY_A_LANE: rejected for a reason that only one lane has. REPLAYED: delivered by
+given to the retry lane, by the log. REJECTED_BY_A_LANE: rejected for a reason that only one lane has. REPLAYED: delivered by
 a replay. Other outcomes of replays prove nothing about due deliveries, and are not stored."""
 SKIPPED = 16
 """A skipped delivery: SKIPPED plus the index of the reason in `Evidence.reasons`."""
@@ -36,6 +36,7 @@ _FIRST_QUARTER = 80_000
 _CHUNK_BITS = 16
 """Low bits of the offset in a word. Words are sorted in chunks of 2**16 offsets."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
+"""Numbers in place of an event type's: of a record that is not an event, and of every type beyond 65,533."""
 
 
 class Recipient(NamedTuple):
@@ -108,7 +109,10 @@ class Evidence:
         self._redriven: dict[tuple[Place, int, int], int] = {}
 
     def add_event(self, place: Place, offset: int, event_type: str | None) -> None:
-        """Add a record of an event topic; `event_type` None: the record is not an event."""
+        """Add a record of an event topic; `event_type` None: the record is not an event.
+
+        `events` must have the partition already, and its records come in the order of their offsets.
+        """
         number = _NO_EVENT if event_type is None else self._type_numbers.get(event_type, 0)
         if not number:
             number = self._type_numbers[str(event_type)] = min(len(self._types), _OTHER_TYPE)
@@ -226,7 +230,10 @@ class Evidence:
                 yield at, self._recipients[before & 0xFFFF_FFFF], states
 
     def type_at(self, place: Place, offset: int) -> str | None:
-        """Return the type of an event. "": the offset has no event. None: Kafka no longer holds it, or it was not read."""
+        """Return the type of the event at an offset; "" if there is no event, and "(others)" beyond 65,533 types.
+
+        None: the offset was not read, or Kafka no longer holds it.
+        """
         events = self.events.get(place)
         kind = None if events is None else events.kind(offset)
         if kind == _OTHER_TYPE:

@@ -77,18 +77,20 @@ MEANINGS = {
     ),
     Kind.NO_EVENT: (
         "a delivery ended for a record that is missing, or is not an event by the present `source` settings: these settings "
-        "changed since, or another program writes to one of the topics"
+        "changed since, or another program writes to one of the topics. Run the command with the job's settings, or find that "
+        "program"
     ),
     Kind.CONTRADICTION: (
         "the delivery has two outcomes: a micro-batch was interrupted, ran again and ended it differently. The customer may "
-        "have the event. A redrive would send it again with the same `webhook-id`"
+        "have the event. There is nothing to repair; a redrive would send it again with the same `webhook-id`"
     ),
     Kind.REJECTED_UNTOLD: (
-        "the lane rejected more records than the topic of rejected records holds: you cannot look them up there. "
-        "No customer is affected"
+        "the lane rejected more records than the topic of rejected records holds: these were lost, or somebody removed them. "
+        "You cannot look them up. No customer is affected, so there is nothing to repair"
     ),
     Kind.REJECTED_UNCOUNTED: (
-        "the topic of rejected records holds more records than the lane rejected: another program writes to this topic"
+        "the topic of rejected records holds more records than the lane rejected: another program writes to this topic. Find "
+        "that program. No customer is affected"
     ),
     Kind.OVERDUE: (
         "the delivery waits longer than its endpoint permits. If the lane stands still, see its log and /readyz. If it runs "
@@ -150,6 +152,7 @@ class Findings:
         return len(self.kept) < MAX_KEPT
 
     def add(self, finding: Finding) -> None:
+        """Count a finding, and keep it if there is room."""
         self.by_kind[finding.kind.value] += 1
         if self.has_room:
             self.kept.append(finding)

@@ -1,6 +1,6 @@
 """Collect what the job recorded: the attempts topic, the dead letters and the rejected records.
 
-Runs in the command and the tests.
+Runs in the command, the tests and the load tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ledger:
     """By event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
     postponed: dict[Due, str] = field(default_factory=dict)
-    """Deliveries deferred to the retry lane unattempted, with the reason. Attempted deliveries have attempts instead."""
+    """Deliveries that a lane gave to the retry lane unattempted, with the reason. `attempts` counts the attempted ones."""
     redriven: dict[Due, int] = field(default_factory=dict)
     """`dead_lettered_at_ms` of the dead letter that was redriven. Dead letters of the delivery up to this time are settled."""
     batches: dict[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Reader:
         )
 
     def poll(self, timeout_s: float) -> int:
-        """Add the records that arrive within `timeout_s`, and return their number."""
+        """Add the records that arrive within `timeout_s`, at most 2,000, and return their number."""
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:

@@ -31,7 +31,7 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes. The topics are read from this long before `--since`: results are written before their receipt."""
+"""Milliseconds, ten minutes. The job's topics are read from this long before `--since`: results come before their receipt."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
 
@@ -59,7 +59,8 @@ def reconcile(
 ) -> Proof:
     """Read all topics and return the account.
 
-    Records of the last `settle_s` seconds are not judged. `settle_s` 0 means that the job is stopped.
+    Records of the last `settle_s` seconds are not judged. `settle_s` 0 means that the job is stopped. Raise SettingsError if
+    there is no attempts topic, and KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if a topic cannot be read.
     """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)
@@ -92,8 +93,9 @@ class _Reading:
         known = scanner.names()
         if config.delivery.attempts_topic not in known:
             raise errors.SettingsError(
-                f"there is no topic {config.delivery.attempts_topic}: the job has never run on this Kafka, or the topic has "
-                "another name. Start the job, or set delivery.attempts_topic"
+                f"there is no topic {config.delivery.attempts_topic} on {config.kafka.bootstrap_servers}, so nothing was "
+                "reconciled: the job has never run on this Kafka, or the topic has another name. Start the job, or set "
+                "delivery.attempts_topic"
             )
         self._event_topics = topic_scanner.event_topics(config, known)
 
@@ -130,7 +132,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, begun early enough to hold every judged range."""
+        """Return an extent that begins early enough to hold every judged range, as far as Kafka still has its records."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

@@ -1,4 +1,5 @@
 """Redrive and replay: deliver dead letters and past events again.
 
-In: dead letters or event records, and a selection. Out: retry entries in the retries topic, and notes in the attempts topic.
+In: dead letters or event records, and a selection. Out: retry entries in the retries topic; for a redrive also notes about its
+dead letters, beside the retry entries and in the attempts topic. Runs in the command and in `fanout archive`.
 """

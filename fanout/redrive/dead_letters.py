@@ -1,7 +1,9 @@
 """`fanout dead-letters`: find, show, export and redrive dead letters.
 
-Runs in the command. Each command reads the whole dead-letter topic, which has no index, because these commands are rare. Only
-`redrive` writes: fanout/redrive/enqueue.py does it, and fanout/redrive/redrive_plan.py says what can repeat.
+Runs in the command. A command reads the dead-letter topic from its start, or from ten minutes before `--since`. There is no
+index, because these commands are rare. `show` with `partition:offset` reads one record of the topic. `list`, `show` and
+`redrive` also read the attempts and retries topics, whose notes say which dead letters were redriven before. Only `redrive`
+writes, by enqueue.py. redrive_plan.py says when a dead letter can be enqueued twice.
 """
 
 from __future__ import annotations
@@ -78,15 +80,17 @@ class Found:
 
 
 class Reader:
-    """Read dead letters, and the notes of earlier redrives."""
+    """Read dead letters, and the notes of earlier redrives. Raise SettingsError if there is no dead-letter topic."""
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
         self._config = config.delivery
+        servers = config.kafka.bootstrap_servers
         self._scanner = topic_scanner.Scanner(config.kafka, console)
         if self._config.dead_letter_topic not in self._scanner.names():
             raise errors.SettingsError(
-                f"there is no topic {self._config.dead_letter_topic}: the job has never run on this Kafka, or the topic has "
-                "another name. Start the job, or set delivery.dead_letter_topic"
+                f"there is no topic {self._config.dead_letter_topic} on {servers}, so no dead letter was read or changed: the "
+                "job has never run on this Kafka, or the topic has another name. Start the job, or set "
+                "delivery.dead_letter_topic"
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
@@ -130,7 +134,7 @@ class Reader:
 
 
 def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
-    """Return the newest selected dead letters, the newest first."""
+    """Return at most `limit` of the selected dead letters, the newest first."""
     redriven = reader.redriven(selection.since_ms)
     newest: list[tuple[int, Place, int, Found]] = []
 
@@ -204,7 +208,7 @@ def show(console: rich.console.Console, found: Found) -> None:
 
 
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
-    """Write the first `limit` selected dead letters, unchanged, one a line; return their number."""
+    """Write the first `limit` selected dead letters, or all of them, unchanged and one a line; return their number."""
     count = 0
 
     def take(_: Place, __: int, written: bytes) -> None:
@@ -226,11 +230,15 @@ def redrive(
     dry_run: bool = False,
     now_ms: int | None = None,
 ) -> enqueue.Summary:
-    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven."""
+    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven; at most the `limit` oldest.
+
+    With `dry_run`, nothing is written. Raise SettingsError if there is no retries topic.
+    """
     if not reader.has_retry_lane():
         raise errors.SettingsError(
-            f"there is no topic {config.delivery.retries_topic}, so nothing was redriven: the retry lane has never run on this "
-            "Kafka, or the topic has another name. Start the job, or set delivery.retries_topic"
+            f"there is no topic {config.delivery.retries_topic} on {config.kafka.bootstrap_servers}, so nothing was redriven: "
+            "the retry lane has never run on this Kafka, or the topic has another name. Start the job, or set "
+            "delivery.retries_topic"
         )
     plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
     extents = reader.extents(selection.since_ms)

@@ -1,7 +1,7 @@
 """Enqueue dead letters for redelivery, and write a note about each to the attempts topic.
 
-Runs in `fanout dead-letters redrive` and in `fanout archive`: there is no other way to redrive. fanout/redrive/redrive_plan.py
-decides what is written, and says what can repeat.
+Runs in `fanout dead-letters redrive` and in `fanout archive`: there is no other way to redrive. redrive_plan.py makes the retry
+entries and the notes, and says when a dead letter can be enqueued twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fanout.redrive import redrive_plan
 NOTES_PER_FLUSH = 1000
 """Records of the retries topic after which Kafka must confirm all of them, before their notes go to the attempts topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
-"""Maximum dead letters, and maximum bytes of payload, in the buffer. In the buffer, dead letters of one endpoint meet to share
-records."""
+"""Number of dead letters, or bytes of payload in base64, at which the buffer is written. Dead letters of one endpoint that are
+written together share records. A batch stays in the buffer until all its chosen dead letters were added."""
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class Summary:
     redriven_before: int = 0
     """Dead letters that were left out, because they were redriven before."""
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Endpoint id → its dead letters that were enqueued."""
 
     def document(self) -> dict[str, Any]:
         """Return the numbers as a dictionary for JSON output."""
@@ -47,7 +48,10 @@ class Summary:
 
 
 class Enqueuer:
-    """Buffer dead letters by endpoint, complete their batches, and write them to the retries topic with their notes."""
+    """Buffer dead letters by endpoint, complete their batches, and write them to the retries topic with their notes.
+
+    With `dry_run`, it only counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer.
+    """
 
     def __init__(self, config: settings.Settings, chosen: Iterable[redrive_plan.Newest], *, now_ms: int, dry_run: bool) -> None:
         self.summary = Summary()
@@ -76,7 +80,7 @@ class Enqueuer:
             self._write()
 
     def finish(self) -> None:
-        """Write the buffered dead letters, and wait until Kafka has all of them."""
+        """Write the buffered dead letters, then their notes, and wait until Kafka has all of them."""
         self._write()
         self._flush()
 

@@ -1,12 +1,16 @@
 """Decide which retry entries a redrive writes, and the notes beside them. Pure.
 
-Runs in the command, in `fanout archive` and in the tests. A redrive is idempotent: it writes a note about each dead letter,
-with the delivery and the time of the dead letter. A dead letter with a note is not redriven again. A redelivery that fails for
-good makes a later dead letter, which has no note.
+Runs in the command, in `fanout archive` and in the tests. A redrive writes a note about each dead letter, with the delivery and
+the time of the dead letter. The command does not redrive a dead letter with a note. A redelivery that is given up again makes a
+later dead letter, which has no note.
 
 The note is in a header of the record with the retry entry, so that neither exists without the other. The note is also written
-to the attempts topic after Kafka has confirmed the record. A command that dies in between repeats nothing and loses nothing.
-Only two redrives at the same time can enqueue the same dead letter twice, with the same `webhook-id` in both requests.
+to the attempts topic after Kafka has confirmed the record. So a command that dies in between has lost nothing, and its
+repetition repeats nothing. A dead letter can be enqueued twice, with the same `webhook-id` in both requests, in two cases:
+
+1. Two redrives run at the same time.
+2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet: the archive has not read the command's
+   note, or it died after Kafka had confirmed the record and before it could mark the dead letter.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class Newest(NamedTuple):
 
 
 class Redriven:
-    """Dead letters that were redriven before: for each delivery, the time of the last one."""
+    """Which dead letters were redriven before: for each delivery, the time of its newest dead letter with a note."""
 
     def __init__(self) -> None:
         self._until_ms: dict[Delivery, int] = {}
@@ -100,7 +104,7 @@ class Plan:
             self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, offset, letter.batch_webhook_id or "")
 
     def chosen(self, limit: int | None = None) -> dict[tuple[Place, int], Newest]:
-        """Return the chosen dead letters by place and offset, at most the `limit` oldest."""
+        """Return the chosen dead letters by place and offset: the `limit` oldest, or all without a limit."""
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
         return {(letter.place, letter.offset): letter for letter in newest}
 
@@ -131,7 +135,7 @@ class Record(NamedTuple):
 
     key: bytes
     postponed: bytes
-    """Value for the retries topic."""
+    """Value for the retries topic: the retry entries of the dead letters."""
     note: bytes
     """Value for the header NOTE, and for the attempts topic."""
 

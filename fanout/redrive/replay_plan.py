@@ -27,7 +27,7 @@ MAX_REQUEST_BYTES = 256 * 1024
 
 
 class Due(NamedTuple):
-    """An event, and the subscription by which it is due."""
+    """An event to replay, and the subscription that it matches."""
 
     event: Event
     subscription_id: SubscriptionId
@@ -46,8 +46,9 @@ class Routes:
         self._formats = formats
 
     def due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
-        """Return the due deliveries of these records. Records that the lanes reject are left out without a report.
+        """Return the deliveries of these records that are due to the endpoint, without those of other types than `event_types`.
 
+        None: of all types. Records that the lanes reject are left out without a report.
         Raise SchemaRegistryUnavailable if the schema of a record cannot be read now.
         """
         return asyncio.run(self._due(records, event_types))
@@ -63,7 +64,7 @@ class Routes:
 
 
 def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
-    """Group deliveries into requests: one delivery each, or batches by the endpoint's bounds."""
+    """Group deliveries into requests: one delivery each, or batches within the endpoint's bounds and MAX_REQUEST_BYTES."""
     if endpoint.batching is None:
         yield from ([delivery] for delivery in due)
         return
@@ -94,7 +95,8 @@ def entry_of(
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, resends: bool) -> Iterator[bytes]:
     """Yield the values of records for the retries topic, whose key is the id of the endpoint.
 
-    `resends`: the deliveries are resent one by one. A delivery whose retry still waits then goes out once, and now.
+    With `resends`, each delivery was requested by itself. If it still waits in the retry lane, its next attempt is brought
+    forward to now, and no second retry entry is made.
     """
     endpoint, revision = routes.endpoint, routes.revision
     entries = (

@@ -1,6 +1,6 @@
 """Select dead letters by their fields. Pure, except `from_options`, which reads the clock.
 
-Runs in the command and the tests.
+Runs in the command, in `fanout archive` and in the tests.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config:
             _await_creation(created)
         _await_leaders(admin, {topic.topic for topic in missing})
     except KafkaException as exc:
-        raise _unavailable(kafka, exc) from exc
+        raise unavailable(kafka, exc) from exc
 
 
 def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
@@ -64,7 +64,7 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
     try:
         return frozenset(AdminClient(kafka_clients.for_librdkafka(kafka)).list_topics(timeout=timeout_s).topics)
     except KafkaException as exc:
-        raise _unavailable(kafka, exc) from exc
+        raise unavailable(kafka, exc) from exc
 
 
 def require_room(kafka: settings.Kafka, name: str) -> None:
@@ -87,7 +87,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
                 "DescribeConfigs on the topic to the job", name,
             )  # fmt: skip
         elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the job will create the topic
-            raise _unavailable(kafka, exc) from exc
+            raise unavailable(kafka, exc) from exc
         return
     if takes < needed:
         raise errors.SettingsError(
@@ -97,7 +97,8 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
         )
 
 
-def _unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnavailable:
+def unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnavailable:
+    """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request."""
     error: KafkaError = exc.args[0]
     if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes
         return errors.KafkaUnavailable(

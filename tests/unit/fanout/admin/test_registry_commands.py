@@ -23,7 +23,7 @@ def test_an_overlap_is_a_number_and_a_unit(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "1", "24 h", "-1h", "31d", "721h", "9999999d", "1y", "1.5h", "٣h"])
 def test_an_invalid_overlap_is_refused(text):
-    with pytest.raises(errors.RegistrationError, match="--overlap: is a number with s, m, h or d, such as 24h, up to 30d"):
+    with pytest.raises(errors.RegistrationError, match="--overlap: must be a number with s, m, h or d, such as 24h, up to 30d"):
         registry_commands.overlap_of(text)
 
 

@@ -20,5 +20,5 @@ from delivery.stages.kafka import topics
 )
 def test_a_refusal_is_not_taken_for_an_absence(code, message):
     """A login without a right was told that Kafka does not answer."""
-    exc = topics._unavailable(settings.Kafka(bootstrap_servers="k:1"), KafkaException(KafkaError(code)))
+    exc = topics.unavailable(settings.Kafka(bootstrap_servers="k:1"), KafkaException(KafkaError(code)))
     assert str(exc).startswith(message)
