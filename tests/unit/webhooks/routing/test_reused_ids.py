@@ -34,14 +34,14 @@ def taken(layout, *records, seen=None):
     rejections = []
 
     async def take():
-        return [await lane.accept(one, rejections) for one in records]
+        return [await lane.accept(source_record, rejections) for source_record in records]
 
     events = asyncio.run(take())
     [receipt] = lane.receipts()
     assert (receipt.due, receipt.rejected) == (len(records) - len(rejections), len(rejections))
     return (
         [event.record.offset for event in events if event is not None],
-        {one.record.offset: one.reason for one in rejections},
+        {rejected.record.offset: rejected.reason for rejected in rejections},
         lane.drain_reused_ids(),
     )
 
@@ -74,7 +74,8 @@ def test_no_tenant_has_the_events_of_another_rejected():
 
 
 def test_told_apart_two_payloads_have_two_webhook_ids_and_repeats_have_one():
-    first, repeat, second = (parsing.parse(one, TOLD_APART) for one in (record(1, a=1), record(2, a=1), record(3, a=2)))
+    records = (record(1, a=1), record(2, a=1), record(3, a=2))
+    first, repeat, second = (parsing.parse(source_record, TOLD_APART) for source_record in records)
     ids = [payload.webhook_id(event, "s1") for event in (first, repeat, second)]
     assert (ids[0] == ids[1], ids[0] == ids[2]) == (True, False)
     assert {event.event_id for event in (first, repeat, second)} == {"e1"}
@@ -105,5 +106,5 @@ def test_a_dead_letter_has_the_webhook_id_of_its_delivery(layout):
 def test_without_the_setting_no_stored_byte_is_added():
     events = [parsing.parse(record(1, a=1), PASSED), builders.event(opaque=Opaque(PayloadForm.TEXT, "text/plain"))]
     packed = [segment.item(event, 0).packed for event in events]
-    assert [len(msgspec.msgpack.decode(one)) for one in packed] == [12, 14]
-    assert [segment.packed(segment.unpacked(one)) for one in packed] == packed
+    assert [len(msgspec.msgpack.decode(item)) for item in packed] == [12, 14]
+    assert [segment.packed(segment.unpacked(item)) for item in packed] == packed
