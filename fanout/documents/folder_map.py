@@ -53,7 +53,7 @@ AREAS = (
         "The registry, the archive, and the HTTP API in front of both. Runs on the driver and in the commands, which are also "
         "`fanout serve` and `fanout archive`.",
         (
-            "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.postgres",
+            "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.described subscriptions_db.postgres",
             "subscriptions_db.secrets",
             "subscriptions_db.snapshot",
             "subscriptions_db.manifest",

@@ -18,7 +18,7 @@ from delivery.secret import Secret
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import signing
-from subscriptions_db.manifest import event_types, mistakes, yaml_document
+from subscriptions_db.manifest import event_types, mistakes, parts, yaml_document
 from subscriptions_db.secrets import endpoint_secrets
 from subscriptions_db.snapshot import endpoint_checks
 
@@ -56,25 +56,24 @@ Metadata = Annotated[
 ]
 
 
-class ManifestPart(pydantic.BaseModel):
-    """Base of the types of a manifest: refuses unknown fields, and quotes no input in errors."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class ManifestSubTenant(ManifestPart):
+class ManifestSubTenant(parts.ManifestPart):
     """A department of a tenant."""
 
     id: Id
+    """The id, unique within the tenant."""
     name: Name = ""
+    """The name, for people."""
 
 
-class TenantFields(ManifestPart):
+class TenantFields(parts.ManifestPart):
     """The fields of a tenant."""
 
     name: Name = ""
+    """The name, for people."""
     status: Literal["active", "suspended"] = "active"
+    """`suspended`: events of the tenant are not delivered."""
     sub_tenants: list[Annotated[ManifestSubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
+    """The departments of the tenant, as ids or objects. Omitted or null: they stay unchanged."""
 
 
 class ManifestTenant(TenantFields):
@@ -83,88 +82,41 @@ class ManifestTenant(TenantFields):
     id: Id
 
 
-class ManifestCustomer(ManifestPart):
+class ManifestCustomer(parts.ManifestPart):
     """The owner of endpoints."""
 
     id: Id
     name: Name = ""
 
 
-class AuthFields(ManifestPart):
-    """The authentication of requests to an endpoint, beside the signature. With `oauth2`, `secret` is the client secret."""
-
-    kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
-    username: Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.USERNAME_PATTERN)] | None = None
-    header: Annotated[str, Field(pattern=mistakes.HEADER_PATTERN)] | None = None
-    secret: SecretStr | None = None
-    client_id: Annotated[str, Field(pattern=mistakes.CLIENT_ID_PATTERN)] | None = None
-    token_url: str | None = None
-    token_scope: Annotated[str, Field(pattern=mistakes.SCOPE_WORDS_PATTERN, max_length=1000)] | None = None
-
-    @pydantic.model_validator(mode="after")
-    def _fits_its_kind(self) -> AuthFields:
-        needs = _NEEDS[self.kind]
-        given = {name for name in type(self).model_fields if name != "kind" and getattr(self, name) is not None}
-        if missing := sorted(needs - given):
-            raise ValueError(f"kind {self.kind} requires {' and '.join(missing)}")
-        if beyond := sorted(given - needs - ({"token_scope"} if self.kind == "oauth2" else set())):
-            raise ValueError(f"kind {self.kind} does not allow {' or '.join(beyond)}")
-        return self
-
-
-_NEEDS: dict[str, set[str]] = {
-    "none": set(),
-    "basic": {"username", "secret"},
-    "bearer": {"secret"},
-    "api_key": {"header", "secret"},
-    "oauth2": {"client_id", "token_url", "secret"},
-}
-
-
-class TlsFields(ManifestPart):
-    """TLS settings of connections to an endpoint, where they differ from the system's. PEM texts."""
-
-    authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
-    certificate: Annotated[str, Field(max_length=48 * 1024)] | None = None
-    key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None
-
-
-class BatchFields(ManifestPart):
-    """The limits at which a batch is sent, whichever is reached first. For endpoints with mode `batch`."""
-
-    max_events: Annotated[int, Field(ge=1, le=10_000)] = 1000
-    max_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1
-    max_bytes: Annotated[int, Field(ge=4096, le=10 * 1024 * 1024)] = 1024 * 1024
-    gzip: bool = False
-
-
-class RetryFields(ManifestPart):
-    """The schedule of the retry lane for an endpoint. Omitted fields have the defaults of model.Retrying."""
-
-    schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
-    """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there."""
-    max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
-
-
-class EndpointFields(ManifestPart):
+class EndpointFields(parts.ManifestPart):
     """The fields of an endpoint that can change later."""
 
     url: str
+    """The URL that takes deliveries."""
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
-    headers: dict[str, str] = {}
-    auth: AuthFields = AuthFields()
-    tls: TlsFields = TlsFields()
+    """The form of requests: Standard Webhooks, or CloudEvents in binary or structured mode."""
+    headers: dict[str, str] = Field(default={})
+    """Additional headers of each request, by name."""
+    auth: parts.AuthFields = parts.AuthFields()
+    """The authentication of requests, beside the signature."""
+    tls: parts.TlsFields = parts.TlsFields()
+    """TLS settings of connections, where they differ from the system's."""
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Maximum concurrent requests to the endpoint. Null: the operator's bound for each worker holds."""
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
-    batch: BatchFields = BatchFields()
-    retry: RetryFields = RetryFields()
+    """Maximum requests a second to the endpoint. Null: no limit."""
+    batch: parts.BatchFields = parts.BatchFields()
+    """The limits at which a batch is sent. Only with mode `batch`."""
+    retry: parts.RetryFields = parts.RetryFields()
+    """The schedule of retries."""
     order_by: Annotated[str, Field(pattern=mistakes.FIELD_PATH_PATTERN, max_length=255)] | None = None
+    """The field of an event whose equal values are delivered in order. Null: no order. Only with mode `direct`."""
     validation: Literal["none", "cloudevents"] = "none"
     """With `cloudevents`, deliveries wait until the receiver has permitted them."""
     description: Description = ""
     """Free text. Receivers do not get it."""
-    metadata: Metadata = {}
+    metadata: Metadata = Field(default={})
     """Names and texts of the customer's own, such as the id of the endpoint in another system. Receivers do not get them."""
 
 
@@ -181,7 +133,7 @@ class ManifestEndpoint(EndpointFields):
 
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> ManifestEndpoint:
-        if self.mode == "direct" and self.batch != BatchFields():
+        if self.mode == "direct" and self.batch != parts.BatchFields():
             raise ValueError("batch is allowed with mode: batch only")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
             raise ValueError(
@@ -192,19 +144,26 @@ class ManifestEndpoint(EndpointFields):
         return self
 
 
-class SubscriptionFields(ManifestPart):
+class SubscriptionFields(parts.ManifestPart):
     """The fields that the API takes both to create and to change a subscription."""
 
     event_type: EventType
+    """An exact type, or a prefix wildcard such as `order.*`."""
     everything: bool = False
-    tenants: list[Id] = []
-    sub_tenants: dict[Id, Annotated[list[Id], Field(min_length=1)]] = {}
-    except_tenants: list[Id] = []
-    except_sub_tenants: dict[Id, list[Id]] = {}
+    """Match the events of all tenants, present and future."""
+    tenants: list[Id] = Field(default=[])
+    """Match the events of these tenants."""
+    sub_tenants: dict[Id, Annotated[list[Id], Field(min_length=1)]] = Field(default={})
+    """Match the events of these sub-tenants, by tenant."""
+    except_tenants: list[Id] = Field(default=[])
+    """Match no event of these tenants."""
+    except_sub_tenants: dict[Id, list[Id]] = Field(default={})
+    """Match no event of these sub-tenants, by tenant."""
     filter: dict[str, Any] | None = None
+    """An event pattern that an event must match too. Null: no filter."""
     description: Description = ""
     """Free text."""
-    metadata: Metadata = {}
+    metadata: Metadata = Field(default={})
     """Names and texts of the customer's own."""
 
 
@@ -233,15 +192,17 @@ class ManifestSubscription(SubscriptionFields):
         return frozenset(rows)
 
 
-class EventTypeFields(ManifestPart):
+class EventTypeFields(parts.ManifestPart):
     """The fields of an event type in the catalogue."""
 
     description: Description = ""
+    """The meaning of the type, for people."""
     json_schema: dict[str, Any] | None = None
     """JSON Schema 2020-12 of the payload."""
-    examples: Annotated[list[Any], Field(max_length=20)] = []
+    examples: Annotated[list[Any], Field(max_length=20)] = Field(default=[])
     """Example payloads; each must match the schema."""
     deprecated: bool = False
+    """True: new subscriptions should not use the type."""
 
 
 class ManifestEventType(EventTypeFields):
@@ -250,17 +211,17 @@ class ManifestEventType(EventTypeFields):
     id: Id
 
 
-class Manifest(ManifestPart):
+class Manifest(parts.ManifestPart):
     """Everything that one document registers."""
 
-    tenants: list[ManifestTenant] = []
-    customers: list[ManifestCustomer] = []
-    endpoints: list[ManifestEndpoint] = []
-    subscriptions: list[ManifestSubscription] = []
-    event_types: list[ManifestEventType] = []
+    tenants: list[ManifestTenant] = Field(default=[])
+    customers: list[ManifestCustomer] = Field(default=[])
+    endpoints: list[ManifestEndpoint] = Field(default=[])
+    subscriptions: list[ManifestSubscription] = Field(default=[])
+    event_types: list[ManifestEventType] = Field(default=[])
 
 
-ROWS: Mapping[str, type[ManifestPart]] = {
+ROWS: Mapping[str, type[parts.ManifestPart]] = {
     "tenants": ManifestTenant,
     "customers": ManifestCustomer,
     "endpoints": ManifestEndpoint,

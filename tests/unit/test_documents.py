@@ -25,7 +25,7 @@ from fanout.demo import expected_account
 from fanout.documents import folder_map, generate, links, record_formats
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import problem_types, problems
-from subscriptions_db.manifest import manifest
+from subscriptions_db.manifest import manifest, parts
 from tests.support import builders, reading
 
 ROOT = reading.ROOT
@@ -122,10 +122,10 @@ def test_the_document_with_every_field_is_accepted():
         ("tenants", None, manifest.ManifestTenant),
         ("customers", None, manifest.ManifestCustomer),
         ("endpoints", None, manifest.ManifestEndpoint),
-        ("endpoints", "auth", manifest.AuthFields),
-        ("endpoints", "tls", manifest.TlsFields),
-        ("endpoints", "batch", manifest.BatchFields),
-        ("endpoints", "retry", manifest.RetryFields),
+        ("endpoints", "auth", parts.AuthFields),
+        ("endpoints", "tls", parts.TlsFields),
+        ("endpoints", "batch", parts.BatchFields),
+        ("endpoints", "retry", parts.RetryFields),
         ("subscriptions", None, manifest.ManifestSubscription),
     ],
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-import pydantic
 from pydantic import Field
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import schemas
 from subscriptions_db.api.contract.routes import Call, NoParameters
 from subscriptions_db.registration import registered_rows
@@ -23,14 +23,14 @@ class ExpandQuery(NoParameters):
     """`endpoint`: each item also has its endpoint, in `expanded`."""
 
 
-class Expanded(pydantic.BaseModel):
+class Expanded(described.DescribedModel):
     """The resources of which an item has the ids."""
 
     endpoint: schemas.Endpoint | None
     """Null: the endpoint was deleted."""
 
 
-class Expandable(pydantic.BaseModel):
+class Expandable(described.DescribedModel):
     """An item that names an endpoint."""
 
     expanded: Expanded | None = Field(None, exclude_if=lambda expanded: expanded is None)

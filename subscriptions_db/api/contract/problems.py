@@ -11,6 +11,7 @@ import re
 import pydantic
 
 from delivery import errors
+from subscriptions_db import described
 from subscriptions_db.manifest import mistakes
 
 log = logging.getLogger(__name__)
@@ -24,26 +25,31 @@ _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\
 """The beginning of a path in the API's one-row manifest, such as `endpoints[0].`. Clients get paths without this beginning."""
 
 
-class FieldError(pydantic.BaseModel):
+class FieldError(described.DescribedModel):
     """One invalid field."""
 
     field: str
     """The path of the field in the request, such as `retry.schedule_s[2]`."""
     problem: str
+    """The mistake, and the correction."""
 
 
-class Problem(pydantic.BaseModel):
+class Problem(described.DescribedModel):
     """Why a request was refused (RFC 9457)."""
 
     type: str
     """A URI that leads to the description of `code`. A path is relative to the API."""
     title: str
+    """The meaning of the code, for people."""
     status: int
+    """The HTTP status."""
     code: str
     """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, precondition_failed, too_large,
     unsupported, invalid, rate_limited, internal, unavailable."""
     detail: str
-    errors: list[FieldError] = []
+    """The cause in this case, and the remedy, for people."""
+    errors: list[FieldError] = pydantic.Field(default=[])
+    """The invalid fields."""
     request_id: str | None = None
     """The `X-Request-Id` of the answer. The platform's log has the same id."""
 

@@ -18,7 +18,7 @@ from delivery.model import Revision, Sendable
 from delivery.webhooks.http import guard
 from delivery.webhooks.http.origin import Target
 from delivery.webhooks.http.transport import Response
-from subscriptions_db import answer_size
+from subscriptions_db import answer_size, described
 from subscriptions_db.api.contract import cursors, etags
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.manifest import manifest
@@ -46,7 +46,7 @@ WaitS = Annotated[float, Field(ge=0, le=60)]
 """Seconds that a request waits for a result, at most `api.max_poll_s`."""
 
 
-class NoParameters(pydantic.BaseModel):
+class NoParameters(described.DescribedModel):
     """No parameters."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -77,7 +77,7 @@ class ListQuery(PageQuery):
     """Count the rows of all pages too."""
 
 
-class ListPage(pydantic.BaseModel):
+class ListPage(described.DescribedModel):
     """The cursors and the total of a page of a list."""
 
     next_cursor: str | None

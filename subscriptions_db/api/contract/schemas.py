@@ -13,19 +13,20 @@ from psycopg.types.json import Jsonb
 from pydantic import Field
 
 from delivery.model import SignatureScheme
+from subscriptions_db import described
 from subscriptions_db.api.contract import routes
-from subscriptions_db.manifest import manifest, mistakes
+from subscriptions_db.manifest import manifest, mistakes, parts
 from subscriptions_db.registration import rotation
 
 
-def changes_of(kind: type[manifest.ManifestPart], name: str, description: str) -> type[manifest.ManifestPart]:
+def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> type[parts.ManifestPart]:
     """Return the type of a PATCH body: every field is optional, and an omitted field stays unchanged."""
     fields: dict[str, Any] = {
         # `Optional`, because the type is known at run time only.
-        field: (Optional[info.rebuild_annotation()], None)  # noqa: UP045
+        field: (Optional[info.rebuild_annotation()], Field(None, description=info.description))  # noqa: UP045
         for field, info in kind.model_fields.items()
     }
-    return pydantic.create_model(name, __base__=manifest.ManifestPart, __doc__=description, **fields)
+    return pydantic.create_model(name, __base__=parts.ManifestPart, __doc__=description, **fields)
 
 
 class NewEndpoint(manifest.EndpointFields):
@@ -36,6 +37,7 @@ class NewEndpoint(manifest.EndpointFields):
     customer: manifest.Id | None = None
     """Required with an operator's key: the owner."""
     mode: str = Field("direct", pattern="^(direct|batch)$")
+    """`direct`: a request for each event. `batch`: a request for several events."""
 
 
 EndpointChanges = changes_of(
@@ -72,42 +74,65 @@ class SearchQuery(routes.ListQuery):
         return criteria(self.model_dump(exclude={*routes.ListQuery.model_fields, "expand"}))
 
 
-class Auth(pydantic.BaseModel):
+class Auth(described.DescribedModel):
     """The authentication of requests to an endpoint, beside the signature. The answer leaves the secret out."""
 
     kind: str
+    """`none`, `basic`, `bearer`, `api_key` or `oauth2`."""
     username: str | None
+    """The user name, with kind `basic`."""
     header: str | None
+    """The name of the header that has the secret, with kind `api_key`."""
     client_id: str | None
+    """The id of the OAuth 2.0 client, with kind `oauth2`."""
     token_url: str | None
+    """The URL of the token endpoint, with kind `oauth2`."""
     token_scope: str | None
+    """The scopes of the requested tokens, separated by blanks, with kind `oauth2`."""
 
 
-class Tls(pydantic.BaseModel):
+class Tls(described.DescribedModel):
     """TLS settings of connections to an endpoint, where they differ from the system's, without the private key."""
 
     authorities: str | None
+    """Certificates of the authorities that the platform trusts for this endpoint, as PEM. Null: those of the system."""
     certificate: str | None
+    """The client certificate of the platform, with its chain, as PEM. Null: no client certificate."""
 
 
-class Endpoint(pydantic.BaseModel):
+class Endpoint(described.DescribedModel):
     """A URL at which a customer receives deliveries."""
 
     id: str
+    """The id."""
     customer: str
+    """The id of the customer that owns the endpoint."""
     url: str
+    """The URL that takes deliveries."""
     mode: str
+    """`direct`: a request for each event. `batch`: a request for several events."""
     status: str
+    """`active`, `paused` or `disabled`. Deliveries to a paused or disabled endpoint wait."""
     content_mode: str
+    """The form of requests: `standard`, `cloudevents_binary` or `cloudevents_structured`."""
     headers: dict[str, str]
+    """Additional headers of each request, by name."""
     auth: Auth
+    """The authentication of requests, without its secret."""
     tls: Tls
+    """TLS settings of connections, without the private key."""
     max_in_flight: int | None
+    """Maximum concurrent requests to the endpoint. Null: the operator's bound for each worker holds."""
     max_per_second: float | None
-    batch: manifest.BatchFields
-    retry: manifest.RetryFields
+    """Maximum requests a second to the endpoint. Null: no limit."""
+    batch: parts.BatchFields
+    """The limits at which a batch is sent. They apply with mode `batch`."""
+    retry: parts.RetryFields
+    """The schedule of retries."""
     order_by: str | None
+    """The field of an event whose equal values are delivered in order. Null: no order."""
     validation: str
+    """`cloudevents`: deliveries wait until the receiver has permitted them. `none`: no permission is needed."""
     awaits_permission: bool
     """True: the receiver has not permitted deliveries yet, so deliveries wait as for a paused endpoint."""
     permitted_origin: str | None
@@ -115,11 +140,17 @@ class Endpoint(pydantic.BaseModel):
     permitted_per_minute: int | None
     """Requests a minute that the receiver permits. Null: any number."""
     permitted_at: dt.datetime | None
+    """When the receiver permitted deliveries. Null: it has not."""
     disabled_reason: str | None
+    """Why the endpoint is disabled. Null: it is not."""
     disabled_at: dt.datetime | None
+    """When the endpoint was disabled. Null: it is not disabled."""
     description: str
+    """Free text. Receivers do not get it."""
     metadata: dict[str, str]
+    """Names and texts of the customer's own. Receivers do not get them."""
     created_at: dt.datetime
+    """When the endpoint was created."""
     updated_at: dt.datetime | None
     """The last change of a field, the status or a secret. Null: the last change is older than this field."""
 
@@ -135,21 +166,25 @@ class Endpoints(routes.ListPage):
     """A page of endpoints."""
 
     items: list[Endpoint]
+    """The endpoints of the page."""
 
 
-class RotateSecret(manifest.ManifestPart):
+class RotateSecret(parts.ManifestPart):
     """A rotation of the signing secret."""
 
     scheme: SignatureScheme = SignatureScheme.HMAC
+    """`v1`: HMAC, with a shared secret. `v1a`: Ed25519, with a public key for the receiver."""
     overlap_s: int = Field(86_400, ge=0, le=int(rotation.MAX_OVERLAP.total_seconds()))
     """Seconds during which the earlier secrets sign too."""
 
 
-class RotatedSecret(pydantic.BaseModel):
+class RotatedSecret(described.DescribedModel):
     """A new signing secret."""
 
     endpoint: str
+    """The id of the endpoint."""
     scheme: SignatureScheme
+    """The scheme of the new secret."""
     secret: str | None
     """With scheme `v1`; shown once. Null in the repeated answer for an `Idempotency-Key`."""
     public_key: str | None
@@ -158,16 +193,18 @@ class RotatedSecret(pydantic.BaseModel):
     """When each earlier secret stops signing, the earliest first."""
 
 
-class DisableEndpoint(manifest.ManifestPart):
+class DisableEndpoint(parts.ManifestPart):
     """A request to disable an endpoint."""
 
     reason: str = Field(min_length=1, max_length=500)
+    """Why the endpoint is disabled, for people."""
 
 
 class NewSubscription(manifest.SubscriptionFields):
     """A subscription to create."""
 
     endpoint: manifest.Id
+    """The id of the endpoint that gets the matching events."""
     id: manifest.Id | None = None
     """The id. Only an operator's key may choose an id; otherwise the platform does."""
 
@@ -177,32 +214,46 @@ SubscriptionChanges = changes_of(
 )
 
 
-class Subscription(pydantic.BaseModel):
+class Subscription(described.DescribedModel):
     """A rule that sends matching events to an endpoint."""
 
     id: str
+    """The id."""
     endpoint: str
+    """The id of the endpoint that gets the matching events."""
     event_type: str
+    """An exact type, or a prefix wildcard such as `order.*`."""
     everything: bool
+    """True: the events of all tenants match, present and future."""
     tenants: list[str]
+    """The tenants whose events match."""
     sub_tenants: dict[str, list[str]]
+    """The sub-tenants whose events match, by tenant."""
     except_tenants: list[str]
+    """The tenants whose events do not match."""
     except_sub_tenants: dict[str, list[str]]
+    """The sub-tenants whose events do not match, by tenant."""
     filter: Any
+    """The event pattern that an event must match too. Null: no filter."""
     status: str
+    """`active` or `paused`. Events that match a paused subscription are not delivered."""
     description: str
+    """Free text."""
     metadata: dict[str, str]
+    """Names and texts of the customer's own."""
     created_at: dt.datetime | None
+    """When the subscription was created."""
     updated_at: dt.datetime | None
     """The last change of a field. Null, here and in `created_at`: the change is older than these fields."""
 
 
-class LintWarning(pydantic.BaseModel):
+class LintWarning(described.DescribedModel):
     """A field that is allowed but probably a mistake."""
 
     path: str
     """The field of the subscription."""
     problem: str
+    """The probable mistake."""
 
 
 class RegisteredSubscription(Subscription):
@@ -221,14 +272,14 @@ def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest document of a registered endpoint, without secrets."""
     own = ("customer", "url", "mode", "status", "content_mode", "headers", "max_in_flight", "max_per_second", "order_by",
            "validation", "description", "metadata")  # fmt: skip
-    parts: dict[str, type[pydantic.BaseModel]] = {
+    nested: dict[str, type[pydantic.BaseModel]] = {
         "auth": Auth,
         "tls": Tls,
-        "batch": manifest.BatchFields,
-        "retry": manifest.RetryFields,
+        "batch": parts.BatchFields,
+        "retry": parts.RetryFields,
     }
     document = {name: row[name] for name in own}
-    return document | {part: {name: row[f"{part}_{name}"] for name in kind.model_fields} for part, kind in parts.items()}
+    return document | {part: {name: row[f"{part}_{name}"] for name in kind.model_fields} for part, kind in nested.items()}
 
 
 def endpoint(row_id: str, row: dict[str, Any]) -> Endpoint:

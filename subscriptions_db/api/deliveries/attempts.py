@@ -8,10 +8,9 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated
 
-import pydantic
 from pydantic import AwareDatetime, Field
 
-from subscriptions_db import disclosure
+from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
@@ -25,49 +24,66 @@ class AttemptQuery(CustomerQuery, PageQuery):
     """Search criteria for attempts. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
+    """Only attempts at this endpoint."""
     event_type: Text | None = None
     """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
     tenant: manifest.Id | None = None
+    """Only attempts for events of this tenant."""
     status: Annotated[int, Field(ge=100, le=999)] | None = None
+    """Only attempts with this HTTP status in the response."""
     error_class: Text | None = None
+    """Only attempts that failed with this error class."""
     accepted: bool | None = None
+    """True: only attempts that the endpoint accepted. False: only failed attempts."""
     webhook_id: Text | None = None
+    """Only attempts of this delivery."""
     since: AwareDatetime | None = None
     """Started at this time or later."""
     until: AwareDatetime | None = None
     """Started before this time."""
 
 
-class Attempt(pydantic.BaseModel):
+class Attempt(described.DescribedModel):
     """One request to an endpoint and its result."""
 
     id: str
+    """The id, also for `POST /v1/attempts/{attempt_id}/resend`."""
     started_at: dt.datetime
+    """When the request began."""
     endpoint: str
+    """The id of the endpoint."""
     webhook_id: str
+    """The `webhook-id` of the delivery, which is equal for all its attempts."""
     event_id: str | None
+    """The id of the event. Null: a batch."""
     event_type: str | None
+    """The type of the event. Null: a batch."""
     tenant: str | None
+    """The tenant of the event. Null: a batch."""
     subscription: str | None
+    """The id of the subscription that matched. Null: a batch."""
     events: int
     """Number of events. For a batch, `event_id`, `event_type`, `tenant` and `subscription` are null."""
     attempt: int
     """Attempt number; the first attempt is 1."""
     duration_ms: float
+    """Milliseconds from the start of the request to its result."""
     status: int | None
     """HTTP status. Null: no response arrived."""
     error_class: str | None
     """Null: the endpoint accepted the request."""
     detail: str
+    """The result in words, for people. Empty: the endpoint accepted the request."""
     response_headers: dict[str, str]
     """Harmless headers of the response to a failed attempt, by name in lower case, at most 1 KiB. Values that look like
     credentials are `***`."""
 
 
-class Attempts(pydantic.BaseModel):
+class Attempts(described.DescribedModel):
     """A page of attempts, the newest first."""
 
     items: list[Attempt]
+    """The attempts of the page."""
     next_cursor: str | None
     """Cursor of older attempts. An empty page can have one."""
 

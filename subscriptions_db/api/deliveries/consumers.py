@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated, Any, Literal
 
-import pydantic
 from pydantic import AwareDatetime, Field
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
@@ -26,6 +26,7 @@ class SeekTarget(NoParameters):
     """The place in the archive from which a consumer reads on. Give exactly one field."""
 
     to: Literal["beginning", "end"] | None = None
+    """`beginning`: the oldest dead letter. `end`: only dead letters that are archived from now on."""
     cursor: Cursor | None = None
     """Read on after the page of `GET /v1/dead-letters` that returned this cursor."""
     since: AwareDatetime | None = None
@@ -36,6 +37,7 @@ class NewConsumer(SeekTarget, DeadLetterQuery):
     """A consumer to create, whose selection cannot change later. Default place: the oldest dead letter."""
 
     name: ConsumerName
+    """The name, unique for the customer."""
     max_receives: MaxReceives | None = None
     """Park a dead letter that was leased this often without an ack. Null: lease it again without end."""
 
@@ -44,16 +46,22 @@ class ConsumerChange(NoParameters):
     """The new `max_receives` of a consumer. Dead letters that are parked already stay parked."""
 
     max_receives: MaxReceives | None
+    """Park a dead letter that was leased this often without an ack. Null: lease it again without end."""
 
 
-class Consumer(pydantic.BaseModel):
+class Consumer(described.DescribedModel):
     """A group of pollers that share the dead letters of one selection."""
 
     name: str
+    """The name, unique for the customer."""
     endpoint: str | None
+    """Only dead letters of this endpoint. Null: of all endpoints."""
     event_type: str | None
+    """Only dead letters of this event type. Null: of all types."""
     tenant: str | None
+    """Only dead letters of this tenant. Null: of all tenants."""
     reason: str | None
+    """Only dead letters with this reason. Null: with all reasons."""
     cursor: str
     """The place up to which the consumer has read. Only dead letters after this place are leased for the first time."""
     unacknowledged: int
@@ -74,12 +82,14 @@ class Consumer(pydantic.BaseModel):
     parked_is_exact: bool
     """False: `parked` is the least number, as `waiting_is_exact` says."""
     created_at: dt.datetime
+    """When the consumer was created."""
 
 
-class Consumers(pydantic.BaseModel):
+class Consumers(described.DescribedModel):
     """A customer's consumers."""
 
     items: list[Consumer]
+    """The consumers, sorted by name."""
 
 
 def existing_consumer(call: Call) -> consumers.ConsumerState:

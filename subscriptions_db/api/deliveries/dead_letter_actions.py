@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated
 
-import pydantic
 from pydantic import Field
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
@@ -31,24 +31,31 @@ class DeadLettersToMark(DeadLetterTimeQuery):
     """
 
     everything: bool = False
+    """All waiting dead letters of the customer."""
     cursor: Cursor | None = None
     """`next_cursor` of the previous request."""
     limit: Limit = MAX_MARKED
+    """Maximum dead letters of this request."""
 
 
-class MarkedLetter(pydantic.BaseModel):
+class MarkedLetter(described.DescribedModel):
     """The new state of a dead letter. The answer has no payload, because answers to an `Idempotency-Key` are stored."""
 
     id: str
+    """The id of the dead letter."""
     state: LetterState
+    """The new state."""
     state_since: dt.datetime
+    """When the dead letter came into this state."""
 
 
-class MarkedLetters(pydantic.BaseModel):
+class MarkedLetters(described.DescribedModel):
     """The number of marked dead letters, and where to continue."""
 
     count: int
+    """Number of dead letters that this request marked."""
     next_cursor: str
+    """Cursor after the marked dead letters."""
     has_more: bool
     """True: there may be more. Repeat the request with `next_cursor`."""
 

@@ -10,10 +10,9 @@ import datetime as dt
 from typing import Annotated, Any
 
 import orjson
-import pydantic
 from pydantic import AwareDatetime, Field
 
-from subscriptions_db import disclosure
+from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, NoParameters, PageQuery, RawBytes, Route, WaitS
 from subscriptions_db.archive.search import archived_dead_letters, counts, cursor
@@ -33,10 +32,13 @@ class DeadLetterQuery(NoParameters):
     """Search criteria for dead letters. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
+    """Only dead letters of this endpoint."""
     event_type: Text | None = None
     """An exact type, or a prefix wildcard such as `order.*`."""
     tenant: manifest.Id | None = None
+    """Only dead letters of events of this tenant."""
     reason: Reason | None = None
+    """Only dead letters with this reason."""
 
 
 class DeadLetterTimeQuery(DeadLetterQuery):
@@ -52,6 +54,7 @@ class DeadLetterPageQuery(CustomerQuery, DeadLetterTimeQuery, PageQuery):
     """Search criteria for a page of the waiting dead letters."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
+    """Maximum dead letters of the page. A page also ends when it has 1 MiB."""
     wait_s: WaitS = 0
     """Seconds to wait if no dead letter matches; at most `api.max_poll_s`."""
 
@@ -60,31 +63,37 @@ class DeadLetterCountQuery(CustomerQuery, DeadLetterTimeQuery):
     """Search criteria for the waiting dead letters to count."""
 
 
-class DeadLetterCount(pydantic.BaseModel):
+class DeadLetterCount(described.DescribedModel):
     """The number of waiting dead letters that match."""
 
     count: int
+    """The number of dead letters."""
     is_exact: bool
     """False: `count` is the least number, because only the oldest 100,000 waiting dead letters are examined."""
 
 
-class DeadLetter(pydantic.BaseModel):
+class DeadLetter(described.DescribedModel):
     """A delivery that the platform gave up."""
 
     id: str
+    """The id: the position in the archive."""
     state: LetterState
+    """The state: only waiting dead letters are listed and counted."""
     state_since: dt.datetime
+    """When the dead letter came into this state."""
     archived_at: dt.datetime
+    """When the archive took the dead letter."""
     payload_base64: str
     """The payload, byte for byte as its producer wrote it. The record in the topic has an opaque payload as a JSON string."""
     record: dict[str, Any]
     """The record of the dead-letter topic without the payload. docs/delivery-contract.md lists the fields."""
 
 
-class DeadLetters(pydantic.BaseModel):
+class DeadLetters(described.DescribedModel):
     """A page of dead letters, in the order of the archive."""
 
     items: list[DeadLetter]
+    """The dead letters of the page."""
     next_cursor: str
     """Cursor after this page, which stays valid for dead letters that are archived later, and skips none."""
     has_more: bool

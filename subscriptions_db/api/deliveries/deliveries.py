@@ -9,10 +9,9 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import pydantic
 from pydantic import AwareDatetime
 
-from subscriptions_db import disclosure
+from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import crud, expansion, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
 from subscriptions_db.api.deliveries import attempts, dead_letters
@@ -29,15 +28,20 @@ class DeliveryQuery(CustomerQuery, PageQuery, expansion.ExpandQuery):
     """Search criteria for deliveries. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
+    """Only deliveries to this endpoint."""
     event_type: Text | None = None
     """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
     tenant: manifest.Id | None = None
+    """Only deliveries of events of this tenant."""
     # A Literal instead of the enum: OpenAPI describes query parameters inline, and an enum would become a reference.
     status: (
         Literal[DeliveryStatus.DELIVERED, DeliveryStatus.WAITING, DeliveryStatus.DEAD_LETTERED, DeliveryStatus.SKIPPED] | None
     ) = None
+    """Only deliveries with this status."""
     reason: Reason | None = None
+    """Only deliveries with this reason."""
     webhook_id: Text | None = None
+    """Only the delivery with this `webhook-id`."""
     since: AwareDatetime | None = None
     """Started at this time or later."""
     until: AwareDatetime | None = None
@@ -52,14 +56,21 @@ class Delivery(expansion.Expandable):
     """One event due to one subscription, or a batch, with its present status."""
 
     webhook_id: str
+    """The `webhook-id` of the delivery, which is equal for all its attempts."""
     endpoint: str
+    """The id of the endpoint."""
     event_id: str | None
+    """The id of the event. Null: a batch."""
     event_type: str | None
+    """The type of the event. Null: a batch."""
     tenant: str | None
+    """The tenant of the event. Null: a batch."""
     subscription: str | None
+    """The id of the subscription that matched. Null: a batch."""
     events: int
     """Number of events. For a batch, `event_id`, `event_type`, `tenant` and `subscription` are null."""
     status: DeliveryStatus
+    """The present status."""
     reason: str | None
     """Why it is not delivered: the error class of the newest attempt, or the reason for no attempt. Null: it is delivered."""
     began_at: dt.datetime
@@ -73,12 +84,14 @@ class Delivery(expansion.Expandable):
     dead_letter: str | None
     """The id of the newest dead letter."""
     dead_letter_state: LetterState | None
+    """The state of the newest dead letter. Null: there is none."""
 
 
-class Deliveries(pydantic.BaseModel):
+class Deliveries(described.DescribedModel):
     """A page of deliveries, the newest first."""
 
     items: list[Delivery]
+    """The deliveries of the page."""
     next_cursor: str | None
     """Cursor of older deliveries. An empty page can have one."""
 

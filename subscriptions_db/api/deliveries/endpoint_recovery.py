@@ -28,6 +28,7 @@ class RecoverEndpoint(NoParameters):
     cursor: Cursor | None = None
     """`next_cursor` of the previous request."""
     limit: Limit = dead_letter_actions.MAX_MARKED
+    """Maximum dead letters of this request."""
 
 
 class RecoveredEndpoint(MarkedLetters):

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
 
-import pydantic
 from pydantic import Field
 
 from delivery import errors
+from subscriptions_db import described
 from subscriptions_db.api.contract import problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, NoParameters, Route, WaitS
 from subscriptions_db.api.deliveries import consumers as consumer_routes
@@ -30,6 +30,7 @@ class LeaseRequest(NoParameters):
     """A request to lease dead letters."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
+    """Maximum dead letters of the answer."""
     lease_s: Seconds = 60
     """Seconds during which no other poller of the consumer gets the leased dead letters."""
     wait_s: WaitS = 0
@@ -44,12 +45,14 @@ class LeasedDeadLetter(DeadLetter):
     times: int
     """Number of leases of the dead letter by this consumer, this one included."""
     leased_until: dt.datetime
+    """When the lease ends."""
 
 
-class LeasedDeadLetters(pydantic.BaseModel):
+class LeasedDeadLetters(described.DescribedModel):
     """The leased dead letters."""
 
     items: list[LeasedDeadLetter]
+    """The leased dead letters, in the order of the archive."""
     has_more: bool
     """True: there may be more. Poll again at once."""
 
@@ -58,6 +61,7 @@ class ReceiptHandles(NoParameters):
     """Receipt handles of leased dead letters."""
 
     receipts: Annotated[list[str], Field(max_length=1000)]
+    """The receipt handles, as `lease` returned them."""
 
 
 class NackRequest(ReceiptHandles):
@@ -74,20 +78,22 @@ class ExtendRequest(ReceiptHandles):
     """Seconds from now until the leases end. A lease ends 12 hours after its poll at the latest."""
 
 
-class RefusedReceipt(pydantic.BaseModel):
+class RefusedReceipt(described.DescribedModel):
     """A receipt handle that is not valid. The other receipt handles of the request are handled."""
 
     index: int
     """The place of the receipt handle in `receipts`; the first is 0."""
     problem: str
+    """Why the receipt handle is not valid."""
 
 
-class SettledReceipt(pydantic.BaseModel):
+class SettledReceipt(described.DescribedModel):
     """The result of the request for one receipt handle. A refused receipt handle affects no other."""
 
     index: int
     """The place of the receipt handle in `receipts`; the first is 0."""
     result: Literal["acknowledged", "returned", "extended", "refused"]
+    """The result for this receipt handle."""
     letter: str | None = None
     """The id of the dead letter. Null: refused."""
     reason: ReceiptRefusal | None = None
@@ -98,14 +104,15 @@ class SettledReceipt(pydantic.BaseModel):
     """The new end of an extended lease."""
 
 
-class SettledLetters(pydantic.BaseModel):
+class SettledLetters(described.DescribedModel):
     """The ids of the dead letters that the request acked, nacked or leased for longer, and the result of each receipt handle.
 
     `letters` has no dead letter whose receipt handle was refused. `results` gives the reason of each refusal.
     """
 
     letters: list[str]
-    refused: list[RefusedReceipt] = []
+    """The ids of the dead letters, without those of refused receipt handles."""
+    refused: list[RefusedReceipt] = Field(default=[])
     """The receipt handles that are not valid. `results` has the other refusals too."""
     results: list[SettledReceipt]
     """One for each receipt handle, in the order of the request."""

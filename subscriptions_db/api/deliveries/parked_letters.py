@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated
 
-import pydantic
 from pydantic import Field
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, PageQuery, Route
 from subscriptions_db.api.deliveries import consumers as consumer_routes
@@ -25,6 +25,7 @@ class ParkedPageQuery(CustomerQuery, PageQuery):
     """The part of the parked dead letters to return."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
+    """Maximum dead letters of the page. A page also ends when it has 1 MiB."""
 
 
 class ParkedDeadLetter(DeadLetter):
@@ -33,13 +34,16 @@ class ParkedDeadLetter(DeadLetter):
     times: int
     """Number of leases of the dead letter by this consumer."""
     parked_at: dt.datetime
+    """When the dead letter was parked."""
 
 
-class ParkedDeadLetters(pydantic.BaseModel):
+class ParkedDeadLetters(described.DescribedModel):
     """A page of parked dead letters, in the order of the archive."""
 
     items: list[ParkedDeadLetter]
+    """The dead letters of the page."""
     next_cursor: str
+    """Cursor after this page."""
     has_more: bool
     """True: request the next page. An empty page can have a next one."""
 
@@ -48,13 +52,16 @@ class UnparkRequest(NoParameters):
     """The parked dead letters to return to the consumer. Give their ids, or `everything: true`, and not both."""
 
     letters: Annotated[list[LetterId], Field(max_length=parked_letters.MAX_UNPARKED)] | None = None
+    """The ids of the dead letters."""
     everything: bool = False
+    """All parked dead letters of the consumer."""
 
 
-class UnparkedDeadLetters(pydantic.BaseModel):
+class UnparkedDeadLetters(described.DescribedModel):
     """The ids of the dead letters that the consumer gets again. An id is missing if the dead letter was not parked."""
 
     letters: list[str]
+    """The ids of the dead letters."""
     has_more: bool
     """True: more dead letters of the request are parked. Repeat the request."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated
 
-import pydantic
 from pydantic import AwareDatetime, Field
 
 from delivery import errors
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, cursors, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, PageQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
@@ -40,15 +40,21 @@ class NewReplay(NoParameters):
     """Exact types, or prefix wildcards such as `order.*`. Null: all."""
 
 
-class Replay(pydantic.BaseModel):
+class Replay(described.DescribedModel):
     """A replay and its progress. A time range has `since` and `until`; a resent delivery has `webhook_id`."""
 
     id: str
+    """The id."""
     endpoint: str
+    """The id of the endpoint that gets the deliveries."""
     since: dt.datetime | None
+    """Beginning of the time range. Null: a resent delivery."""
     until: dt.datetime | None
+    """End of the time range. Null: a resent delivery."""
     event_types: list[str] | None
+    """The event types. Null: all."""
     webhook_id: str | None
+    """The resent delivery. Null: a time range."""
     state: ReplayState
     """`done`: every delivery is enqueued in the retry lane. The outcomes of the deliveries are still counted."""
     reason: str | None
@@ -56,27 +62,34 @@ class Replay(pydantic.BaseModel):
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime
+    """When the replay was requested."""
     state_since: dt.datetime
+    """When the replay came into this state."""
     handed_over: int
     """Deliveries enqueued in the retry lane. Each waits in the lane until one of the three counts below includes it."""
     delivered: int
+    """Deliveries that the endpoint accepted."""
     dead_lettered: int
+    """Deliveries that were dead-lettered again."""
     skipped: int
     """Deliveries that are never attempted. A resend of a delivery that waits counts here: the next attempt of the delivery is
     brought forward."""
 
 
-class Replays(pydantic.BaseModel):
+class Replays(described.DescribedModel):
     """A page of replays, the newest first."""
 
     items: list[Replay]
+    """The replays of the page."""
     next_cursor: str | None
+    """Cursor of older replays. Null: this is the last page."""
 
 
 class ReplayQuery(CustomerQuery, PageQuery):
     """Search criteria for replays."""
 
     endpoint: manifest.Id | None = None
+    """Only replays for this endpoint."""
 
 
 def create(call: Call) -> Replay:

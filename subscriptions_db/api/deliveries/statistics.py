@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AwareDatetime
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
 from subscriptions_db.api.deliveries import dead_letters
@@ -51,15 +52,18 @@ class CustomerStatisticsQuery(CustomerQuery, StatisticsQuery):
     """The customer, the time range of its statistics, and the length of their buckets."""
 
 
-class Percentiles(pydantic.BaseModel):
+class Percentiles(described.DescribedModel):
     """Times in milliseconds that a half, 90 % and 99 % do not exceed. Estimates, at most 10 % off between 1 ms and 12 days."""
 
     p50: float
+    """The time that half of the values do not exceed."""
     p90: float
+    """The time that 90 % of the values do not exceed."""
     p99: float
+    """The time that 99 % of the values do not exceed."""
 
 
-class DeliveryCounts(pydantic.BaseModel):
+class DeliveryCounts(described.DescribedModel):
     """Counts of deliveries and attempts in a time. An attempt counts when it started."""
 
     delivered: int
@@ -71,6 +75,7 @@ class DeliveryCounts(pydantic.BaseModel):
     attempts: int
     """Requests to endpoints. A batch is one."""
     failed_attempts: int
+    """Attempts that the endpoint did not accept."""
     error_classes: dict[str, int]
     """The failed attempts by error class."""
     duration_ms: Percentiles | None
@@ -84,9 +89,10 @@ class StatisticsBucket(DeliveryCounts):
     """The counts of one hour or day."""
 
     start: dt.datetime
+    """Beginning of the hour or day."""
 
 
-class Statistics(pydantic.BaseModel):
+class Statistics(described.DescribedModel):
     """The counts of a time range, in total and by hour or day."""
 
     since: dt.datetime
@@ -94,7 +100,9 @@ class Statistics(pydantic.BaseModel):
     until: dt.datetime
     """End of the last hour or day of the range."""
     by: Granularity
+    """The length of the buckets."""
     total: DeliveryCounts
+    """The counts of the whole range."""
     items: list[StatisticsBucket]
     """The oldest first. Hours and days without deliveries are left out."""
 

@@ -10,26 +10,30 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import NoParameters, Route
 from subscriptions_db.api.publishing import bodies
 
 
-class CloudEvent(pydantic.BaseModel):
+class CloudEvent(described.DescribedModel):
     """A CloudEvent (version 1.0) in JSON. Extension attributes beside these are delivered too."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
     specversion: Literal["1.0"]
+    """The version of CloudEvents."""
     id: str
     """Identifies the event together with `source`. Repeat an event with the same id."""
     source: str
+    """The system in which the event happened, as a URI reference."""
     type: str
     """Names the topic, after `source.topic_prefix`."""
     tenantid: str
     """The tenant at which the event happened."""
     subtenantid: str | None = None
+    """The sub-tenant at which the event happened."""
     partitionkey: str | None = None
     """The key of the record: events with one key keep their order."""
     time: str | None = None
@@ -56,7 +60,7 @@ class PublishQuery(NoParameters):
     """Topic of all events of the request. Without it, each event's type names its topic, after `source.topic_prefix`."""
 
 
-class PublishedEvents(pydantic.BaseModel):
+class PublishedEvents(described.DescribedModel):
     """The events that Kafka has confirmed: all events of the request."""
 
     accepted: list[str]

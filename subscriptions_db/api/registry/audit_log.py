@@ -8,9 +8,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-import pydantic
-
 from delivery import errors
+from subscriptions_db import described
 from subscriptions_db.api.contract import cursors, routes
 from subscriptions_db.api.contract.routes import Call, PageQuery, Route
 from subscriptions_db.postgres.sql import query
@@ -19,31 +18,39 @@ NEWEST = 2**62
 """A number above all entry ids: where a list without a cursor begins."""
 
 
-class AuditEntry(pydantic.BaseModel):
+class AuditEntry(described.DescribedModel):
     """One change of the registry or of the archive."""
 
     entry_id: int
+    """The number of the entry. Later entries have larger numbers."""
     at: dt.datetime
+    """When the change was made."""
     key_id: str
     """The API key of the change; or `oidc:…` (the subject of a token), `command` (a `fanout` command), `job` (the job itself),
     `callback` (a receiver)."""
     login: str | None
     """The login to Postgres; operators only. Null: an older version wrote the entry."""
     customer: str | None
+    """The customer that the changed row belongs to. Null: the row belongs to no customer."""
     action: str
+    """The change, such as `create`, `update` or `delete`."""
     entity: str
+    """The kind of the changed row, such as `endpoint`."""
     entity_id: str
+    """The id of the changed row."""
     before: dict[str, Any] | None
     """The changed fields before the change; of a deleted row, all fields."""
     after: dict[str, Any] | None
     """The changed fields after the change."""
 
 
-class AuditEntries(pydantic.BaseModel):
+class AuditEntries(described.DescribedModel):
     """A page of the audit log, the newest first."""
 
     items: list[AuditEntry]
+    """The entries of the page."""
     next_cursor: str | None
+    """Cursor of older entries. Null: this is the last page."""
 
 
 class AuditQuery(PageQuery):

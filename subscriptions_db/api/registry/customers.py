@@ -8,27 +8,28 @@ from __future__ import annotations
 import functools
 from typing import Annotated, Any
 
-import pydantic
 from pydantic import Field
 
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Route
-from subscriptions_db.manifest import manifest
+from subscriptions_db.manifest import manifest, parts
 from subscriptions_db.postgres.sql import query
 
 MAX_QUOTA = 2**31 - 1
 """Maximum of a quota: the largest integer of its column."""
 
 
-class TenantGrants(manifest.ManifestPart):
+class TenantGrants(parts.ManifestPart):
     """The tenants to whose events a customer may subscribe itself. Subscriptions made by the operator need no grant."""
 
     everything: bool = False
     """All tenants, present and future."""
     tenants: tuple[manifest.Id, ...] = ()
+    """These tenants."""
 
 
-class Quotas(manifest.ManifestPart):
+class Quotas(parts.ManifestPart):
     """Maximum rows of a customer. The quota bounds what the customer creates itself; the operator may exceed the quota."""
 
     endpoints: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
@@ -37,27 +38,35 @@ class Quotas(manifest.ManifestPart):
     """Null: `api.max_subscriptions_per_customer`."""
 
 
-class CustomerFields(manifest.ManifestPart):
+class CustomerFields(parts.ManifestPart):
     """The fields of a customer. An omitted `may_subscribe_to` or `quotas` stays unchanged."""
 
     name: manifest.Name = ""
+    """The name, for people."""
     may_subscribe_to: TenantGrants | None = None
+    """The tenants to whose events the customer may subscribe itself. Omitted or null: unchanged."""
     quotas: Quotas | None = None
+    """Maximum rows of the customer. Omitted or null: unchanged."""
 
 
-class Customer(pydantic.BaseModel):
+class Customer(described.DescribedModel):
     """The owner of endpoints."""
 
     id: str
+    """The id."""
     name: str
+    """The name, for people."""
     may_subscribe_to: TenantGrants
+    """The tenants to whose events the customer may subscribe itself."""
     quotas: Quotas
+    """Maximum rows of the customer."""
 
 
 class Customers(routes.ListPage):
     """A page of customers."""
 
     items: list[Customer]
+    """The customers of the page."""
 
 
 def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants]:

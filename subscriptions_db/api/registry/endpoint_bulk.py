@@ -15,6 +15,7 @@ from pydantic import Field
 
 from delivery import errors
 from delivery.model import EndpointStatus
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, cursors, problems, routes, schemas
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.registry import endpoints
@@ -46,7 +47,7 @@ class BulkResult(enum.StrEnum):
     NOT_FOUND = "not_found"
 
 
-class EndpointCriteria(pydantic.BaseModel):
+class EndpointCriteria(described.DescribedModel):
     """Criteria for endpoints, as those of the list."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -54,6 +55,7 @@ class EndpointCriteria(pydantic.BaseModel):
     q: schemas.SearchText | None = None
     """Only endpoints with this text in id, URL or description, in upper or lower case."""
     status: Literal["active", "paused", "disabled"] | None = None
+    """Only endpoints with this status."""
     metadata: schemas.MetadataEntry | None = None
     """Only endpoints with this entry in their metadata, as `name:text`."""
 
@@ -62,7 +64,9 @@ class EndpointsToChange(EndpointCriteria):
     """An action on many endpoints. Name them in exactly one way: by `endpoints`, by criteria, or by `everything: true`."""
 
     action: BulkAction
+    """The action on each endpoint."""
     endpoints: Annotated[list[manifest.Id], Field(min_length=1, max_length=MAX_ENDPOINTS)] | None = None
+    """The ids of the endpoints."""
     everything: bool = False
     """All endpoints of the customer."""
     customer: manifest.Id | None = None
@@ -74,13 +78,16 @@ class EndpointsToChange(EndpointCriteria):
     cursor: routes.Cursor | None = None
     """`next_cursor` of the previous request."""
     limit: Annotated[int, Field(ge=1, le=MAX_ENDPOINTS)] = MAX_ENDPOINTS
+    """Maximum endpoints of this request."""
 
 
-class ChangedEndpoint(pydantic.BaseModel):
+class ChangedEndpoint(described.DescribedModel):
     """The result for one endpoint."""
 
     endpoint: str
+    """The id of the endpoint."""
     result: BulkResult
+    """The result of the action. In a dry run: the result without `dry_run`."""
     detail: str = ""
     """The reason of a refusal, for people."""
     rotated: schemas.RotatedSecret | None = None
@@ -88,14 +95,17 @@ class ChangedEndpoint(pydantic.BaseModel):
     `Idempotency-Key`."""
 
 
-class ChangedEndpoints(pydantic.BaseModel):
+class ChangedEndpoints(described.DescribedModel):
     """The results of one request, sorted by endpoint."""
 
     action: BulkAction
+    """The action of the request."""
     dry_run: bool
+    """True: nothing was changed."""
     changed: int
     """Number of endpoints that were changed, or would be."""
     items: list[ChangedEndpoint]
+    """The result for each endpoint of this request."""
     next_cursor: str | None
     """Null: no more endpoints match. Otherwise repeat the request with this cursor."""
 

@@ -8,52 +8,60 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-import pydantic
+from pydantic import Field
 
 from delivery import errors
+from subscriptions_db import described
 from subscriptions_db.api.contract import crud, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import event_types, manifest
 from subscriptions_db.registration import registered_rows
 
 
-class EventType(pydantic.BaseModel):
+class EventType(described.DescribedModel):
     """An event type in the catalogue."""
 
     id: str
     """The type, such as `order.created`."""
     description: str
+    """The meaning of the type, for people."""
     json_schema: Any
     """JSON Schema 2020-12 of the payload. Null: no schema."""
     examples: list[Any]
     """Example payloads. A test event of this type sends the first."""
     deprecated: bool
+    """True: new subscriptions should not use the type."""
     changed_at: dt.datetime
+    """When the entry was last changed."""
 
 
 class EventTypes(routes.ListPage):
     """A page of the catalogue."""
 
     items: list[EventType]
+    """The event types of the page."""
 
 
-class SchemaViolation(pydantic.BaseModel):
+class SchemaViolation(described.DescribedModel):
     """A field of a payload that violates the schema."""
 
     field: str
+    """The path of the field in the payload."""
     problem: str
+    """How the field violates the schema."""
 
 
-class CatalogueEntry(pydantic.BaseModel):
+class CatalogueEntry(described.DescribedModel):
     """The comparison of an event with the catalogue. The catalogue does not affect delivery."""
 
     is_known: bool
     """True: the type is in the catalogue. Topics may carry other types."""
     is_deprecated: bool = False
+    """True: the catalogue has the type as deprecated."""
     keeps_to_schema: bool | None = None
     """Null: not compared. The type is unknown or has no schema, or the payload is not JSON or cannot be checked. Of the last
     case, `errors` has the reason."""
-    errors: list[SchemaViolation] = []
+    errors: list[SchemaViolation] = Field(default=[])
     """The first ten violations, or the reason why the payload cannot be checked."""
 
 

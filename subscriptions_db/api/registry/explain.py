@@ -16,10 +16,11 @@ from delivery.model import Attribute, EndpointId, Event, EventId, Record, Subscr
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.events import attributes, opaque
 from delivery.webhooks.routing import explain
+from subscriptions_db import described
 from subscriptions_db.api.contract import crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.registry import event_types
-from subscriptions_db.manifest import manifest
+from subscriptions_db.manifest import manifest, parts
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.snapshot import registry_reader
 
@@ -42,15 +43,21 @@ def _opaque(media_type: str | None) -> str | None:
     return media_type
 
 
-class ExplainedEvent(manifest.ManifestPart):
+class ExplainedEvent(parts.ManifestPart):
     """A hypothetical event."""
 
     type: str = Field(min_length=1, max_length=1024)
+    """The type, such as `order.created`."""
     tenant_id: manifest.Id
+    """The tenant at which the event happens."""
     sub_tenant_id: manifest.Id | None = None
+    """The sub-tenant at which the event happens."""
     id: str = Field("evt_1", max_length=1024)
+    """The id."""
     source: str = Field("events", max_length=1024)
+    """The source."""
     time: str = Field("2026-01-01T00:00:00Z", max_length=64)
+    """The time, as RFC 3339 has it."""
     attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
     """CloudEvents attributes that have no field of their own, such as `subject`."""
     data: Any = None
@@ -65,28 +72,35 @@ class ExplainedEvent(manifest.ManifestPart):
         return self
 
 
-class ExplainRequest(manifest.ManifestPart):
+class ExplainRequest(parts.ManifestPart):
     """The event to explain."""
 
     event: ExplainedEvent
+    """The event."""
 
 
-class Explanation(pydantic.BaseModel):
+class Explanation(described.DescribedModel):
     """The verdict of one subscription on the event. Whether the tenant is known and active is not checked."""
 
     subscription: str
+    """The id of the subscription."""
     endpoint: str
+    """The id of the endpoint of the subscription."""
     is_due: bool
+    """True: the endpoint would get the event."""
     rule: explain.Rule
     """The rule that decides."""
     detail: str
+    """The reason in words, for people."""
 
 
-class Explanations(pydantic.BaseModel):
+class Explanations(described.DescribedModel):
     """The verdicts of the first 100 subscriptions, sorted by id."""
 
     items: list[Explanation]
+    """The verdict of each subscription."""
     catalogue: event_types.CatalogueEntry
+    """The comparison of the event with the catalogue."""
 
 
 def for_endpoint(call: Call) -> Explanations:

@@ -8,31 +8,33 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import pydantic
-
 from delivery import errors
 from delivery.webhooks.http.transport import Response
 from delivery.webhooks.sending import handshake
+from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, PendingQuestion, Route
 from subscriptions_db.registration import receiver_permission
 
 
-class ValidationResult(pydantic.BaseModel):
+class ValidationResult(described.DescribedModel):
     """The reply of the receiver. An earlier permission stays valid, whatever the reply."""
 
     state: handshake.State
+    """The state of the permission after the reply."""
     permitted_per_minute: int | None
     """With state `permitted`, the permitted requests a minute. Null: any number."""
     reason: str
     """Why the receiver did not permit deliveries."""
 
 
-class PermitResult(pydantic.BaseModel):
+class PermitResult(described.DescribedModel):
     """The recorded permission."""
 
     state: handshake.State
+    """The state of the permission."""
     permitted_per_minute: int | None
+    """The permitted requests a minute. Null: any number."""
 
 
 def validate(call: Call) -> PendingQuestion:

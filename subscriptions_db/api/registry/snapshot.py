@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import pydantic
 from pydantic import Field
 
 from delivery.model import Revision
+from subscriptions_db import described
 from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import Call, NoParameters, Route, SnapshotRequest, WaitS
@@ -27,20 +27,25 @@ class SnapshotQuery(NoParameters):
     """Seconds to wait for a revision later than `since` or `If-None-Match`; at most `api.max_poll_s`."""
 
 
-class RegistryDocument(pydantic.BaseModel):
+class RegistryDocument(described.DescribedModel):
     """The registry at a revision, or the changes since one, as rows of the tables. Secrets are sealed."""
 
     revision: int
+    """The revision of the registry."""
     since: int | None
     """Null: the whole registry. Otherwise the rows replace the reader's rows, and `gone` lists the deleted ones."""
     tenants: list[dict[str, Any]]
+    """The rows of tenants."""
     endpoints: list[dict[str, Any]]
+    """The rows of endpoints."""
     secrets: list[dict[str, Any]]
     """The valid secrets of `endpoints`, the newest first; `sealed` is base64."""
     subscriptions: list[dict[str, Any]]
+    """The rows of subscriptions."""
     scopes: list[dict[str, Any]]
     """The scopes of `subscriptions`."""
     gone: dict[str, list[str]]
+    """The ids of deleted rows, by table."""
 
 
 def follow(call: Call) -> SnapshotRequest:

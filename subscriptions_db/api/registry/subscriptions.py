@@ -39,6 +39,7 @@ class Subscriptions(routes.ListPage):
     """A page of subscriptions."""
 
     items: list[ListedSubscription]
+    """The subscriptions of the page."""
 
 
 class StrictQuery(NoParameters):

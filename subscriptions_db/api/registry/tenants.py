@@ -7,26 +7,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import pydantic
-
+from subscriptions_db import described
 from subscriptions_db.api.contract import crud, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import manifest
 
 
-class Tenant(pydantic.BaseModel):
+class Tenant(described.DescribedModel):
     """An organisation whose events flow through Kafka."""
 
     id: str
+    """The id, as events have it."""
     name: str
+    """The name, for people."""
     status: str
+    """`active` or `suspended`. Events of a suspended tenant are not delivered."""
     sub_tenants: list[manifest.ManifestSubTenant]
+    """The departments of the tenant."""
 
 
 class Tenants(routes.ListPage):
     """A page of tenants."""
 
     items: list[Tenant]
+    """The tenants of the page."""
 
 
 def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:

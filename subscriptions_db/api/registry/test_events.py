@@ -17,7 +17,6 @@ from typing import Any
 
 import cachetools
 import orjson
-import pydantic
 from pydantic import Field
 
 from delivery import errors
@@ -40,11 +39,11 @@ from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.sending import batch_payload, payload, sender
-from subscriptions_db import disclosure
+from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import audit, crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, PendingSend, Route
 from subscriptions_db.api.registry import event_types as catalogue
-from subscriptions_db.manifest import event_types, manifest
+from subscriptions_db.manifest import event_types, parts
 from subscriptions_db.snapshot import registry_reader
 
 MAX_PER_S = 1.0
@@ -59,30 +58,36 @@ TEST_SUBSCRIPTION = SubscriptionId("test")
 """The subscription id of every test event. No registered subscription has this id."""
 
 
-class TestEvent(manifest.ManifestPart):
+class TestEvent(parts.ManifestPart):
     """The test event: an event of the tenant `fanout-test`."""
 
     __test__ = False  # pytest must not collect it
 
     type: str = Field("fanout.test", min_length=1, max_length=255, pattern=r"^[!-~]+$")
+    """The type of the event."""
     data: Any = Field(default_factory=lambda: {"test": True})
     """The payload. Omitted: the first example of the type in the catalogue, if there is one."""
 
 
-class TestResult(pydantic.BaseModel):
+class TestResult(described.DescribedModel):
     """The result of a test event's only attempt. The archive does not have the attempt, and a failure is not retried."""
 
     __test__ = False  # pytest must not collect it
 
     webhook_id: str
+    """The `webhook-id` of the request."""
     is_delivered: bool
+    """True: the endpoint accepted the event."""
     status: int | None
     """The HTTP status. Null: no response arrived."""
     error_class: str | None
+    """The error class of the attempt. Null: the endpoint accepted the event."""
     detail: str
+    """The result in words, for people."""
     response: str
     """The beginning of the response body."""
     duration_ms: float
+    """Milliseconds from the start of the request to its result."""
 
 
 class TestEventSender:

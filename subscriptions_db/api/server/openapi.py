@@ -55,6 +55,28 @@ _TAGS = {
 }
 """The first part of a path below /v1 → the description of its tag."""
 
+_PATH_PARAMETERS = {
+    "attempt_id": "The id of the attempt.",
+    "consumer_id": "The name of the consumer.",
+    "customer_id": "The id of the customer.",
+    "endpoint_id": "The id of the endpoint.",
+    "event_type_id": "The event type, such as `order.created`.",
+    "letter_id": "The id of the dead letter.",
+    "replay_id": "The id of the replay.",
+    "subscription_id": "The id of the subscription.",
+    "tenant_id": "The id of the tenant.",
+    "token": "The token of the callback URL that the receiver got.",
+    "webhook_id": "The `webhook-id` of the delivery.",
+}
+"""The name of a path parameter → its description."""
+_HEADERS = {
+    "Idempotency-Key": "A text of the client, unique for the change. A repeat within a day changes nothing.",
+    "If-Match": "Change the resource only if it has one of these ETags, or exists (`*`).",
+    "If-None-Match": "Answer only if the resource has none of these ETags; with `*`, only if it does not exist.",
+    "WebHook-Allowed-Rate": "Requests a minute that the receiver permits, or `*` for any number.",
+}
+"""The name of a header of requests → its description."""
+
 Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
 
 
@@ -166,13 +188,17 @@ def _refusals(route: Route) -> list[int]:
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     schema = {"type": "string", "pattern": ID_PATTERN}
-    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in _PARAMETER.findall(route.path)]
+    return [
+        {"name": name, "in": "path", "required": True, "description": _PATH_PARAMETERS[name], "schema": schema}
+        for name in _PARAMETER.findall(route.path)
+    ]
 
 
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
     schema = route.query.model_json_schema()
     return [
-        {"name": name, "in": "query", "required": False, "schema": part} for name, part in schema.get("properties", {}).items()
+        {"name": name, "in": "query", "required": False, "description": part.pop("description"), "schema": part}
+        for name, part in schema.get("properties", {}).items()
     ]
 
 
@@ -184,4 +210,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
         "If-Match": {"type": "string"} if route.may_answer_412 else None,
         route.header: printable if route.header else None,
     }
-    return [{"name": name, "in": "header", "required": False, "schema": schema} for name, schema in taken.items() if schema]
+    return [
+        {"name": name, "in": "header", "required": False, "description": _HEADERS[name], "schema": schema}
+        for name, schema in taken.items()
+        if name and schema
+    ]

@@ -91,3 +91,25 @@ def test_the_test_of_an_endpoint_may_be_refused_by_its_state():
 def test_headers_of_the_rate_count_events_where_events_are_published():
     headers = DOCUMENT["paths"]["/v1/events"]["post"]["responses"]["202"]["headers"]
     assert "publishEvents, events" in headers["RateLimit-Limit"]["description"]
+
+
+def test_every_property_of_a_schema_has_a_description():
+    """Regression: no property had one, although the fields have docstrings."""
+    properties = {
+        f"{schema}.{name}": part
+        for schema, described in DOCUMENT["components"]["schemas"].items()
+        for name, part in described.get("properties", {}).items()
+    }
+    assert len(properties) > 500
+    assert [name for name, part in properties.items() if not part.get("description")] == []
+
+
+def test_every_parameter_of_an_operation_has_a_description():
+    parameters = {
+        f"{operation['operationId']} {parameter['name']}": parameter
+        for path in DOCUMENT["paths"].values()
+        for operation in path.values()
+        for parameter in operation["parameters"]
+    }
+    assert len(parameters) > 200
+    assert [name for name, parameter in parameters.items() if not parameter.get("description")] == []

@@ -1,0 +1,93 @@
+"""The types of the parts of an endpoint in a manifest, and their base.
+
+Runs in the command and in the API. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field, SecretStr
+
+from subscriptions_db import described
+from subscriptions_db.manifest import mistakes
+
+
+class ManifestPart(described.DescribedModel):
+    """Base of the types of a manifest: refuses unknown fields, and quotes no input in errors."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class AuthFields(ManifestPart):
+    """The authentication of requests to an endpoint, beside the signature. With `oauth2`, `secret` is the client secret."""
+
+    kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
+    """`none`, `basic` (user name and password), `bearer` (a token), `api_key` (a header) or `oauth2` (client credentials)."""
+    username: Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.USERNAME_PATTERN)] | None = None
+    """The user name. Required with kind `basic`."""
+    header: Annotated[str, Field(pattern=mistakes.HEADER_PATTERN)] | None = None
+    """The name of the header that has the secret. Required with kind `api_key`."""
+    secret: SecretStr | None = None
+    """The password, token, key or client secret. No answer shows it."""
+    client_id: Annotated[str, Field(pattern=mistakes.CLIENT_ID_PATTERN)] | None = None
+    """The id of the OAuth 2.0 client. Required with kind `oauth2`."""
+    token_url: str | None = None
+    """The URL of the token endpoint. Required with kind `oauth2`."""
+    token_scope: Annotated[str, Field(pattern=mistakes.SCOPE_WORDS_PATTERN, max_length=1000)] | None = None
+    """The scopes to request, separated by blanks. Only with kind `oauth2`."""
+
+    @pydantic.model_validator(mode="after")
+    def _fits_its_kind(self) -> AuthFields:
+        needs = _NEEDS[self.kind]
+        given = {name for name in type(self).model_fields if name != "kind" and getattr(self, name) is not None}
+        if missing := sorted(needs - given):
+            raise ValueError(f"kind {self.kind} requires {' and '.join(missing)}")
+        if beyond := sorted(given - needs - ({"token_scope"} if self.kind == "oauth2" else set())):
+            raise ValueError(f"kind {self.kind} does not allow {' or '.join(beyond)}")
+        return self
+
+
+_NEEDS: dict[str, set[str]] = {
+    "none": set(),
+    "basic": {"username", "secret"},
+    "bearer": {"secret"},
+    "api_key": {"header", "secret"},
+    "oauth2": {"client_id", "token_url", "secret"},
+}
+
+
+class TlsFields(ManifestPart):
+    """TLS settings of connections to an endpoint, where they differ from the system's. PEM texts."""
+
+    authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
+    """Certificates of the authorities that the platform trusts for this endpoint. Null: those of the system."""
+    certificate: Annotated[str, Field(max_length=48 * 1024)] | None = None
+    """The client certificate of the platform, with its chain. Null: no client certificate."""
+    key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None
+    """The private key of the client certificate. No answer shows it."""
+
+
+class BatchFields(ManifestPart):
+    """The limits at which a batch is sent, whichever is reached first. For endpoints with mode `batch`."""
+
+    max_events: Annotated[int, Field(ge=1, le=10_000)] = 1000
+    """Maximum events of a batch."""
+    max_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1
+    """Maximum seconds from the first event of a batch until the batch is sent."""
+    max_bytes: Annotated[int, Field(ge=4096, le=10 * 1024 * 1024)] = 1024 * 1024
+    """Maximum bytes of the body, before compression. A larger event is sent alone."""
+    gzip: bool = False
+    """Compress the body of requests with gzip."""
+
+
+class RetryFields(ManifestPart):
+    """The schedule of the retry lane for an endpoint. Omitted fields have the defaults of model.Retrying."""
+
+    schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
+    """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there."""
+    max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
+    """Seconds that a delivery may wait in the retry lane. Then it becomes a dead letter."""
+    timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
+    """Seconds of one attempt in the retry lane, in total."""
