@@ -68,9 +68,10 @@ class Result:
                 "the signature is valid" if self.is_signature_checked else "answered with 2xx; the signature was not checked"
             )
             return f"delivered to {self.url} after {self.delivered_after_s:.1f} s: {proof}"
-        why = f"the delivery log says: {', '.join(self.seen)}" if self.seen else (
-            "the delivery log has no attempt: check with `fanout doctor` that the job is ready and runs the direct lane"
-        )  # fmt: skip
+        if self.seen:
+            why = f"the delivery log says: {', '.join(self.seen)}. Check that the job reaches this URL, and that it answers 2xx"
+        else:
+            why = "the delivery log has no attempt: check with `fanout doctor` that the job is ready and runs the direct lane"
         return f"not delivered to {self.url}, {self.published} copies of the event published: {why}"
 
 

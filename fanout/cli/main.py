@@ -38,13 +38,16 @@ app.command()(development.up)
 app.command()(development.demo)
 app.command()(development.listen)
 
+CONFIG_HELP = (
+    "Settings file (TOML), read in place of ./fanout.toml and ./.fanout/local.toml. Variables FANOUT_… override its settings."
+)
 _settings, _print_json, _print_table = commands.settings_of, commands.print_json, commands.print_table
 
 
 @app.callback()
 def _common(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings file (TOML); no other is read. Default: ./fanout.toml.")] = None,
+    config: Annotated[Path | None, typer.Option(help=CONFIG_HELP)] = None,
 ) -> None:
     context.obj = config
 
@@ -134,7 +137,10 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Handle the events that are in Kafka now, then exit.")] = False,
     lanes: Annotated[
         str,
-        typer.Option(help="Lanes to run, separated by commas: direct, batch, retry, realtime. [default: all that have topics]"),
+        typer.Option(
+            help="Lanes to run, separated by commas: direct, batch, retry, realtime. Default: all, but realtime only if "
+            "source.realtime_pattern is set."
+        ),
     ] = "",
 ) -> None:
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it between micro-batches."""
@@ -148,7 +154,7 @@ def run(
 @app.command("accept-loss")
 def accept_loss(
     context: typer.Context,
-    lanes: Annotated[str, typer.Option(help="Lanes to examine, separated by commas. [default: all that have topics]")] = "",
+    lanes: Annotated[str, typer.Option(help="Lanes to examine, separated by commas. Default: those of `fanout run`.")] = "",
     is_sure: Annotated[
         bool, typer.Option("--yes", help="Write the loss to the audit log, and move the checkpoints past it.")
     ] = False,
@@ -198,7 +204,9 @@ def prepare() -> None:
 @app.command()
 def archive(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Archive the records that are in Kafka now, then exit.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Archive the records that are in Kafka now, run what was requested, then exit.")
+    ] = False,
 ) -> None:
     """Copy dead letters and attempts to Postgres; run redrives, replays and operational events.
 

@@ -100,12 +100,15 @@ class Account:
     """Outcomes of all due pairs."""
 
     events: int
+    """Published events, without the bad records."""
     rejected: int
+    """Records that the job rejected."""
     lanes: dict[str, LaneAccount]
     batches: dict[str, int]
     """Number of sent batches, by the reason for which they were closed."""
     over_http: OverHttp
     unverified: int
+    """Requests whose signature did not verify."""
     unexpected: tuple[Pair, ...]
     """Pairs with an outcome that were not due, or not due with this outcome."""
     findings: tuple[str, ...]

@@ -57,7 +57,7 @@ class Client:
     key: Secret
 
     def is_ready(self) -> bool:
-        """Return True if the API answers."""
+        """Return True if the API is ready to take requests."""
         with contextlib.suppress(errors.LocalStackError):
             return self._ask("GET", "/readyz").status == http.client.OK
         return False

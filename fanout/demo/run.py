@@ -47,7 +47,7 @@ OVERRIDES = {
 }
 """Settings of the job. Probes are frequent, because the demo is too short to wait a minute for one."""
 START_TIMEOUT_S = 120
-"""Seconds until the job and the API must work."""
+"""Seconds without a record of the job after which the demo fails, while the job and the API start."""
 QUIET_TIMEOUT_S = 60
 """Seconds without any progress after which the demo fails."""
 PARTITIONS = 1

@@ -38,7 +38,7 @@ RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
 """Endpoints that answer 503 until the registry changes."""
 DISABLED_ENDPOINT = "endpoint-13"
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
-"""Retry settings of endpoints that never accept: a demo cannot retry for days."""
+"""Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
 """Retry settings of RECOVERING_ENDPOINTS: 21 retries, nearly all two seconds apart."""
 REJECTING_ENDPOINT = "batches-rejecting"
@@ -177,7 +177,7 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
 
 
 def bad_records() -> list[publishing.Message]:
-    """Return records that are not events. Each must end in the topic of rejected records, and delay no other event."""
+    """Return records that are no events of an active tenant. The job must reject each of them, and delay no event for them."""
     topic = TOPIC_PREFIX + EVENT_TYPES[0]
     values = [
         b"not JSON",

@@ -1,6 +1,6 @@
 """Generate two parts of the chart: the settings in values.schema.json, and the table of values in README.md.
 
-Runs in `python -m fanout.documents.generate`. A test fails when a file and its source differ.
+Runs in `python -m fanout.documents.generate` and the tests. A test fails when a file and its source differ.
 """
 
 from __future__ import annotations

@@ -45,13 +45,13 @@ AREAS = (
     ),
     Area(
         "delivery/config, delivery/observability",
-        "Settings, logs, metrics and health. Runs on the driver and in the commands.",
+        "Settings, logs, metrics and health. Runs on the driver and in the commands. Executors use only its logs.",
         ("delivery.config", "delivery.observability"),
     ),
     Area(
         "subscriptions_db",
         "The registry, the archive, and the HTTP API in front of both. Runs on the driver and in the commands, which are also "
-        "`fanout serve` and `fanout archive`.",
+        "`fanout serve` and `fanout archive`. With `snapshot.source` `lookup` it also reads the registry in the executors.",
         (
             "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.described subscriptions_db.postgres",
             "subscriptions_db.secrets",
@@ -82,7 +82,7 @@ AREAS = (
     ),
     Area(
         "fanout",
-        "The command. Nothing in `delivery` or `subscriptions_db` imports it.",
+        "The commands. Nothing in `delivery` or `subscriptions_db` imports it.",
         (
             "fanout.terminal",
             "fanout.jvm fanout.kafka",

@@ -82,7 +82,7 @@ def metrics_table() -> str:
 
 
 def main(folder: Path) -> None:
-    """Write the documents into `folder`, and those of the chart beside it. Exit with the links that lead nowhere."""
+    """Write the documents into `folder`, and the generated parts of the chart. Then exit with 1 if links lead nowhere."""
     root = folder.absolute().parent
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())

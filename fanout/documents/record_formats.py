@@ -93,7 +93,7 @@ _UNITS = (
 
 
 class Field(NamedTuple):
-    """A field of a record, as its table shows it."""
+    """A field of a record: a row of the record's table."""
 
     name: str
     type: str
