@@ -23,7 +23,8 @@ from subscriptions_db.archive.search import consumers, cursor, receipts
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.postgres import connect
 
-Seconds = Annotated[float, Field(ge=0, le=consumers.MAX_LEASE_S)]
+LeaseS = Annotated[float, Field(ge=1, le=consumers.MAX_LEASE_S)]
+"""Seconds of a lease. To end a lease at once, nack its dead letter."""
 
 
 class LeaseRequest(NoParameters):
@@ -31,7 +32,7 @@ class LeaseRequest(NoParameters):
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
     """Maximum dead letters of the answer."""
-    lease_s: Seconds = 60
+    lease_s: LeaseS = 60
     """Seconds during which no other poller of the consumer gets the leased dead letters."""
     wait_s: WaitS = 0
     """Seconds to wait if there is no dead letter; at most `api.max_poll_s`."""
@@ -67,14 +68,14 @@ class ReceiptHandles(NoParameters):
 class NackRequest(ReceiptHandles):
     """Receipt handles of dead letters to return to the consumer."""
 
-    wait_s: Seconds = 0
+    wait_s: Annotated[float, Field(ge=0, le=consumers.MAX_LEASE_S)] = 0
     """Seconds before the dead letters can be leased again."""
 
 
 class ExtendRequest(ReceiptHandles):
     """Receipt handles of dead letters whose leases end at another time."""
 
-    lease_s: Seconds
+    lease_s: LeaseS
     """Seconds from now until the leases end. A lease ends 12 hours after its poll at the latest."""
 
 

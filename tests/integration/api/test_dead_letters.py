@@ -20,6 +20,14 @@ def acknowledge(poller, answer):
     return poller.post(f"{CONSUMER}/ack", {"receipts": [item["receipt"] for item in answer.json["items"]]}).json["letters"]
 
 
+def expired(served, answer):
+    """Let the leases of an answer end now, as if their time had passed; return the answer."""
+    with served.registry() as opened:
+        ended = "update dead_letter_leases set until = now() - interval '1 second' where position = any(%s::bigint[])"
+        opened.execute(ended, [ids(answer)])
+    return answer
+
+
 def test_two_pollers_share_all_dead_letters(served, poller):
     write(served, 25)
     everything, handled = ids(poller.get("/v1/dead-letters?limit=100")), []
@@ -41,7 +49,7 @@ def test_two_pollers_share_all_dead_letters(served, poller):
 
 def test_a_dead_letter_without_ack_is_leased_again(served, poller):
     write(served, 2)
-    first = lease(poller, lease_s=0)
+    first = expired(served, lease(poller))
     again = lease(poller)
     assert ids(first) == ids(again)
     assert [item["times"] for item in again.json["items"]] == [2, 2]
@@ -85,7 +93,8 @@ def test_a_page_of_large_dead_letters_is_bounded_in_bytes(served, poller):
 
 def test_a_poll_leases_only_the_dead_letters_that_fit(served, poller):
     write(served, 5, data=LARGE)
-    first, second = lease(poller, lease_s=0), lease(poller, limit=2)
+    first = expired(served, lease(poller))
+    second = lease(poller, limit=2)
     assert [len(ids(first)), len(ids(second))] == [2, 2]
     assert (first.json["has_more"], ids(first)) == (True, ids(second))
     rest = [lease(poller), lease(poller)]
@@ -96,7 +105,7 @@ def test_a_poll_leases_only_the_dead_letters_that_fit(served, poller):
 def test_expired_leases_are_renewed_only_as_far_as_they_fit(served, poller):
     write(served, 3)
     write(served, 1, data=LARGE * 5)
-    first, alone = lease(poller, lease_s=0), lease(poller, lease_s=0)
+    first, alone = (expired(served, lease(poller)) for _ in range(2))
     assert ids(alone) == ids(first)  # what was given before comes first, and the large one does not fit beside it
     assert (len(ids(first)), first.json["has_more"]) == (3, True)
     receipts = [item["receipt"] for item in alone.json["items"]]
@@ -248,7 +257,7 @@ def test_a_bad_receipt_handle_refuses_only_itself(served, poller, receipt, how):
 
 def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
     write(served, 3)
-    first = [item["receipt"] for item in lease(poller, limit=1, lease_s=0).json["items"]]
+    first = [item["receipt"] for item in expired(served, lease(poller, limit=1)).json["items"]]
     leased = lease(poller).json["items"]
     receipts, letters = [item["receipt"] for item in leased], [item["id"] for item in leased]
     extended = poller.post(f"{CONSUMER}/extend", {"receipts": [*first, *receipts[:2]], "lease_s": 1000}).json
@@ -270,13 +279,23 @@ def test_an_answer_has_the_result_of_each_receipt_handle(served, poller):
     assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts, "lease_s": 43_201}).fields == ["lease_s"]
 
 
+@pytest.mark.parametrize("lease_s", [0, 0.5, 0.999])
+def test_a_lease_of_less_than_a_second_is_refused(served, poller, lease_s):
+    """Regression: a lease of 0 s ended before its poller had the answer, so each poller got the same dead letters."""
+    write(served)
+    assert lease(poller, lease_s=lease_s).fields == ["lease_s"]
+    receipts = [item["receipt"] for item in lease(poller, lease_s=1).json["items"]]
+    assert poller.post(f"{CONSUMER}/extend", {"receipts": receipts, "lease_s": lease_s}).fields == ["lease_s"]
+    assert len(poller.post(f"{CONSUMER}/nack", {"receipts": receipts, "wait_s": 0}).json["letters"]) == 1
+
+
 def test_dead_letters_are_parked_listed_and_unparked(served, acme, poller):
     write(served, 3)
     path = "/v1/dead-letter-consumers/careful"
     assert acme.post("/v1/dead-letter-consumers", {"name": "careful", "max_receives": 1}).json["max_receives"] == 1
     for wrong in (0, 1001, "many"):
         assert acme.patch(path, {"max_receives": wrong}).fields == ["max_receives"]
-    given = ids(poller.post(f"{path}/lease", {"lease_s": 0}))
+    given = ids(expired(served, poller.post(f"{path}/lease", {})))
     assert ids(poller.post(f"{path}/lease", {})) == []
     page = poller.get(f"{path}/parked?limit=2").json
     rest = poller.get(f"{path}/parked?limit=2&cursor={page['next_cursor']}").json
@@ -288,7 +307,8 @@ def test_dead_letters_are_parked_listed_and_unparked(served, acme, poller):
     assert acme.post(f"{path}/unpark", {"everything": True}).json["letters"] == given[1:]
     assert poller.get(f"{path}/parked").json["items"] == []
     assert acme.patch(path, {"max_receives": None}).json["max_receives"] is None
-    assert ids(poller.post(f"{path}/lease", {"lease_s": 0})) == ids(poller.post(f"{path}/lease", {})) == given
+    again = expired(served, poller.post(f"{path}/lease", {}))
+    assert ids(again) == ids(poller.post(f"{path}/lease", {})) == given
     assert [row["action"] for row in served.audit("careful")] == ["create", "unpark", "unpark", "update"]
 
 
@@ -301,7 +321,7 @@ def test_an_answer_says_how_many_dead_letters_wait(served, acme, poller):
     made = acme.post("/v1/dead-letter-consumers", {"name": "counted", "max_receives": 1}).json
     assert (made["waiting"], made["leased"], made["parked"]) == (5, 0, 0)
     path = "/v1/dead-letter-consumers/counted"
-    poller.post(f"{path}/lease", {"limit": 1, "lease_s": 0})
+    expired(served, poller.post(f"{path}/lease", {"limit": 1}))
     poller.post(f"{path}/lease", {"limit": 3})
     found = poller.get(path).json
     assert (found["waiting"], found["leased"], found["parked"], found["unacknowledged"]) == (1, 3, 1, 3)
