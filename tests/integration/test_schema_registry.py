@@ -1,11 +1,9 @@
 """Values that Confluent's own serializers have framed, read by a real worker from a registry on a real port."""
 
 import datetime as dt
-import decimal
 import json
 import socket
 
-import confluent_kafka
 import orjson
 import pytest
 from confluent_kafka import schema_registry
@@ -23,7 +21,6 @@ from delivery.webhooks.routing import matching
 from fanout.admin import diagnosis
 from tests.integration.customers import Keeping, Source, working
 from tests.support import builders, framing
-from tests.support.reading import blocks
 from tests.support.schema_registry import PASSWORD, USERNAME, SchemaRegistry
 
 pytestmark = pytest.mark.integration
@@ -111,30 +108,6 @@ def test_what_confluents_serializers_write_is_read(registry, client, write, more
     event = event_of(registry, value)
     assert (event.event_id, event.tenant_id) == ("order-17", "t1")
     assert event.content == ORDER | more
-
-
-def test_the_example_of_the_page_writes_its_event(registry, monkeypatch):
-    [block] = [block for block in blocks("docs/producing.md", "python") if "SCHEMA" in block]
-    [document] = [orjson.loads(text) for text in blocks("docs/producing.md", "json") if "placed_at" in text]
-    written = []
-
-    class Producer:
-        def __init__(self, options):
-            assert options["enable.idempotence"]
-
-        def produce(self, topic, *, key, value):
-            written.append((topic, key, value))
-
-        def flush(self, _):
-            return 0
-
-    monkeypatch.setattr(confluent_kafka, "Producer", Producer)
-    example = {}
-    exec(block.replace("http://localhost:8081", registry.url), example)  # noqa: S102 - an example of our own page
-    placed = dt.datetime(2026, 5, 1, 10, tzinfo=dt.UTC)
-    example["write"]({"id": "order-17", "tenant_id": "tenant-1", "amount": decimal.Decimal(700), "placed_at": placed})
-    [(topic, key, value)] = written
-    assert (topic, key, event_of(registry, value).content) == (TOPIC, "tenant-1", document)
 
 
 def test_each_event_is_decoded_by_the_version_of_its_writer(registry, client):

@@ -1,4 +1,5 @@
-"""Install Node.js and the packages of node/package-lock.json into a folder outside the tree: linters, and a provider of tokens.
+"""Install Node.js and the packages of node/package-lock.json into a folder outside the tree: linters,
+a provider of tokens and a Kafka client.
 
 The machine needs the registries of Python's and npm's packages the first time only: the folder's name has a digest of both
 locks. Both locks have a hash of each package. No script of a package runs.

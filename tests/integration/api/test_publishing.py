@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import admin
 
 from delivery.config import settings, worker_plans
-from delivery.model import Record
 from delivery.stages.kafka import topics
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.sending import payload
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.api.publishing import producer
 from tests.integration.api import world
+from tests.support import topic_records
 from tests.support.reading import blocks
 
 pytestmark = pytest.mark.integration
@@ -78,19 +78,13 @@ class Reader:
     def records(self):
         found = []
         new = [dataclasses.replace(extent, first=self._first[extent.place]) for extent in self._extents()]
-        self._scanner.read(new, "events", lambda message: found.append(record_of(message)))
+        self._scanner.read(new, "events", lambda message: found.append(topic_records.record_of(message)))
         return sorted(found, key=lambda record: record[0].value or b"")
 
     def events(self):
         """Return the new events, as the job's own parser reads them."""
         layout = worker_plans.layout_of(self._config)
         return {event.event_id: event for event in (parsing.parse(record, layout) for record, _ in self.records())}
-
-
-def record_of(message):
-    """Return a record as the job has it, and its key."""
-    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
-    return Record(*place, message.value(), topic_scanner.headers(message)), message.key()
 
 
 @pytest.fixture

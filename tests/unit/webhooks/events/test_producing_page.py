@@ -3,7 +3,6 @@
 import datetime as dt
 import decimal
 import re
-import types
 
 import orjson
 import pytest
@@ -50,27 +49,6 @@ def by_regular_expression(block):
     return value.encode(), [(name, text.encode()) for name, text in headers]
 
 
-def by_running_it(block):
-    """Run a Python example with a client that keeps the record."""
-    written = []
-
-    class Producer:
-        def __init__(self, options):
-            assert options["enable.idempotence"]
-
-        def produce(self, topic, value, key, headers):
-            written.append((topic, value.encode(), key, [(name, text.encode()) for name, text in headers]))
-
-        def flush(self, _):
-            return 0
-
-    source = block.replace("import confluent_kafka\n", "")
-    exec(source, {"confluent_kafka": types.SimpleNamespace(Producer=Producer)})  # noqa: S102 - an example of our own page
-    [(topic, value, key, headers)] = written
-    assert (topic, key) == ("events.order.created", "tenant-1")
-    return value, headers
-
-
 def by_the_console(block):
     """Read what the console producer reads: headers, key and value with tabs between them, a header up to its first colon."""
     [line] = re.findall(r"printf '(.*)\\n'", block)
@@ -82,7 +60,6 @@ def by_the_console(block):
 @pytest.mark.parametrize(
     ("language", "read"),
     [
-        ("python", by_running_it),
         ("java", by_regular_expression),
         ("go", by_regular_expression),
         ("javascript", by_regular_expression),
@@ -90,6 +67,7 @@ def by_the_console(block):
     ],
 )
 def test_each_language_writes_the_same_event(language, read):
+    """tests/integration/test_producing_examples.py runs the examples. No jar of the project has the console producer."""
     [block] = [block for block in blocks(PAGE, language) if "SCHEMA" not in block]
     value, headers = read(block)
     event = parsed(value, headers)
@@ -129,7 +107,7 @@ def test_each_refusal_of_a_frame_can_happen(reason, record):
 
 
 def test_the_schema_of_the_page_gives_the_event_below_it():
-    """tests/integration/test_schema_registry.py runs the example itself."""
+    """tests/integration/test_producing_examples.py runs the example itself."""
     [block] = [block for block in blocks(PAGE, "python") if "SCHEMA" in block]
     [document] = [orjson.loads(text) for text in blocks(PAGE, "json") if "placed_at" in text]
     text = re.search(r'SCHEMA = """(.*?)"""', block, re.DOTALL)[1]
