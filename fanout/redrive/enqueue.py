@@ -21,7 +21,8 @@ NOTES_PER_FLUSH = 1000
 """Records of the retries topic after which Kafka must confirm all of them, before their notes go to the attempts topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
 """Number of dead letters, or bytes of payload in base64, at which the buffer is written. Dead letters of one endpoint that are
-written together share records. A batch stays in the buffer until all its chosen dead letters were added."""
+written together share records. A batch stays in the buffer until all its chosen dead letters were added, or until
+`finish`."""
 
 
 @dataclass(slots=True)
@@ -75,14 +76,23 @@ class Enqueuer:
             of_batch = self._batches.setdefault(batch, [])
             of_batch.append(letter)
             if len(of_batch) == self._batch_sizes[batch]:
-                self._requests.setdefault(letter.endpoint_id, []).extend(redrive_plan.requests_of(self._batches.pop(batch)))
+                self._complete(batch)
         if self._buffered >= MAX_BUFFERED_LETTERS or self._buffered_bytes >= MAX_BUFFERED_BYTES:
             self._write()
 
     def finish(self) -> None:
-        """Write the buffered dead letters, then their notes, and wait until Kafka has all of them."""
+        """Write the buffered dead letters, then their notes, and wait until Kafka has all of them.
+
+        A batch whose chosen dead letters were not all added is written without the missing ones: they expired meanwhile.
+        """
+        for batch in list(self._batches):
+            self._complete(batch)
         self._write()
         self._flush()
+
+    def _complete(self, batch: str) -> None:
+        letters = self._batches.pop(batch)
+        self._requests.setdefault(letters[0].endpoint_id, []).extend(redrive_plan.requests_of(letters))
 
     def _write(self) -> None:
         for endpoint_id, requests in self._requests.items():
