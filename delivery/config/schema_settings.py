@@ -27,9 +27,9 @@ class SchemaRegistry(Area):
     """PEM file of the trusted authorities; empty: those of Mozilla (`certifi`). Each executor needs the file."""
     timeout_s: Seconds = 5
     """Longest time of one request."""
-    wait_s: Seconds = 10
-    """Time for which a task waits for a schema registry that does not answer. Then the task fails, and its lane starts the
-    micro-batch again when the schema registry answers. Meanwhile the records wait in Kafka."""
+    wait_s: Seconds = 3
+    """Time for which a task waits for a schema registry that does not answer. Then the lane leaves out the record's topic until
+    the schema registry answers, and delivers all other topics. The records of the topic wait in Kafka."""
     max_schemas: Annotated[int, Field(gt=0)] = 1000
     """Most schemas in the cache of one worker process. The least recently used schemas are dropped first."""
 

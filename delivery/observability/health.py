@@ -131,6 +131,9 @@ class Watch:
         self._is_source_up = True
         self._progressed_at = clock()
         self.progress = Progress()
+        self._waits_for: str | None = None
+        self.paused_topics: Positions = {}
+        """Positions of the topics that the lane leaves out while it waits for their schemas."""
         self.backlog = Backlog()
 
     def enter(self, phase: Phase) -> None:
@@ -143,6 +146,15 @@ class Watch:
         if positions != self.progress.positions:
             self._progressed_at = self._clock()
             self.progress = Progress(positions=positions, at_s=self._progressed_at)
+            self._waits_for = None
+
+    def wait_for(self, reason: str | None) -> None:
+        """Record why the lane's query does not run now; None: it runs. The lane counts as paused until its next progress."""
+        self._waits_for = reason
+
+    def pause_topics(self, positions: Positions) -> None:
+        """Record the topics that the lane leaves out now. Their records wait, and are no reason for progress."""
+        self.paused_topics = positions
 
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
         """Record the lag, and whether Kafka answered. Called every few seconds.
@@ -150,18 +162,21 @@ class Watch:
         While the lane is paused or has no lag, no time counts as a stall.
         """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
-        if not is_source_up or not should_progress(self._phase(), self._pause_reason(), backlog.lag):
+        if not is_source_up or not should_progress(self._phase(), self._paused_for(), backlog.lag):
             self._progressed_at = self._clock()
 
     def facts(self) -> Facts:
         """Return the facts about the lane as of now."""
         return Facts(
             phase=self._phase(),
-            pause_reason=self._pause_reason(),
+            pause_reason=self._paused_for(),
             lag=self.backlog.lag,
             stalled_s=self._clock() - self._progressed_at,
             is_source_up=self._is_source_up,
         )
+
+    def _paused_for(self) -> str | None:
+        return self._pause_reason() or self._waits_for
 
     def _phase(self) -> Phase:
         return Phase.STOPPING if self._stop.is_set() and self._phase_entered is not Phase.ENDED else self._phase_entered

@@ -89,6 +89,11 @@ HELD_ENDPOINTS = Gauge(
     "Suppressed endpoints: the retry lane probes them or lets them recover slowly, and all their deliveries wait there.",
 )
 FAILING_ENDPOINTS = Gauge("fanout_failing_endpoints", "Endpoints that have accepted no delivery for retry.disable_after_s.")
+PAUSED_TOPICS = Gauge(
+    "fanout_paused_topics",
+    "Topics that the lane leaves out because the schema registry gives no schema of their records. They wait in Kafka.",
+    ["lane"],
+)
 STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory of a lane's state in the JVM.", ["lane"])
 STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
 MICRO_BATCH_SECONDS = Histogram(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery.config import settings, topic_pattern
-from delivery.stages.checkpoint import lock, losses
+from delivery.stages.checkpoint import lock, losses, paused_topics
 from delivery.stages.kafka import source
 from delivery.stages.lanes import session
 from fanout.kafka import topic_scanner
@@ -46,6 +46,7 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
+        paused_topics.restore(spark, config.spark.checkpoint, lanes)  # their positions are checked, too
         found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():

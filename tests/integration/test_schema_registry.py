@@ -12,7 +12,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pool, message_factory, timestamp_pb2
 
 from delivery import errors
-from delivery.config import settings
+from delivery.config import loader, settings, worker_plans
 from delivery.secret import Secret
 from delivery.stages.kafka import outage
 from delivery.webhooks.events import parsing
@@ -20,7 +20,7 @@ from delivery.webhooks.formats import decoder, registry_client, schemas
 from delivery.webhooks.routing import matching
 from fanout.admin import diagnosis
 from tests.integration.customers import Keeping, Source, working
-from tests.support import builders, framing
+from tests.support import builders, certificates, framing
 from tests.support.schema_registry import PASSWORD, USERNAME, SchemaRegistry
 
 pytestmark = pytest.mark.integration
@@ -161,6 +161,34 @@ def test_a_missing_schema_or_reference_is_no_schema(registry):
     assert client.schema(1) is None
 
 
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_settings_name_a_private_authority_and_a_password_file(tmp_path, is_trusted):
+    """TLS by `ca_file`, and basic authentication by a mounted secret: as the chart sets them up."""
+    here = certificates.authority()
+    context = certificates.server_context(certificates.issue("registry", issuer=here))
+    trusted = here if is_trusted else certificates.authority("another")
+    (tmp_path / "ca.pem").write_text(trusted.pem)
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    with SchemaRegistry(is_protected=True, tls=context) as registry:
+        number = registry.register("order", json.dumps(AVRO))
+        environ = {
+            "FANOUT_SCHEMA_REGISTRY_TOPIC_PATTERN": "events[.].+",
+            "FANOUT_SCHEMA_REGISTRY_URL": registry.url,
+            "FANOUT_SCHEMA_REGISTRY_CA_FILE": str(tmp_path / "ca.pem"),
+            "FANOUT_SCHEMA_REGISTRY_USERNAME": USERNAME,
+            "FANOUT_SCHEMA_REGISTRY_PASSWORD_FILE": str(tmp_path / "password"),
+            "FANOUT_SCHEMA_REGISTRY_WAIT_S": "0.01",
+        }
+        config = loader.read(environ, root=tmp_path)
+        client = registry_client.RegistryClient(worker_plans.formats_of(config.schema_registry).access)
+        if is_trusted:
+            assert client.schema(number).schema_type == "AVRO"
+            return
+        with pytest.raises(errors.SchemaRegistryUnavailable, match="ConnectError") as away:
+            client.schema(number)
+    assert "canary" not in str(away.value)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_wrong_password_rejects_nothing_and_is_not_shown(is_right):
     with SchemaRegistry(is_protected=True) as registry:
@@ -176,23 +204,26 @@ def test_a_wrong_password_rejects_nothing_and_is_not_shown(is_right):
         assert "canary" not in str(away.value)
 
 
-def test_a_task_fails_without_the_registry_and_loses_nothing(registry, client):
-    """The first record's schema is known. The second record stops the task, and no receipt covers either."""
+def test_a_task_pauses_a_partition_without_the_registry_and_loses_nothing(registry, client):
+    """The first record's schema is known. The second record waits, and no receipt covers it. Other topics are delivered."""
     first = builders.record(offset=0, value=by_avro(client, ORDER))
     second = builders.record(offset=1, value=by_json_schema(client, ORDER | {"id": "order-18"}))
+    other = builders.record(topic="plain", offset=7, value=orjson.dumps(ORDER | {"id": "order-19", "type": "order.created"}))
     with Keeping() as customers, working(formats=formats(registry)) as here:
         endpoint = builders.endpoint(url=f"{customers.url}/ep1")
         source = Source(builders.snapshot(endpoint, builders.subscription()))
         assert [len(found.outcomes) for found in here.deliver([[first]], source)][-1:] != []
         registry.stop()
-        seen = []
-        with pytest.raises(errors.SchemaRegistryUnavailable):
-            seen.extend(here.deliver([[first, second]], source))
+        seen = list(here.deliver([[first, second, other]], source))
         assert [rejection for found in seen for rejection in found.rejections] == []
-        assert [receipt for found in seen for receipt in found.receipts] == []
+        receipts = [(receipt.topic, receipt.last_offset, receipt.due) for found in seen for receipt in found.receipts]
+        assert sorted(receipts) == [(TOPIC, 0, 1), ("plain", 7, 1)]
+        assert seen[-1].paused == {(TOPIC, 0): 1}
+        assert {orjson.loads(body)["id"] for _, _, body in customers.received} == {"order-17", "order-19"}
         registry.start()
-        results = list(here.deliver([[first, second]], source))
-    assert [receipt.due for found in results for receipt in found.receipts] == [2]
+        here._formats._away = (0.0, "")  # as after AWAY_S
+        results = list(here.deliver([[second]], source))
+    assert [receipt.due for found in results for receipt in found.receipts] == [1]
     assert orjson.loads(customers.received[-1][2])["data"] == ORDER | {"id": "order-18"}
 
 
@@ -202,9 +233,10 @@ def test_the_batch_lane_collects_nothing_meanwhile(registry, client):
     source = Source(builders.snapshot(endpoint, builders.subscription()))
     registry.status = 503
     with working(formats=formats(registry)) as here:
-        collect = here.collect([[builders.record(value=value)]], source, shards=1, immediate_flush_s=0)
-        with pytest.raises(errors.SchemaRegistryUnavailable):
-            list(collect)
+        collected = list(here.collect([[builders.record(value=value)]], source, shards=1, immediate_flush_s=0))
+    assert [row for part in collected for row in part.rows] == []
+    assert [receipt for part in collected for receipt in part.results.receipts] == []
+    assert collected[-1].results.paused == {(TOPIC, 0): builders.record().offset}
 
 
 def test_filters_see_the_decoded_content(registry, client):
@@ -215,14 +247,13 @@ def test_filters_see_the_decoded_content(registry, client):
     assert len(router.matches(event_of(registry, value))) == 1
 
 
-def test_the_driver_and_the_doctor_ask_the_registry(registry, monkeypatch):
-    monkeypatch.setattr(outage, "_kafka_answers", lambda _: True)
+def test_the_driver_and_the_doctor_ask_the_registry(registry):
     config = settings.Settings.model_validate({"schema_registry": {"url": registry.url, "topic_pattern": "events[.].+"}})
-    assert outage.is_over(config)
+    assert outage.schema_registry_answers(config.schema_registry)
     assert f"{registry.url} answers" in diagnosis._schema_registry(config)
     registry.status = 503
-    assert not outage.is_over(config)
+    assert not outage.schema_registry_answers(config.schema_registry)
     with pytest.raises(errors.SchemaRegistryUnavailable):
         diagnosis._schema_registry(config)
-    assert outage.is_over(settings.Settings())
+    assert outage.schema_registry_answers(settings.Settings().schema_registry)
     assert "none" in diagnosis._schema_registry(settings.Settings())

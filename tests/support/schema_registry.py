@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import ssl
 import threading
 from typing import Any, Self
 
@@ -22,10 +23,10 @@ _ACCEPTED = "Basic " + base64.b64encode(f"{USERNAME}:{PASSWORD}".encode()).decod
 class SchemaRegistry:
     """A server on a thread of its own. While `status` is set, each answer has this status."""
 
-    def __init__(self, *, is_protected: bool = False) -> None:
+    def __init__(self, *, is_protected: bool = False, tls: ssl.SSLContext | None = None) -> None:
         self.status: int | None = None
         self.requests: list[str] = []
-        self._is_protected = is_protected
+        self._is_protected, self._tls = is_protected, tls
         self._ids = itertools.count(1)
         self._by_id: dict[int, dict[str, Any]] = {}
         self._subjects: dict[str, list[int]] = {}
@@ -59,7 +60,7 @@ class SchemaRegistry:
         """Listen, again on the same port if the registry was stopped."""
         self._runner = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
         self._port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
 
     def stop(self) -> None:
         """Close the port: connections are refused."""
@@ -73,7 +74,7 @@ class SchemaRegistry:
         app.router.add_post("/subjects/{subject}", self._look_up)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", self._port, reuse_address=True).start()
+        await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=self._tls, reuse_address=True).start()
         return runner
 
     @web.middleware

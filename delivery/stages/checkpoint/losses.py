@@ -96,12 +96,37 @@ def _partitions(positions: Positions) -> Iterator[tuple[str, str, int]]:
 
 def write(spark: SparkSession, name: str, text: str) -> None:
     """Replace the file `name` of a checkpoint by `text`, whole or not at all."""
+    manager, path = _manager(spark, name)
+    file = manager.createAtomic(path, True)
+    file.write(text.encode())
+    file.close()
+
+
+def read(spark: SparkSession, name: str) -> str | None:
+    """Return the text of the file `name` of a checkpoint; None: there is no such file."""
+    manager, path = _manager(spark, name)
+    if not manager.exists(path):
+        return None
+    stream = manager.open(path)
+    try:
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
+
+
+def delete(spark: SparkSession, name: str) -> None:
+    """Delete the file `name` of a checkpoint, if it exists."""
+    manager, path = _manager(spark, name)
+    manager.delete(path)
+
+
+def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
+    """Return Spark's file manager for the file `name`, and the path of the file."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
     path = jvm.org.apache.hadoop.fs.Path(name)
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
-    file = getattr(jvm, _MANAGER).create(path, hadoop).createAtomic(path, True)
-    file.write(text.encode())
-    file.close()
+    return getattr(jvm, _MANAGER).create(path, hadoop), path
 
 
 class Checkpoint:

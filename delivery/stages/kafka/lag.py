@@ -45,7 +45,9 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
         before, handled = progress, handled + handled_between(before.positions, positions)
         try:
             admin = admin or AdminClient(kafka_clients.for_librdkafka(config.kafka))
-            waiting = by_topic(positions, _ends(admin, positions))
+            paused = lane_watch.paused_topics
+            known = {**positions, **paused}
+            waiting = by_topic(known, _ends(admin, known))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
                 "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers, and a retry "
@@ -61,7 +63,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
                 metrics.LAG_RECORDS.labels(lane, topic).set(lag)
             lane_watch.observe(
                 health.Backlog(
-                    lag=sum(waiting.values()) if positions else None,
+                    lag=sum(lag for topic, lag in waiting.items() if topic not in paused) if positions else None,
                     handled=handled,
                     handled_at_s=progress.at_s,
                     partitions=sum(map(len, positions.values())),

@@ -2,7 +2,8 @@
 
 Runs on the driver. While Kafka is absent, Spark waits only for some minutes for the end offsets of the topics
 (delivery.stages.kafka.source), and a task fails sooner. The lane itself has no fault then: its query starts again once Kafka
-answers. The same holds for the schema registry, from which a task reads schemas.
+answers. In the real-time lane the same holds for the schema registry, from which a task reads schemas. The other lanes pause
+topics (delivery.stages.checkpoint.paused_topics).
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ def is_schema_outage(failure: str) -> bool:
 
 
 def is_over(config: settings.Settings) -> bool:
-    """Return True if Kafka answers a request, and the schema registry too if the settings name one.
+    """Return True if Kafka answers a request. Takes at most TIMEOUT_S."""
+    return _kafka_answers(config.kafka)
 
-    Takes at most TIMEOUT_S, and `schema_registry.timeout_s` for each URL of the schema registry.
+
+def schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
+    """Return True if the schema registry answers a request, or if the settings name none.
+
+    Takes at most `schema_registry.timeout_s` for each URL of the schema registry.
     """
-    return _kafka_answers(config.kafka) and _schema_registry_answers(config.schema_registry)
-
-
-def _schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
     if (formats := worker_plans.formats_of(config)) is None:
         return True
     try:

@@ -7,6 +7,7 @@ exactly the same offsets again after a crash.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
@@ -38,15 +39,18 @@ def read(
     at_most: int,
     beside: str = "",
     without_realtime: bool = False,
+    without: Collection[str] = (),
 ) -> DataFrame:
     """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`.
 
     Topics that are created later are included. A micro-batch has at most `at_most` records. `without_realtime` leaves out the
-    topics of the real-time lane.
+    topics of the real-time lane, and `without` the named topics.
     """
     wanted = whole(source.topic_pattern, *([re.escape(beside)] if beside else []))
     if without_realtime and source.realtime_pattern:
         wanted = f"^(?!(?:{source.realtime_pattern})$)(?:{wanted})"
+    if without:
+        wanted = f"^(?!(?:{'|'.join(map(re.escape, sorted(without)))})$)(?:{wanted})"
     return _events(spark, kafka, {"subscribePattern": wanted, "maxOffsetsPerTrigger": str(at_most)}, source)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delivery.config import settings
 from delivery.observability import health
+from delivery.stages.checkpoint import paused_topics
 from delivery.stages.kafka import source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
@@ -30,6 +31,7 @@ class Batch(StatefulLane):
 
     NAME = "batch"
     _delta: task_delta.TaskDelta
+    _paused: paused_topics.PausedTopics
 
     def __init__(
         self,
@@ -49,9 +51,11 @@ class Batch(StatefulLane):
 
         With `once`, batches that are due by then are delivered, and the others stay in the state.
         """
-        self._run(self._planned, self._handle, watch, once=once)
+        self._paused = lane_context.paused_topics_of(self._config, self._spark, self.NAME, watch, self._stop)
+        self._run(self._planned, self._handle, watch, once=once, paused=self._paused)
 
     def _planned(self) -> DataFrame | None:
+        left_out = self._paused.topics_to_leave_out()
         self._prepare_plan()
         known = self._acquire()
         if known is None:
@@ -59,7 +63,9 @@ class Batch(StatefulLane):
         self._delta = task_delta.TaskDelta(self._spark.sparkContext, known)
         ticks_topic = self._config.batch.ticks_topic
         at_most = self._config.batch.max_events_per_micro_batch * self._size.executors
-        records = source.read(self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic)
+        records = source.read(
+            self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic, without=left_out
+        )
         return self._routed(records.where(records.topic != ticks_topic))
 
     def _routed(self, records: DataFrame) -> DataFrame:
@@ -76,7 +82,7 @@ class Batch(StatefulLane):
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)
 
     def _handle(self, batches: DataFrame, known: registries.RefreshedSource) -> Result:
-        is_current = self._size == self._context.sizing.now() and self._delta.fits(known)
+        is_current = self._size == self._context.sizing.now() and self._delta.fits(known) and not self._paused.must_replan
         if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
         self._delta.publish(known)
@@ -86,6 +92,8 @@ class Batch(StatefulLane):
             batches, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log
         )
         if (result := self._deliver(tasks)) is Result.COMMITTED:
-            self._context.record(self._seen.publish())
+            report = self._seen.publish()
+            self._context.record(report)
+            self._paused.note(self._batch_id, report.paused)
             self._take_backlog()
         return result

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.checkpoint import recovery
+from delivery.stages.checkpoint import paused_topics, recovery
 from delivery.stages.kafka import outage, source
 from delivery.stages.lanes import lane_context, streaming_lane, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
@@ -23,6 +23,8 @@ from delivery.webhooks.routing import registries
 
 class Direct:
     """The direct lane."""
+
+    _paused: paused_topics.PausedTopics
 
     def __init__(
         self,
@@ -37,6 +39,8 @@ class Direct:
         self._tools = lane_context.task_tools(config, self._seen)
         self._reruns = recovery.Reruns(config, spark, "direct")
         self._size = context.sizing.now()
+        self._batch_id = -1
+        """Number of the present micro-batch."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Warm up the workers, then run until the job is asked to stop.
@@ -46,6 +50,7 @@ class Direct:
         if not once and (known := self._acquire()) is not None:
             self._size = self._context.sizing.now()  # it may have changed during the wait for the registry
             self._deliver(deliver_events.no_records(self._spark, self._size.tasks), known)
+        self._paused = lane_context.paused_topics_of(self._config, self._spark, "direct", watch, self._stop)
         lane = streaming_lane.Lane(
             "direct",
             acquire=self._acquire,
@@ -53,28 +58,38 @@ class Direct:
             stop=self._stop,
             watch=watch,
             is_kafka_back=functools.partial(outage.is_over, self._config),
-            on_begin=self._reruns.begin,
+            on_begin=self._begin,
+            paused=self._paused,
         )
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
 
+    def _begin(self, batch_id: int) -> None:
+        self._batch_id = batch_id
+        self._seen.begin()
+        self._reruns.begin(batch_id)
+
     def _planned(self) -> DataFrame:
+        left_out = self._paused.topics_to_leave_out()
         self._reruns.load()
         self._size = self._context.sizing.now()
         config = self._config.source
         at_most = config.max_events_per_batch * self._size.executors
-        return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True)
+        return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True, without=left_out)
 
     def _handle(self, records: DataFrame, known: registries.Source) -> Result:
-        if not lane_context.confirm_plan(self._reruns, is_current=self._size == self._context.sizing.now()):
+        is_current = self._size == self._context.sizing.now() and not self._paused.must_replan
+        if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
-        self._deliver(records, known)
+        self._paused.note(self._batch_id, self._deliver(records, known).paused)
         return Result.COMMITTED
 
-    def _deliver(self, records: DataFrame, known: registries.Source) -> None:
+    def _deliver(self, records: DataFrame, known: registries.Source) -> telemetry.WorkerReport:
         tools = self._tools.stamped(self._context.sizing.workers())
         suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
         task_context.run(
             deliver_events.deliver(records, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log)
         )
-        self._context.record(self._seen.publish())
+        report = self._seen.publish()
+        self._context.record(report)
+        return report

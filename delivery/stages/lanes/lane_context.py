@@ -5,14 +5,19 @@ Runs on the driver. Each lane calls from its own thread.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from pyspark.sql import SparkSession
+
 from delivery.config import kafka_clients, settings, worker_plans
 from delivery.model import EndpointId
+from delivery.observability import health
 from delivery.observability.clock_check import ClockCheck
-from delivery.stages.checkpoint import recovery
-from delivery.stages.kafka import sink
+from delivery.stages.checkpoint import paused_topics, recovery
+from delivery.stages.kafka import outage, sink
 from delivery.stages.lanes import telemetry
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
@@ -66,6 +71,15 @@ def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_con
     """Return the values that every task of a lane needs, by the settings. `seen` counts the results of the tasks."""
     writing = sink.to(kafka_clients.for_librdkafka(config.kafka))
     return task_context.Tools(plan=worker_plans.plan_of(config), observe=seen.observer, sink=writing)
+
+
+def paused_topics_of(
+    config: settings.Settings, spark: SparkSession, lane: str, watch: health.Watch, stop: threading.Event
+) -> paused_topics.PausedTopics:
+    """Return the topics of a lane that wait for the schema registry: none at first."""
+    folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
+    is_answering = functools.partial(outage.schema_registry_answers, config.schema_registry)
+    return paused_topics.PausedTopics(spark, folder, watch, stop, is_answering)
 
 
 def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.checkpoint import recovery, shards
+from delivery.stages.checkpoint import paused_topics, recovery, shards
 from delivery.stages.kafka import outage, wakeups
 from delivery.stages.lanes import lane_context, streaming_lane, telemetry
 from delivery.stages.lanes.streaming_lane import Result
@@ -59,6 +59,8 @@ class StatefulLane:
         self._restarts = 0
         """Restarts after lost executors since the last complete micro-batch."""
         self._size = context.sizing.now()
+        self._batch_id = -1
+        """Number of the present micro-batch."""
 
     def _run(
         self,
@@ -67,6 +69,7 @@ class StatefulLane:
         watch: health.Watch,
         *,
         once: bool,
+        paused: paused_topics.PausedTopics | None = None,
     ) -> None:
         if once:
             self._waker.wake()  # a micro-batch comes and due entries leave, even without records
@@ -79,10 +82,16 @@ class StatefulLane:
             stop=self._stop,
             watch=watch,
             is_kafka_back=functools.partial(outage.is_over, self._config),
-            on_begin=self._reruns.begin,
+            on_begin=self._begin,
             is_woken=True,
+            paused=paused,
         )
         lane.run(planned, self._config.spark, self._interval_s, once=once)
+
+    def _begin(self, batch_id: int) -> None:
+        self._batch_id = batch_id
+        self._seen.begin()
+        self._reruns.begin(batch_id)
 
     def _prepare_plan(self) -> None:
         self._reruns.load()

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health, metrics
-from delivery.stages.checkpoint import disk_space, recovery
+from delivery.stages.checkpoint import disk_space, paused_topics, recovery
 from delivery.stages.kafka import outage
 from delivery.stages.lanes import session
 
@@ -33,7 +33,7 @@ ASK_S = 3.0
 which may run for `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
 """Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
-an outage, and when planning timed out. Restarts for the schema registry do not count: the lane waits as long as it takes."""
+an outage, and when planning timed out."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
 """Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
 waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
@@ -45,7 +45,7 @@ WAITS_FOR_SCHEMAS = (
     "lane %s waits for the schema registry (%s). Its records wait in Kafka, and the lane restarts by itself when the schema "
     "registry answers: check that server, and schema_registry.url, username and password"
 )
-"""Log message when a task needed a schema and the schema registry did not answer: the lane and the cause."""
+"""Log message when a task of the real-time lane got no answer of the schema registry: the lane and the cause."""
 REASON = "Reason: "
 """Prefix of the line in which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"
@@ -64,7 +64,7 @@ class Result(enum.Enum):
     STOP = enum.auto()
     """The job was asked to stop. The micro-batch is not committed, and runs when the job starts again."""
     KAFKA_AWAY = enum.auto()
-    """Kafka, or the schema registry, did not answer for too long. The query restarts when both answer."""
+    """Kafka did not answer for too long. The query restarts when Kafka answers."""
 
 
 class Uncommitted(Exception):
@@ -84,10 +84,11 @@ class Lane(Generic[Registry]):
     """A lane whose streaming query passes each micro-batch to `handle`. Restarts the query, and stops between micro-batches.
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
-    with the number of each micro-batch before `handle`. After a query ended because Kafka or the schema registry did not
-    answer, `is_kafka_back` is called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even
+    with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
+    called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even
     without records, and the lane is ready once this micro-batch is committed. So no event waits for the slow first micro-batch
-    of a process.
+    of a process. `paused` has the topics that wait for the schema registry. When they change, the query restarts with a new
+    plan.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Lane(Generic[Registry]):
         is_kafka_back: Callable[[], bool],
         on_begin: Callable[[int], None] = lambda _: None,
         is_woken: bool = False,
+        paused: paused_topics.PausedTopics | None = None,
     ) -> None:
         self._name = name
         self._acquire = acquire
@@ -110,6 +112,7 @@ class Lane(Generic[Registry]):
         self._is_kafka_back = is_kafka_back
         self._on_begin = on_begin
         self._is_woken = is_woken
+        self._paused = paused
         self._result = Result.COMMITTED
         """The result of the last micro-batch."""
         self._last_begun = self._handled = -1
@@ -124,16 +127,27 @@ class Lane(Generic[Registry]):
         asked to stop. Raise LaneFailed if the checkpoint is damaged, or if a query ended and a restart would not help.
         """
         _quieten_py4j()
+        try:
+            self._run_queries(planned, config, interval_s, once=once)
+        finally:
+            if self._paused is not None:
+                self._paused.close()
+
+    def _run_queries(
+        self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool
+    ) -> None:
         while (rows := planned()) is not None:
             result = self._run_query(rows, config, interval_s, once=once)
-            if result in {Result.COMMITTED, Result.STOP} or self._stop.is_set():
+            if result is Result.STOP or self._stop.is_set():
+                return
+            if result is Result.COMMITTED and not (self._paused is not None and self._paused.await_registry()):
                 return
             if result is Result.KAFKA_AWAY and not self._await_kafka():
                 return
             log.info("lane %s restarts with a new plan", self._name)
 
     def _await_kafka(self) -> bool:
-        """Wait until Kafka and the schema registry answer; return False when the job is asked to stop."""
+        """Wait until Kafka answers; return False when the job is asked to stop."""
         while not self._stop.wait(ASK_S):
             if self._is_kafka_back():
                 return True
@@ -181,7 +195,7 @@ class Lane(Generic[Registry]):
 
     def _watch(self, query: StreamingQuery) -> None:
         newest, reported = None, -1
-        while query.isActive and not (self._stop.is_set() and self._is_at_rest(query)):
+        while query.isActive and not ((self._stop.is_set() or self._must_replan()) and self._is_at_rest(query)):
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()
             # Asked only for new progress: each time the JVM formats the offsets of hundreds of topics.
@@ -203,19 +217,18 @@ class Lane(Generic[Registry]):
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
-        A restart helps if Kafka or the schema registry did not answer, or if planning timed out. `written` returns the folders
-        that the query writes.
+        A restart helps if Kafka did not answer, if planning timed out, or if the lane's topics change. `written` returns the
+        folders that the query writes.
         """
         failure = query.exception()
+        if failure is None and self._result is Result.COMMITTED and self._must_replan():
+            return Result.REPLAN
         if failure is None or self._result is not Result.COMMITTED:
             return self._result
         text = str(failure)
         if outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
             log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
-            return Result.KAFKA_AWAY
-        if outage.is_schema_outage(text):
-            log.warning(WAITS_FOR_SCHEMAS, self._name, cause_of(text))
             return Result.KAFKA_AWAY
         if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
@@ -230,6 +243,9 @@ class Lane(Generic[Registry]):
             f"lane {self._name} ended, and all lanes stop: {cause_of(text) or type(failure).__name__}{space}. "
             "Committed work is kept: fix the cause, and start again"
         ) from failure
+
+    def _must_replan(self) -> bool:
+        return self._paused is not None and self._paused.must_replan
 
     def _is_at_rest(self, query: StreamingQuery) -> bool:
         """Return True if the last started micro-batch is committed. Spark reports progress only after the commit."""

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from delivery.config import settings
 from delivery.observability import health
+from delivery.stages.checkpoint import paused_topics
 from delivery.stages.lanes import batch, direct, lane_context, retry, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
@@ -66,7 +67,11 @@ def build(
     stop: threading.Event,
     context: LaneContext,
 ) -> dict[str, Lane]:
-    """Return those of the direct, batch and retry lanes that have an entry in `acquire`, by name."""
+    """Return those of the direct, batch and retry lanes that have an entry in `acquire`, by name.
+
+    Before that, move the positions of paused topics back into the checkpoints of these lanes.
+    """
+    paused_topics.restore(spark, config.spark.checkpoint, acquire)
     built: dict[str, Lane] = {}
     if "direct" in acquire:
         built["direct"] = direct.Direct(config, spark, acquire["direct"], stop, context)

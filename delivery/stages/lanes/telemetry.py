@@ -8,6 +8,7 @@ published once all of its results are written.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark import SparkContext
@@ -27,6 +28,8 @@ class WorkerReport(NamedTuple):
     """Endpoints that answered that they are gone for good."""
     unresponsive: frozenset[EndpointId]
     """Endpoints that did not answer within their response deadline."""
+    paused: Mapping[tuple[str, int], int] = {}  # never changed
+    """Partitions whose records wait for a schema, each with its first waiting offset."""
 
 
 class Telemetry:
@@ -38,6 +41,8 @@ class Telemetry:
         no_endpoints: frozenset[EndpointId] = frozenset()
         self._gone = context.accumulator(no_endpoints, observer.EndpointsParam())
         self._unresponsive = context.accumulator(no_endpoints, observer.EndpointsParam())
+        no_partitions: dict[tuple[str, int], int] = {}
+        self._paused = context.accumulator(no_partitions, observer.PausedParam())
         self._cpu = observer.process_cpu()
         self._jvm_cpu = _jvm_cpu(context)
         self.observer = observer.Observer(
@@ -47,7 +52,12 @@ class Telemetry:
             level=config.level,
             format=config.format,
             attempt_sample=config.attempt_sample,
+            paused=self._paused,
         )
+
+    def begin(self) -> None:
+        """Forget the paused partitions of a micro-batch that was not committed. Called before each micro-batch."""
+        self._paused.value = {}
 
     def publish(self) -> WorkerReport:
         """Add the counters since the last call to the metrics, and return them as a report.
@@ -58,8 +68,9 @@ class Telemetry:
         tally, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
         unresponsive, self._unresponsive.value = self._unresponsive.value, frozenset()
+        paused, self._paused.value = self._paused.value, {}
         self.add(tally)
-        return WorkerReport(tally, gone, unresponsive)
+        return WorkerReport(tally, gone, unresponsive, paused)
 
     def add(self, tally: Counters) -> None:
         """Add workers' counters to the metrics of this lane, and the CPU time of the driver and its JVM since the last call."""

@@ -170,8 +170,9 @@ class RealtimeLane:
                 return
             if outcome is Outcome.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
+            watch.wait_for("Kafka or the schema registry does not answer" if outcome is Outcome.KAFKA_AWAY else None)
             while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
-                if outage.is_over(self._config):
+                if outage.is_over(self._config) and outage.schema_registry_answers(self._config.schema_registry):
                     break
             self._topics.find()
 

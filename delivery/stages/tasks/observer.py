@@ -72,6 +72,20 @@ class EndpointsParam(AccumulatorParam[frozenset[EndpointId]]):
         return value1 | value2
 
 
+class PausedParam(AccumulatorParam[dict[tuple[str, int], int]]):
+    """Merge the paused partitions of tasks in a Spark accumulator. The smaller offset of a partition counts."""
+
+    def zero(self, _: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """Return no paused partitions."""
+        return {}
+
+    def addInPlace(  # noqa: N802  # Spark's name
+        self, value1: dict[tuple[str, int], int], value2: dict[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """Return the paused partitions of both."""
+        return value1 | {place: min(at, value1.get(place, at)) for place, at in value2.items()}
+
+
 class Meter:
     """Measure by how much a clock has advanced between two calls. The clock starts at zero. Thread-safe."""
 
@@ -117,6 +131,8 @@ class Observer:
     """The setting `logs.format`."""
     attempt_sample: float
     """The setting `logs.attempt_sample`: the share of all attempts that is logged, 0 to 1."""
+    paused: Accumulator[dict[tuple[str, int], int]] | None = None
+    """Partitions whose records wait for a schema, each with its first waiting offset. None: the lane pauses no partitions."""
 
     def __call__(self, results: Results) -> None:
         _attempt_log(self.level, self.format, self.attempt_sample).write(results)
@@ -125,3 +141,5 @@ class Observer:
             self.gone.add(results.gone)
         if results.unresponsive:
             self.unresponsive.add(results.unresponsive)
+        if results.paused and self.paused is not None:
+            self.paused.add(dict(results.paused))

@@ -1,14 +1,15 @@
 """Read records of topics with a schema registry as events. Runs in the event loop of a worker, and in the commands.
 
 Each worker process has one Decoder. A schema never changes under its id, so cached schemas do not expire, and are used while
-the schema registry is away. A record whose schema is not cached then makes its task fail: nothing is committed, and nothing is
-rejected.
+the schema registry is away. A record whose schema is not cached then waits, and is not rejected
+(delivery.webhooks.routing.intake).
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import re
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from delivery.webhooks.formats import registry_client, schemas, wire_format
 UNKNOWN_S = 30.0
 """Seconds for which the schema registry is not asked again for a schema that it does not have. Often many records in a row have
 the same wrong id."""
+AWAY_S = 3.0
+"""Seconds for which an absent schema registry is not asked again. Each request waits for `Access.wait_s`, and the records of
+hundreds of partitions would wait one after another."""
 _CONTENT_TYPE = "content-type"
 
 
@@ -60,6 +64,9 @@ class Decoder:
         self._reader = reader
         self._known: cachetools.LRUCache[int, schemas.Decode] = cachetools.LRUCache(maxsize=formats.max_schemas)
         self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
+        self._clock = clock
+        self._away: tuple[float, str] = (-math.inf, "")
+        """Until when the registry is not asked again, and the text of its last error."""
         self._reads_topic = functools.lru_cache(maxsize=10_000)(self._matches)
 
     async def event(self, record: Record) -> Event:
@@ -92,8 +99,15 @@ class Decoder:
 
     async def _compiled(self, schema_id: int) -> schemas.Decode:
         if schema_id not in self._unknown:
-            # In a thread: requests in flight must not time out while the schema registry is slow or away.
-            decode = await asyncio.to_thread(self._read, schema_id)
+            until, text = self._away
+            if self._clock() < until:
+                raise errors.SchemaRegistryUnavailable(text)
+            try:
+                # In a thread: requests in flight must not time out while the schema registry is slow or away.
+                decode = await asyncio.to_thread(self._read, schema_id)
+            except errors.SchemaRegistryUnavailable as exc:
+                self._away = (self._clock() + AWAY_S, str(exc))
+                raise
             if decode is not None:
                 self._known[schema_id] = decode
                 return decode

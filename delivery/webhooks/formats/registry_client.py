@@ -33,8 +33,9 @@ class Access:
     ca_file: str = ""
     timeout_s: float = 5.0
     """Seconds for one request."""
-    wait_s: float = 10.0
-    """Seconds for which a read of a schema is repeated while the schema registry is away. Then the read fails, and its task."""
+    wait_s: float = 3.0
+    """Seconds for which a read of a schema is repeated while the schema registry is away. Then the read fails, and the record
+    waits."""
 
 
 class RegistryClient:

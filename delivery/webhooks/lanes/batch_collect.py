@@ -54,8 +54,9 @@ class Collected:
 class Collector:
     """Collect the records of one Spark partition of a micro-batch. Used once.
 
-    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. No arrival is later than
-    `now_ms`. Events of an endpoint whose `max_wait_s` is at most `immediate_flush_s` are marked for immediate flush.
+    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment, or its partition is
+    paused (`Intake`). No arrival is later than `now_ms`. Events of an endpoint whose `max_wait_s` is at most
+    `immediate_flush_s` are marked for immediate flush.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Collector:
         formats: decoder.Decoder | None = None,
     ) -> None:
         prepare = functools.partial(_match_event, now_ms)
-        self._intake = intake.Intake(registry, layout, DeliveryMode.BATCH, prepare, seen, formats=formats)
+        self._intake = intake.Intake(
+            registry, layout, DeliveryMode.BATCH, prepare, seen, formats=formats, pauses_partitions=True
+        )
         self._shards = shards
         self._immediate_flush_ms = immediate_flush_s * 1000
         self._open: dict[EndpointId, segment.PendingBatch] = {}
@@ -103,6 +106,7 @@ class Collector:
             receipts=self._intake.receipts(),
             reused_ids=self._intake.drain_reused_ids(),
             invalid_times=self._intake.drain_invalid_times(),
+            paused=self._intake.paused,
         )
         return Collected(rows=list(self._rows(batches)), results=results)
 

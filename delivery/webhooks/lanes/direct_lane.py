@@ -30,7 +30,7 @@ class DirectLane:
 
     Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred to the retry lane.
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
-    micro-batch, and are left out.
+    micro-batch, and are left out. `pauses_partitions`: see `Intake`.
     """
 
     def __init__(
@@ -43,8 +43,17 @@ class DirectLane:
         *,
         seen: seen_ids.SeenIds | None = None,
         formats: decoder.Decoder | None = None,
+        pauses_partitions: bool = False,
     ) -> None:
-        self._intake = intake.Intake(registry, layout, DeliveryMode.DIRECT, self._prepared, seen, formats=formats)
+        self._intake = intake.Intake(
+            registry,
+            layout,
+            DeliveryMode.DIRECT,
+            self._prepared,
+            seen,
+            formats=formats,
+            pauses_partitions=pauses_partitions,
+        )
         self._dispatcher = dispatcher
         self._deferrals = deferrals
         self._ended_before = ended
@@ -76,6 +85,7 @@ class DirectLane:
             receipts=self._intake.receipts(),
             reused_ids=self._intake.drain_reused_ids(),
             invalid_times=self._intake.drain_invalid_times(),
+            paused=self._intake.paused,
         )
 
     def abandon(self) -> None:

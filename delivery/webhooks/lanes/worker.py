@@ -330,6 +330,7 @@ class Worker:
             ended,
             seen=self._seen_direct,
             formats=self._formats,
+            pauses_partitions=True,
         )
 
     async def _begin_batch_lane(

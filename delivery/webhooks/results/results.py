@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,8 @@ class Results:
     (`routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
+    paused: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """The offset of the first record that waits for its schema, by topic and partition (`routing.intake`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

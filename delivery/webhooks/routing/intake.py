@@ -65,6 +65,10 @@ class Intake(Generic[Prepared]):
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
     `seen` remembers the ids of due events, for longer than the task. `formats` decodes values by the schema registry,
     if the job has one.
+
+    With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
+    of the partition are not accepted, and no receipt counts them. Their lane reads them later (docs/adr/0043). Without it, the
+    error leaves `accept`.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Intake(Generic[Prepared]):
         seen: seen_ids.SeenIds | None = None,
         *,
         formats: decoder.Decoder | None = None,
+        pauses_partitions: bool = False,
     ) -> None:
         self._registry = registry
         self._layout = layout
@@ -85,14 +90,18 @@ class Intake(Generic[Prepared]):
         self._seen = seen_ids.SeenIds() if seen is None else seen
         self._receipts: dict[tuple[str, int], Receipt] = {}
         self._invalid_times = 0
+        self._pauses_partitions = pauses_partitions
+        self.paused: dict[tuple[str, int], int] = {}
+        """The offset of the first record that was not accepted, for each paused partition."""
 
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
         """Return the prepared deliveries of a record. None: no subscription matches, or the record was added to `rejections`.
 
-        Count the record in its offset receipt. Raise SchemaRegistryUnavailable if the record's schema cannot be read now. The
-        task must then fail, so that the record is read again.
+        Count the record in its offset receipt, unless its partition is paused. Raise SchemaRegistryUnavailable if the record's
+        schema cannot be read now, and the intake pauses no partitions. The record must then be read again.
         """
-        receipt = self._receipt(record)
+        if self.paused and (record.topic, record.partition) in self.paused:
+            return None
         try:
             event = parsing.parse(record, self._layout) if self._formats is None else await self._formats.event(record)
             router = await self._registry.router_for(event)
@@ -102,11 +111,15 @@ class Intake(Generic[Prepared]):
                 self._require_new_id(event)
             prepared = self._prepare(event, due) if due else None
         except errors.EventRejected as exc:
-            receipt.rejected += 1
+            self._count(record).rejected += 1
             rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
             return None
-        except errors.SchemaRegistryUnavailable:
-            raise
+        except errors.SchemaRegistryUnavailable as away:
+            if not self._pauses_partitions:
+                raise
+            log.warning("partition %d of topic %s waits at offset %d: %s", record.partition, record.topic, record.offset, away)
+            self.paused[record.topic, record.partition] = record.offset
+            return None
         except Exception:
             # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
             log.exception(
@@ -115,10 +128,11 @@ class Intake(Generic[Prepared]):
                 "when the cause is mended",
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
-            receipt.rejected += 1
+            self._count(record).rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
             return None
         self._invalid_times += event.has_invalid_time
+        receipt = self._count(record)
         if due:
             receipt.due += len(due)
             self._seen.add(event)
@@ -144,7 +158,8 @@ class Intake(Generic[Prepared]):
         if self._seen.is_reused_by_its_tenant(event):
             raise errors.EventRejected("reused_id", "an earlier event has this source and id, and another payload")
 
-    def _receipt(self, record: Record) -> Receipt:
+    def _count(self, record: Record) -> Receipt:
+        """Count a record in its offset receipt, and return the receipt."""
         key = (record.topic, record.partition)
         receipt = self._receipts.get(key)
         if receipt is None:

@@ -13,14 +13,17 @@ from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.http import guard
 from delivery.webhooks.retries import retry_records
+from delivery.webhooks.sending import payload
 from fanout.archiver import replay_step
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import migrate
 from subscriptions_db.registration import apply, endpoint_status
 from subscriptions_db.replays import progress, requests
-from subscriptions_db.replays.requests import ReplayRange, ReplayState
+from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
 from subscriptions_db.secrets import keyring
+from tests.support import builders, framing
+from tests.support.schema_registry import SchemaRegistry
 
 pytestmark = pytest.mark.integration
 
@@ -55,9 +58,11 @@ class World:
         topics.ensure(self.config.kafka, [self.topic], 1)
 
     def publish(self, *numbers):
+        self.publish_raw(*(orjson.dumps({"id": f"e{number}", "tenant_id": "t1", "amount": number}) for number in numbers))
+
+    def publish_raw(self, *values):
         publisher = publishing.Publisher(self.config.kafka)
-        for number in numbers:
-            value = orjson.dumps({"id": f"e{number}", "tenant_id": "t1", "amount": number})
+        for value in values:
             publisher.publish(publishing.Message(topic=self.topic, value=value, key=b"k"))
         publisher.flush()
 
@@ -79,11 +84,15 @@ class World:
 
     def handed_over(self):
         """Return event id, endpoint and replay id of each enqueued retry entry."""
+        return [(message.endpoint_id, event.event_id, entry.replay) for message, entry, event in self.entries()]
+
+    def entries(self):
+        """Return each enqueued retry entry with its message and its event."""
         scanner, found = topic_scanner.Scanner(self.config.kafka), []
         scanner.read(scanner.extents([self.config.delivery.retries_topic]), "retries", found.append)
         scanner.close()
         return [
-            (message.endpoint_id, segment.unpacked(entry.packed[0]).event_id, entry.replay)
+            (message, entry, segment.unpacked(entry.packed[0]))
             for message in retry_records.messages(*(record.value() for record in found))
             for entry in message.entries
         ]
@@ -111,6 +120,30 @@ def test_a_time_range_is_replayed_in_chunks_within_a_bound(world, monkeypatch):
     world.carry_out(replay_max_pending=4)
     shown = world.replay(replay)
     assert (shown.state, shown.handed_over, shown.records, shown.delivered, shown.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
+
+
+def test_replays_and_resends_decode_and_wait_for_the_schema_registry(world):
+    schema = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
+    with SchemaRegistry() as registry:
+        world.document["schema_registry"] = {"topic_pattern": ".+", "url": registry.url, "wait_s": 0.01}
+        number = registry.register("order", orjson.dumps(schema).decode())
+        values = [{"id": f"e{number}", "tenant_id": "t1"} for number in range(2)]
+        world.publish_raw(*(framing.framed(number, framing.avro(schema, value)) for value in values))
+        event = builders.event(event_id="e1", source=world.topic)
+        delivery = ReplayOne(
+            webhook_id=payload.webhook_id(event, "s1"), subscription_id="s1", topic=world.topic, partition=0, offset=1
+        )
+        replay = world.ask()
+        resend = requests.ask(world.connection, "c1", "ep1", delivery).replay_id
+        registry.stop()
+        with pytest.raises(errors.SchemaRegistryUnavailable):
+            world.carry_out()
+        assert (world.handed_over(), world.replay(replay).records) == ([], 0)
+        registry.start()
+        world.carry_out()
+    assert sorted(world.handed_over()) == sorted([("ep1", "e0", replay), ("ep1", "e1", replay), ("ep1", "e1", resend)])
+    assert all(orjson.loads(event.data) in values for _, _, event in world.entries())
+    assert {world.replay(one).state for one in (replay, resend)} == {ReplayState.DONE}
 
 
 def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):

@@ -103,6 +103,16 @@ def test_time_of_a_pause_is_no_stall(lane):
     assert lane.after(30, lag=5).stalled_s == 30
 
 
+def test_time_without_the_schema_registry_is_no_stall(lane):
+    """Regression: the probe asked for a restart of the process, though a restart does not bring the registry back."""
+    lane.watch.wait_for("the schema registry does not answer")
+    facts = lane.after(3600, lag=5)
+    assert facts.stalled_s == 0
+    assert health.readiness(facts).reason == "paused: the schema registry does not answer"
+    lane.watch.reach({"orders": {0: 7}})
+    assert health.readiness(lane.watch.facts()).ok
+
+
 def test_time_without_kafka_at_the_start_is_no_stall(lane):
     lane.watch.enter(Phase.STARTING)
     assert lane.after(3600, lag=None, is_source_up=False).stalled_s == 0

@@ -216,21 +216,6 @@ def test_a_lane_gives_up_where_kafka_answers_and_its_query_gets_nowhere(lane, mo
     assert run.planned == streaming_lane.MOST_ABSENCES + 1
 
 
-SCHEMA_AWAY = """org.apache.spark.api.python.PythonException: Traceback (most recent call last):
-  File "intake.py", line 1
-delivery.errors.SchemaRegistryUnavailable: the schema registry does not give schema 7 (ConnectError): the records wait
-
-"""
-
-
-def test_a_lane_never_gives_up_on_the_schema_registry(lane, monkeypatch, caplog):
-    """A registry may answer the driver's question and not that of a task. Giving up would stop the job."""
-    count = 2 * streaming_lane.MOST_ABSENCES
-    run = Run(lane, monkeypatch, *(Failed(lane, SCHEMA_AWAY) for _ in range(count)), answers=[False, *[True] * count])
-    assert run() == (count + 1, count + 1)
-    assert "does not give schema 7" in caplog.text
-
-
 def test_absences_of_kafka_between_which_a_lane_came_on_do_not_add_up(lane, monkeypatch):
     monkeypatch.setattr(streaming_lane, "_report", lambda *_: None)
     count = 3 * streaming_lane.MOST_ABSENCES

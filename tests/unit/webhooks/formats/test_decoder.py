@@ -127,12 +127,50 @@ def test_an_unknown_schema_is_asked_for_again_after_a_while(reader):
     assert here.event_now(record).event_id == "e"
 
 
-@pytest.mark.parametrize("is_away", [False, True])
-def test_the_intake_rejects_bad_records_and_raises_an_absence(reader, is_away):
-    reader.is_away = is_away
+def test_an_absent_registry_is_asked_once_in_a_while(reader):
+    """Each request may take seconds, and records of hundreds of partitions would wait one after another."""
+    clock = Clock()
+    here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader, lambda: clock.now)
+    reader.is_away = True
+    for schema_id in (1, 2, 1):
+        with pytest.raises(errors.SchemaRegistryUnavailable, match="away"):
+            here.event_now(builders.record(value=framing.framed(schema_id, b"\x0a")))
+    assert reader.asked == [1]
+    clock.now += decoder.AWAY_S
+    reader.is_away = False
+    assert here.event_now(builders.record(value=ORDER_VALUE)).event_id == "e1"
+
+
+def intake_of(reader, **options):
     registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)
-    taking = intake.Intake(registry, parsing.Layout(), DeliveryMode.DIRECT, lambda event, _: event, formats=here)
+    return intake.Intake(registry, parsing.Layout(), DeliveryMode.DIRECT, lambda event, _: event, formats=here, **options)
+
+
+def test_the_intake_pauses_the_partition_of_a_record_that_waits(reader):
+    """Later records of the partition wait too, also those whose schema is known: the order of a partition is kept."""
+    taking = intake_of(reader, pauses_partitions=True)
+    missing = framing.framed(2, b"\x0a")
+
+    def accept(offset, value, partition=0):
+        record = builders.record(offset=offset, value=value, partition=partition)
+        return asyncio.run(taking.accept(record, [])) is not None
+
+    assert accept(3, ORDER_VALUE)
+    reader.is_away = True
+    assert [accept(4, missing), accept(5, ORDER_VALUE), accept(6, b"no JSON")] == [False] * 3
+    assert accept(9, ORDER_VALUE, partition=1)
+    assert [accept(0, missing, partition=2)] == [False]
+    assert taking.paused == {(builders.record().topic, 0): 4, (builders.record().topic, 2): 0}
+    receipts = [(it.partition, it.first_offset, it.last_offset, it.records, it.rejected) for it in taking.receipts()]
+    assert receipts == [(0, 3, 3, 1, 0), (1, 9, 9, 1, 0)]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_the_intake_rejects_bad_records_and_raises_an_absence(reader, is_away):
+    """The real-time lane and replays read the records again, so they pause no partition."""
+    reader.is_away = is_away
+    taking = intake_of(reader)
     rejections = []
     work = taking.accept(builders.record(value=framing.framed(9, b"x")), rejections)
     if is_away:

@@ -1,0 +1,235 @@
+"""Leave topics out of a lane while a schema of their records cannot be read, and continue at the first waiting record later.
+
+Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
+handles all other partitions. Spark commits the offsets of all of them. So the lane keeps the offsets of the waiting records in
+a file of its checkpoint folder, and changes Spark's offset log between two queries (docs/adr/0043):
+
+1. `note` saves the first waiting offsets, before the micro-batch is committed.
+2. After the commit the query ends, the topics' positions move from the offset log into the file, and the next query does not
+   read these topics. All other topics are delivered.
+3. When the registry answers, and when the job ends or starts, the positions move back into the offset log.
+
+After a crash between two writes the next start finds the file, and ends with the same positions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from delivery.observability import health, metrics
+from delivery.stages.checkpoint import losses, recovery
+from delivery.stages.checkpoint.losses import Positions
+
+log = logging.getLogger(__name__)
+
+FILE = "paused-topics.json"
+"""Name of the file in a lane's checkpoint folder."""
+ASK_S, MAX_ASK_S = 3.0, 60.0
+"""Seconds between two requests to the schema registry, at first and at most. Each pause soon after the last one doubles them,
+because a pause delays the other topics by `schema_registry.wait_s` and a new query."""
+STEADY_S = 120.0
+"""Seconds without a pause after which the first wait is ASK_S again."""
+POLL_S = 0.1
+"""Seconds between two checks of `await_registry`."""
+
+
+class PausedTopic(NamedTuple):
+    """The positions of a paused topic. JSON in the file: a list of the two fields."""
+
+    since: int
+    """The positions are valid once this micro-batch is committed. If it runs again instead, they are void."""
+    offsets: dict[str, int]
+    """The next offset by partition, a decimal text. At first only of the paused partitions."""
+
+
+Topics = Mapping[str, PausedTopic]
+"""Paused topics by name."""
+
+
+def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -> dict[str, PausedTopic]:
+    """Return the paused topics after a run of the micro-batch `batch_id`, which paused the partitions `found`. Pure.
+
+    The result of an earlier run of the same micro-batch does not count.
+    """
+    now = {name: topic for name, topic in topics.items() if topic.since != batch_id}
+    for (name, number), offset in found.items():
+        now.setdefault(name, PausedTopic(batch_id, {})).offsets[str(number)] = offset
+    return now
+
+
+def committed(topics: Topics, newest: int) -> dict[str, PausedTopic]:
+    """Return the topics whose positions are valid, because their micro-batch is at most the `newest` committed one. Pure."""
+    return {name: topic for name, topic in topics.items() if topic.since <= newest}
+
+
+def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
+    """Return the topics with the positions of all their partitions, by the lane's committed `positions`. Pure."""
+    return {name: topic._replace(offsets=positions.get(name, {}) | topic.offsets) for name, topic in topics.items()}
+
+
+def moved_back(topics: Topics, positions: Positions) -> Positions:
+    """Return a lane's positions with those of the paused topics. Pure."""
+    return positions | {name: positions.get(name, {}) | topic.offsets for name, topic in topics.items()}
+
+
+def restore(spark: SparkSession, root: str, lanes: Iterable[str]) -> None:
+    """Move the positions of all paused topics back into the offset logs of `lanes`. `root` is the checkpoint of the job.
+
+    Called before the lanes run, and before a command changes their positions.
+    """
+    for lane in lanes:
+        _File(spark, f"{root.rstrip('/')}/{lane}").restore()
+
+
+class PausedTopics:
+    """The paused topics of one lane. Called on the lane's thread.
+
+    `is_answering` asks the schema registry. It is called on a thread of its own while topics are left out.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: str,
+        watch: health.Watch,
+        stop: threading.Event,
+        is_answering: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = _File(spark, folder)
+        self._lane = folder.rpartition("/")[2]
+        self._watch, self._stop, self._is_answering, self._clock = watch, stop, is_answering, clock
+        self._topics: Topics = {}
+        self._left_out: frozenset[str] = frozenset()
+        self._is_back = threading.Event()
+        self._asks_every_s, self._restored_at = ASK_S, -STEADY_S
+        metrics.PAUSED_TOPICS.labels(self._lane).set(0)
+
+    def note(self, batch_id: int, found: Mapping[tuple[str, int], int]) -> None:
+        """Save the partitions that a micro-batch paused. Called before the micro-batch is committed."""
+        if not found and all(topic.since != batch_id for topic in self._topics.values()):
+            return
+        self._topics = noted(self._topics, batch_id, found)
+        self._file.write(self._topics)
+
+    @property
+    def must_replan(self) -> bool:
+        """Return True if the query must end after its present micro-batch, because the lane's topics change."""
+        return self._is_back.is_set() or self._left_out != self._topics.keys()
+
+    def topics_to_leave_out(self) -> Collection[str]:
+        """Return the topics that the next query must not read. Called before each query, while none runs."""
+        if self._is_back.is_set():
+            self._restore()
+        elif self._left_out != self._topics.keys():
+            self._leave_out()
+        return self._left_out
+
+    def await_registry(self) -> bool:
+        """Wait until the paused topics can be read again. Return False if none is paused, or if the job is asked to stop."""
+        while self._left_out and not self._is_back.is_set() and not self._stop.wait(POLL_S):
+            pass
+        return bool(self._left_out) and not self._stop.is_set()
+
+    def close(self) -> None:
+        """Move the positions back into the offset log. Called when the lane ends, so that any version may run it next.
+
+        Never raises: the lane may end because of the checkpoint, and the next start moves the positions as well.
+        """
+        if not self._topics:
+            return
+        try:
+            self._file.restore()
+        except Exception:
+            log.exception(
+                "the positions of the paused topics of lane %s could not be moved back (%s): the next start of this version "
+                "does it, and nothing is lost", self._lane, _names(self._topics),
+            )  # fmt: skip
+
+    def _leave_out(self) -> None:
+        self._topics = self._file.leave_out(self._topics)
+        is_first, self._left_out = not self._left_out, frozenset(self._topics)
+        self._show()
+        if not self._left_out:
+            return
+        log.warning(
+            "lane %s pauses the topics %s: the schema registry does not give a schema of their records. These records wait in "
+            "Kafka, nothing is lost, and all other topics are delivered. The lane continues with them by itself: start the "
+            "registry, or correct schema_registry.url, username, password and ca_file", self._lane, _names(self._left_out),
+        )  # fmt: skip
+        if is_first:
+            is_soon = self._clock() - self._restored_at < STEADY_S
+            self._asks_every_s = min(2 * self._asks_every_s, MAX_ASK_S) if is_soon else ASK_S
+            threading.Thread(target=self._ask, name=f"schema registry for {self._lane}", daemon=True).start()
+
+    def _restore(self) -> None:
+        self._file.restore()
+        log.info("lane %s continues with the topics %s: the schema registry answers", self._lane, _names(self._left_out))
+        self._topics, self._left_out, self._restored_at = {}, frozenset(), self._clock()
+        self._is_back.clear()
+        self._show()
+
+    def _show(self) -> None:
+        metrics.PAUSED_TOPICS.labels(self._lane).set(len(self._topics))
+        self._watch.pause_topics(
+            {name: {int(number): at for number, at in topic.offsets.items()} for name, topic in self._topics.items()}
+        )
+
+    def _ask(self) -> None:
+        while not self._stop.wait(self._asks_every_s):
+            if self._is_answering():
+                self._is_back.set()
+                return
+
+
+class _File:
+    """The file with the paused topics of a lane, and the lane's offset log."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self._spark, self._folder = spark, folder
+
+    def write(self, topics: Topics) -> None:
+        losses.write(self._spark, f"{self._folder}/{FILE}", json.dumps(topics, separators=(",", ":")))
+
+    def leave_out(self, topics: Topics) -> Topics:
+        """Move the positions of the topics into the file. Return the topics without those whose positions are void."""
+        _, newest = recovery.newest(self._spark, self._folder)
+        valid = committed(topics, newest)
+        if not valid:
+            self._delete()
+            return {}
+        checkpoint = losses.Checkpoint(self._spark, self._folder)
+        valid = moved_out(valid, checkpoint.positions)
+        self.write(valid)
+        checkpoint.change(lambda positions: {name: at for name, at in positions.items() if name not in valid})
+        return valid
+
+    def restore(self) -> None:
+        """Move the positions in the file back into the offset log, and delete the file."""
+        topics = self._read()
+        if topics is None:
+            return
+        _, newest = recovery.newest(self._spark, self._folder)
+        if valid := committed(topics, newest):
+            losses.Checkpoint(self._spark, self._folder).change(lambda positions: moved_back(valid, positions))
+        self._delete()
+
+    def _read(self) -> Topics | None:
+        """Return the content of the file; None: there is no file."""
+        text = losses.read(self._spark, f"{self._folder}/{FILE}")
+        return None if text is None else {name: PausedTopic(*fields) for name, fields in json.loads(text).items()}
+
+    def _delete(self) -> None:
+        losses.delete(self._spark, f"{self._folder}/{FILE}")
+
+
+def _names(topics: Collection[str]) -> str:
+    return ", ".join(sorted(topics))

@@ -1,0 +1,80 @@
+"""`fanout reconcile` decodes the values of a schema registry by the parser of the lanes."""
+
+import contextlib
+import json
+import uuid
+
+import pytest
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.model import Record
+from delivery.stages.kafka import topics
+from delivery.webhooks.results import topic_rows
+from fanout.kafka import publishing, topic_scanner
+from fanout.reconcile import proving
+from tests.integration.customers import Keeping, Source, working
+from tests.support import builders, framing
+from tests.support.schema_registry import SchemaRegistry
+
+pytestmark = pytest.mark.integration
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id", "type")],
+}
+
+
+def written(config, topic, *values):
+    """Publish values; return the records as Kafka has them."""
+    publisher = publishing.Publisher(config.kafka)
+    for value in values:
+        publisher.publish(publishing.Message(topic=topic, value=value))
+    publisher.flush()
+    records = []
+
+    def add(message):
+        place = (message.topic(), message.partition(), message.offset(), message.timestamp()[1])
+        records.append(Record(*place, message.value(), ()))
+
+    with contextlib.closing(topic_scanner.Scanner(config.kafka)) as scanner:
+        scanner.read(scanner.extents([topic]), topic, add)
+    return records
+
+
+def test_the_account_names_the_type_of_decoded_events(kafka):
+    name = uuid.uuid4().hex[:8]
+    with SchemaRegistry() as registry, Keeping() as customers:
+        config = settings.Settings.model_validate({
+            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+            "source": {"topic_pattern": f"{name}[.].+", "topic_prefix": f"{name}."},
+            "schema_registry": {"topic_pattern": ".+", "url": registry.url, "wait_s": 0.01},
+            "delivery": {
+                "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
+                "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 1,
+            },
+        })  # fmt: skip
+        topics.ensure_all(config)
+        topics.ensure(config.kafka, [f"{name}.framed"], 1)
+        number = registry.register("order", json.dumps(ORDER))
+        values = [{"id": f"e{n}", "tenant_id": "t1", "type": "order.paid"} for n in range(3)]
+        framed = (framing.framed(number, framing.avro(ORDER, value)) for value in values)
+        records = written(config, f"{name}.framed", *framed, framing.framed(number + 1, b"no such schema"))
+        endpoint = builders.endpoint(url=f"{customers.url}/ep1")
+        source = Source(builders.snapshot(endpoint, builders.subscription(event_type="order.paid")))
+        plan = worker_plans.plan_of(config)
+        publisher = publishing.Publisher(config.kafka)
+        with working(formats=plan.formats) as here:
+            for results in here.deliver([records], source):
+                for row in topic_rows.rows(results, plan.topics):
+                    publisher.publish(publishing.Message(topic=row.topic, key=row.key, value=row.value))
+        publisher.flush()
+        account = proving.reconcile(config, settle_s=0).account
+        registry.stop()
+        with pytest.raises(errors.SchemaRegistryUnavailable):
+            proving.reconcile(config, settle_s=0)
+    assert account.holds, [finding.text() for finding in account.findings.kept]
+    [(group, counts)] = account.groups.items()
+    assert (group.event_type, counts.due, counts.delivered) == ("order.paid", 3, 3)
+    direct = account.lanes["direct"]
+    assert (direct.records, direct.rejected, direct.behind) == (4, 1, 0)
