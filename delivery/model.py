@@ -1,8 +1,7 @@
 """The values of the domain: event, subscription, endpoint, delivery, attempt, outcome. See docs/glossary.md.
 
-Used in every process. Imports the standard library only, so that a process unpickles a value without other
-modules. Values that are made for every event are NamedTuples: a frozen dataclass takes two to three times as long (1.3 to
-2.7 µs).
+Used in every process. Imports the standard library only, so that a process unpickles a value without other modules. Values
+that are made for every event are NamedTuples: a frozen dataclass takes two to three times as long (1.3 to 2.7 µs).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, NewType, Protocol, TypeAlias, TypeVar
 
-from delivery.payload_form import Opaque
+from delivery.payload_form import EndpointPayload, Framed, Opaque
 from delivery.secret import Secret
 
 EventId = NewType("EventId", str)
@@ -30,7 +29,6 @@ tenant of this name."""
 
 KEPT_RESPONSE_BYTES = 1024
 """Most bytes of a response's body that a dead letter keeps."""
-
 
 Attribute: TypeAlias = str | bool | int
 """Value of a CloudEvents attribute, in the types that CloudEvents has for JSON."""
@@ -75,6 +73,8 @@ class Event(NamedTuple):
     """Digest of the payload, which is then part of the `webhook-id`: `source.reused_ids` is `told_apart`. Empty: it is not."""
     has_invalid_time: bool = False
     """True if the producer's time is no RFC 3339 time, and was replaced. Known only to the lane that has parsed the record."""
+    framed: Framed | None = None
+    """The value from which `data` was decoded. Known until the event is packed. None: nothing was decoded."""
 
 
 class TenantStatus(enum.StrEnum):
@@ -209,6 +209,7 @@ class Endpoint:
     """Keys, newest first. Each key that has not expired signs every request."""
     auth: Auth = field(default_factory=Auth)
     content_mode: ContentMode = ContentMode.STANDARD
+    payload: EndpointPayload = EndpointPayload.JSON
     headers: tuple[tuple[str, str], ...] = ()
     """Names and values that the customer wants in each request. Secrets belong in `auth`."""
     tls: Tls | None = None
@@ -259,8 +260,7 @@ class Subscription:
     """An event pattern (see delivery.webhooks.filters.event_pattern), or None for no filter."""
     status: SubscriptionStatus = SubscriptionStatus.ACTIVE
     fault: str | None = None
-    """Why the subscription's row in the registry is unusable. Then events due to the subscription are skipped with reason
-    `quarantined`. None: the row is usable."""
+    """Why the subscription's row is unusable. Then its due events are skipped as `quarantined`. None: the row is usable."""
 
 
 class Sendable(Protocol):
@@ -393,10 +393,8 @@ class Outcome(NamedTuple, Generic[Sent]):
     next_attempt: NextAttempt | None = None
     """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()
-    """Attempts at the delivery before `attempts`, in other lanes or leases. The attempts topic has these attempts already. A
-    dead letter lists all attempts."""
+    """Attempts before `attempts`, in other lanes or leases. The attempts topic has them already. A dead letter lists all."""
     replay: str | None = None
-    """Id of the replay that asked for the delivery. None: the delivery was due. Offset receipts do not count replayed
-    deliveries."""
+    """Id of the replay that asked for the delivery. None: the delivery was due. Offset receipts count no replays."""
     background_attempt: bytes | None = None
     """Name of the background attempt that is in flight, if there is one. The result of that attempt will have this name."""

@@ -1,4 +1,4 @@
-"""Forms of payloads that are not JSON. Used in every process."""
+"""Forms of payloads: those that are not JSON, and those of the schema registry. Used in every process."""
 
 from __future__ import annotations
 
@@ -24,3 +24,21 @@ class Opaque(NamedTuple):
     """Form of the payload."""
     media_type: str = ""
     """Media type of the payload, as its producer wrote it (`datacontenttype`). Empty: there is no payload."""
+
+
+class Framed(NamedTuple):
+    """A value in a format of the schema registry, as its producer wrote it. `Event.data` has its JSON."""
+
+    value: bytes
+    """The value with its frame, decompressed."""
+    schema_id: int
+    media_type: str
+
+
+class EndpointPayload(enum.StrEnum):
+    """The payload that an endpoint receives of events in a format of the schema registry. Other events have one form only."""
+
+    JSON = "json"
+    """The decoded JSON."""
+    ORIGINAL = "original"
+    """The bytes as the producer wrote them."""

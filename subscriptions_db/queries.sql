@@ -48,7 +48,7 @@ where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 select
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
-    content_mode, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second,
+    content_mode, payload, headers::text, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, awaits_permission, permitted_origin, permitted_per_minute
 from endpoints
@@ -138,7 +138,7 @@ where %(ids)s::text[] is null or customer_id = any (%(ids)s);
 select
     endpoint_id as id, customer_id as customer, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
-    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
+    content_mode, payload, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, disabled_reason, disabled_at,
     validation, awaits_permission, permitted_origin, permitted_per_minute, permitted_at,
@@ -211,14 +211,14 @@ on conflict (customer_id) do update set name = excluded.name;
 insert into endpoints (
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
-    content_mode, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
+    content_mode, payload, headers, tls_authorities, tls_certificate, max_in_flight, max_per_second,
     batch_max_events, batch_max_wait_s, batch_max_bytes, batch_gzip,
     retry_schedule_s, retry_max_age_s, retry_timeout_s, order_by, validation, description, metadata
 )
 select * from jsonb_to_recordset(%(rows)s) as given (
     id text, customer text, url text, mode text, status text,
     auth_kind text, auth_username text, auth_header text, auth_client_id text, auth_token_url text, auth_token_scope text,
-    content_mode text, headers jsonb, tls_authorities text, tls_certificate text, max_in_flight integer,
+    content_mode text, payload text, headers jsonb, tls_authorities text, tls_certificate text, max_in_flight integer,
     max_per_second double precision,
     batch_max_events integer, batch_max_wait_s double precision, batch_max_bytes integer, batch_gzip boolean,
     retry_schedule_s double precision[], retry_max_age_s double precision, retry_timeout_s double precision, order_by text,
@@ -228,7 +228,8 @@ on conflict (endpoint_id) do update set
     customer_id = excluded.customer_id, url = excluded.url, mode = excluded.mode, status = excluded.status,
     auth_kind = excluded.auth_kind, auth_username = excluded.auth_username, auth_header = excluded.auth_header,
     auth_client_id = excluded.auth_client_id, auth_token_url = excluded.auth_token_url,
-    auth_token_scope = excluded.auth_token_scope, content_mode = excluded.content_mode, headers = excluded.headers,
+    auth_token_scope = excluded.auth_token_scope, content_mode = excluded.content_mode, payload = excluded.payload,
+    headers = excluded.headers,
     tls_authorities = excluded.tls_authorities, tls_certificate = excluded.tls_certificate,
     max_in_flight = excluded.max_in_flight, max_per_second = excluded.max_per_second,
     batch_max_events = excluded.batch_max_events, batch_max_wait_s = excluded.batch_max_wait_s,

@@ -64,4 +64,5 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    for library in ("py4j", "httpx2"):  # httpx2: a line for each request to the schema registry
+        logging.getLogger(library).setLevel(logging.WARNING)

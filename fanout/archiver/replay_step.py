@@ -15,9 +15,9 @@ import confluent_kafka
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.model import EndpointId, EndpointStatus, Record, SubscriptionId
+from delivery.model import Endpoint, EndpointId, EndpointStatus, Record, SubscriptionId
 from delivery.observability import metrics
-from delivery.webhooks.events import parsing
+from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
@@ -145,7 +145,7 @@ class Replayer:
     def _resend(
         self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayOne, routes: replay_plan.Routes
     ) -> None:
-        due = self._find(asked)
+        due = self._find(asked, routes.endpoint)
         if due is None:
             progress.end(connection, replay, ReplayState.FAILED, now=_now(), reason=EVENT_GONE)
             return
@@ -153,7 +153,7 @@ class Replayer:
         progress.count(connection, replay, is_lost=False, records=1, handed_over=1)
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
-    def _find(self, asked: ReplayOne) -> replay_plan.Due | None:
+    def _find(self, asked: ReplayOne, endpoint: Endpoint) -> replay_plan.Due | None:
         """Return the event of a delivery, and its subscription; None if Kafka no longer has it, or has another record there."""
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
         low, high = self._reader().bounds(place)
@@ -167,7 +167,7 @@ class Replayer:
             # The setting `source.reused_ids` may have changed since the first delivery.
             for same in (event._replace(payload_digest=""), parsing.with_payload_digest(event)):
                 if payload.webhook_id(same, subscription_id) == asked.webhook_id:
-                    return replay_plan.Due(same, subscription_id)
+                    return replay_plan.Due(opaque.as_received(same, endpoint.payload), subscription_id)
         return None
 
     def _read(self, place: Place, first: int, end: int) -> list[Record]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from delivery.model import Endpoint, Event, LeaveReason, NextAttempt, Record, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
-from delivery.webhooks.events import ordering_key, parsing
+from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import topic_rows
@@ -109,7 +109,7 @@ def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, 
 
 
 def _prepared(event: Event, matches: list[matching.Match]) -> list[Due]:
-    return [Due(event, match.subscription.subscription_id) for match in matches]
+    return [Due(opaque.as_received(event, match.endpoint.payload), match.subscription.subscription_id) for match in matches]
 
 
 def _count(_: Due) -> int:

@@ -96,6 +96,9 @@ class EndpointFields(parts.ManifestPart):
     """The URL that takes deliveries."""
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
     """The form of requests: Standard Webhooks, or CloudEvents in binary or structured mode."""
+    payload: Literal["json", "original"] = "json"
+    """With `original`, the endpoint receives values of the schema registry (Avro, Protobuf, JSON Schema) as their producers
+    wrote them, and not as JSON."""
     headers: dict[str, str] = Field(default={})
     """Additional headers of each request, by name."""
     auth: parts.AuthFields = parts.AuthFields()

@@ -32,6 +32,7 @@ def endpoint(row: manifest.ManifestEndpoint) -> dict[str, Any]:
         "auth_token_url": row.auth.token_url,
         "auth_token_scope": row.auth.token_scope,
         "content_mode": row.content_mode,
+        "payload": row.payload,
         "headers": row.headers,
         "tls_authorities": row.tls.authorities,
         "tls_certificate": row.tls.certificate,

@@ -35,6 +35,7 @@ from delivery.model import (
     TenantStatus,
     Tls,
 )
+from delivery.payload_form import EndpointPayload
 from delivery.secret import Secret
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.http import guard
@@ -109,6 +110,7 @@ def routing_endpoint(row: dict[str, Any]) -> Endpoint:
         url=row["url"],
         status=_status(row),
         mode=DeliveryMode(row["mode"]),
+        payload=EndpointPayload(row["payload"]),
         batching=_batching(row) if row["mode"] == DeliveryMode.BATCH else None,
         retrying=_retrying_of(row),
         order_by=row["order_by"],
@@ -142,6 +144,7 @@ def _endpoint(row: dict[str, Any], secrets: list[EndpointSecret]) -> Endpoint:
             token_scope=row["auth_token_scope"],
         ),
         content_mode=ContentMode(row["content_mode"]),
+        payload=EndpointPayload(row["payload"]),
         headers=tuple(json.loads(row["headers"]).items()),
         tls=_tls(row["tls_authorities"], row["tls_certificate"], by_purpose.get(endpoint_secrets.TLS_KEY)),
         max_in_flight=row["max_in_flight"],

@@ -13,10 +13,13 @@ import re
 
 import orjson
 
-from delivery.payload_form import Opaque, PayloadForm
+from delivery.model import Event
+from delivery.payload_form import EndpointPayload, Opaque, PayloadForm
 
 MAX_MEDIA_TYPE_CHARS = 256
 """Most characters of a media type with its parameters. The text becomes a header of each request."""
+SCHEMA_ID = "schemaid"
+"""Further attribute with the id of the schema of an original payload: `ce-schemaid` in binary mode."""
 NO_PAYLOAD = Opaque(PayloadForm.NONE)
 NULL = b"null"
 """Stand-in for a missing payload in the state and in dead letters. Older versions read it as JSON."""
@@ -68,6 +71,19 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
     except UnicodeDecodeError:
         return Opaque(PayloadForm.BYTES, media_type)
     return Opaque(PayloadForm.TEXT, media_type)
+
+
+def as_received(event: Event, wanted: EndpointPayload) -> Event:
+    """Return the event with the payload that an endpoint wants. `original` makes an opaque payload of a decoded value.
+
+    The event names the schema by the further attribute SCHEMA_ID, which replaces a producer's own. The content for filters and
+    order keys stays. An event whose payload was not decoded is returned unchanged.
+    """
+    if event.framed is None or wanted is EndpointPayload.JSON:
+        return event
+    kind = Opaque(PayloadForm.BYTES, event.framed.media_type)
+    attributes = (*(pair for pair in event.attributes if pair[0] != SCHEMA_ID), (SCHEMA_ID, event.framed.schema_id))
+    return event._replace(data=as_json(event.framed.value, kind), opaque=kind, attributes=attributes)
 
 
 def as_json(payload: bytes, opaque: Opaque | None) -> bytes:

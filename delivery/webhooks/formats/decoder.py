@@ -12,15 +12,16 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import cachetools
 
 from delivery import errors
 from delivery.model import Event, Record
-from delivery.webhooks.events import content_encoding, parsing
+from delivery.payload_form import Framed
+from delivery.webhooks.events import content_encoding, opaque, parsing
 from delivery.webhooks.formats import registry_client, schemas, wire_format
 
 UNKNOWN_S = 30.0
@@ -53,6 +54,13 @@ class Reader(Protocol):
         """
 
 
+class _Known(NamedTuple):
+    """A schema in the cache."""
+
+    decode: schemas.Decode
+    media_type: str
+
+
 class Decoder:
     """Read events from records. In the topics of `formats`, decode framed values by their schema first."""
 
@@ -62,7 +70,7 @@ class Decoder:
         self._pattern = re.compile(formats.topic_pattern)
         self._layout = layout
         self._reader = reader
-        self._known: cachetools.LRUCache[int, schemas.Decode] = cachetools.LRUCache(maxsize=formats.max_schemas)
+        self._known: cachetools.LRUCache[int, _Known] = cachetools.LRUCache(maxsize=formats.max_schemas)
         self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
         self._clock = clock
         self._away: tuple[float, str] = (-math.inf, "")
@@ -85,10 +93,11 @@ class Decoder:
         if not wire_format.is_framed(value):
             return parsing.parse(record, self._layout)
         frame = wire_format.frame_of(value)
-        decode = self._known.get(frame.schema_id) or await self._compiled(frame.schema_id)
-        decoded = record._replace(value=decode(frame.body), headers=tuple(filter(_is_kept, record.headers)))
+        known = self._known.get(frame.schema_id) or await self._compiled(frame.schema_id)
+        decoded = record._replace(value=known.decode(frame.body), headers=tuple(filter(_is_kept, record.headers)))
         parsing.require_size(record, decoded.value, self._layout)  # with the headers that are not kept: a dead letter has them
-        return parsing.parse(decoded, self._layout)._replace(record=record)
+        framed = Framed(value, frame.schema_id, _media_type(headers) or known.media_type)
+        return parsing.parse(decoded, self._layout)._replace(record=record, framed=framed)
 
     def event_now(self, record: Record) -> Event:
         """Return the event in `record`, as `event` does. Called where no event loop runs."""
@@ -97,31 +106,37 @@ class Decoder:
     def _matches(self, topic: str) -> bool:
         return topic != self._layout.operational_topic and self._pattern.fullmatch(topic) is not None
 
-    async def _compiled(self, schema_id: int) -> schemas.Decode:
+    async def _compiled(self, schema_id: int) -> _Known:
         if schema_id not in self._unknown:
             until, text = self._away
             if self._clock() < until:
                 raise errors.SchemaRegistryUnavailable(text)
             try:
                 # In a thread: requests in flight must not time out while the schema registry is slow or away.
-                decode = await asyncio.to_thread(self._read, schema_id)
+                known = await asyncio.to_thread(self._read, schema_id)
             except errors.SchemaRegistryUnavailable as exc:
                 self._away = (self._clock() + AWAY_S, str(exc))
                 raise
-            if decode is not None:
-                self._known[schema_id] = decode
-                return decode
+            if known is not None:
+                self._known[schema_id] = known
+                return known
             self._unknown[schema_id] = None
         raise errors.EventRejected("unknown_schema", f"the schema registry lacks schema {schema_id}, or one that it refers to")
 
-    def _read(self, schema_id: int) -> schemas.Decode | None:
+    def _read(self, schema_id: int) -> _Known | None:
         found = self._reader.schema(schema_id)
-        return None if found is None else schemas.compiled(schema_id, found)
+        return None if found is None else _Known(schemas.compiled(schema_id, found), schemas.media_type(found.schema_type))
 
 
 def decoder_of(formats: Formats | None, layout: parsing.Layout) -> Decoder | None:
     """Return the decoder of a process; None: there is no schema registry."""
     return None if formats is None else Decoder(formats, layout, registry_client.RegistryClient(formats.access))
+
+
+def _media_type(headers: Mapping[str, bytes]) -> str:
+    """Return the media type of the framed value by its record; "": it names none, or that of the JSON in the frame."""
+    text = headers.get(_CONTENT_TYPE, b"").decode(errors="replace").strip()
+    return text if opaque.is_media_type(text) and not opaque.is_json(text) else ""
 
 
 def _is_kept(header: tuple[str, bytes]) -> bool:

@@ -21,6 +21,11 @@ class SchemaType(enum.StrEnum):
     JSON = "JSON"
 
 
+_MEDIA_TYPES = {SchemaType.AVRO.value: "application/avro", SchemaType.PROTOBUF.value: "application/x-protobuf"}
+_ANY_BYTES = "application/octet-stream"
+"""Media type of a frame around JSON, which is no JSON, and of values by schemas of unknown types."""
+
+
 class Reference(NamedTuple):
     """A schema that another schema needs."""
 
@@ -36,6 +41,11 @@ class Schema(NamedTuple):
     text: str
     """Avro: JSON. Protobuf: a FileDescriptorProto in base64."""
     references: tuple[Reference, ...] = ()
+
+
+def media_type(schema_type: str) -> str:
+    """Return the media type of a framed value whose record names none."""
+    return _MEDIA_TYPES.get(schema_type, _ANY_BYTES)
 
 
 def compiled(schema_id: int, schema: Schema) -> Decode:

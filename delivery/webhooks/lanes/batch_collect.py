@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delivery.model import Delivery, DeliveryMode, Endpoint, EndpointId, Event, Outcome, OutcomeKind, Record
+from delivery.payload_form import EndpointPayload
 from delivery.webhooks.batching import segment
-from delivery.webhooks.events import parsing
+from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake, matching, registries, seen_ids
@@ -38,8 +39,7 @@ class Row(NamedTuple):
 class _Due(NamedTuple):
     """The matches of one event: those to collect in batches, and the outcomes of those that are skipped."""
 
-    item: segment.Item
-    collected: list[matching.Match]
+    collected: list[tuple[segment.Item, matching.Match]]
     skipped: list[Outcome[Delivery]]
 
 
@@ -89,8 +89,8 @@ class Collector:
             due = await self._intake.accept(record, collected.results.rejections)
             if due is not None:
                 collected.results.outcomes += due.skipped
-                for match in due.collected:
-                    self._add(due.item, match)
+                for item, match in due.collected:
+                    self._add(item, match)
         if self._closed_size > segment.MAX_BYTES:
             collected.rows += self._rows(self._closed)
             self._closed, self._closed_size = {}, 0
@@ -149,11 +149,14 @@ class Collector:
 
 
 def _match_event(now_ms: int, event: Event, due: list[matching.Match]) -> _Due:
-    prepared = _Due(segment.item(event, now_ms), [], [])
+    prepared = _Due([], [])
+    items: dict[EndpointPayload, segment.Item] = {}
     for match in due:
         skip = matching.skip_reason(match.subscription)
         if skip is None:
-            prepared.collected.append(match)
+            wanted = match.endpoint.payload
+            item = items.get(wanted) or items.setdefault(wanted, segment.item(opaque.as_received(event, wanted), now_ms))
+            prepared.collected.append((item, match))
         else:
             prepared.skipped.append(Outcome(delivery=_unsent(event, match), kind=OutcomeKind.SKIPPED, reason=skip))
     return prepared

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
-from delivery.webhooks.events import ordering_key, parsing
+from delivery.payload_form import EndpointPayload
+from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results, final_results
@@ -95,9 +96,11 @@ class DirectLane:
     def _prepared(self, event: Event, due: list[matching.Match]) -> _Due:
         """Split the matches of an event into deliveries to attempt, and outcomes of those to skip or defer."""
         prepared = _Due([], [])
-        contents: dict[ContentMode, payload.Content] = {}
+        contents: dict[tuple[ContentMode, EndpointPayload], payload.Content] = {}
+        decoded = event
         for match in due:
             endpoint = match.endpoint
+            event = opaque.as_received(decoded, endpoint.payload)
             webhook_id = payload.webhook_id(event, match.subscription.subscription_id)
             if (
                 self._ended_before
@@ -108,7 +111,8 @@ class DirectLane:
             postponed = self._deferrals.reason_for(endpoint) if skip is None else None
             if skip is None and postponed is None:
                 mode = endpoint.content_mode
-                content = contents.get(mode) or contents.setdefault(mode, payload.content(event, mode))
+                kind = (mode, endpoint.payload)
+                content = contents.get(kind) or contents.setdefault(kind, payload.content(event, mode))
                 prepared.deliveries.append(
                     Delivery(event, match.subscription, endpoint, webhook_id, content.body, content.headers)
                 )

@@ -115,6 +115,8 @@ class Endpoint(described.DescribedModel):
     """`active`, `paused` or `disabled`. Deliveries to a paused or disabled endpoint wait."""
     content_mode: str
     """The form of requests: `standard`, `cloudevents_binary` or `cloudevents_structured`."""
+    payload: str
+    """What is sent of a value of the schema registry. `json`: its JSON. `original`: the bytes of its producer."""
     headers: dict[str, str]
     """Additional headers of each request, by name."""
     auth: Auth
@@ -270,8 +272,8 @@ _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_
 
 def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest document of a registered endpoint, without secrets."""
-    own = ("customer", "url", "mode", "status", "content_mode", "headers", "max_in_flight", "max_per_second", "order_by",
-           "validation", "description", "metadata")  # fmt: skip
+    own = ("customer", "url", "mode", "status", "content_mode", "payload", "headers", "max_in_flight", "max_per_second",
+           "order_by", "validation", "description", "metadata")  # fmt: skip
     nested: dict[str, type[pydantic.BaseModel]] = {
         "auth": Auth,
         "tls": Tls,

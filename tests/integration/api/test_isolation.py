@@ -87,7 +87,7 @@ NAMING_NOBODY = {
     "action", "dry_run", "q", "rotation", "status",
     "auth", "batch", "content_mode", "data", "description", "event", "event_type", "event_types", "everything",
     "except_tenants", "filter", "headers", "lease_s", "limit", "max_in_flight", "max_per_second", "max_receives",
-    "metadata", "mode", "order_by", "overlap_s", "reason", "retry",
+    "metadata", "mode", "order_by", "overlap_s", "payload", "reason", "retry",
     "scheme", "since", "tenant", "tenants", "tls", "to", "type", "until", "url", "validation", "wait_s",
 }  # fmt: skip
 STANDS_ALONE = {("redriveDeadLetters", "endpoint"), ("discardDeadLetters", "endpoint"), ("seekConsumer", "cursor"),

@@ -11,6 +11,7 @@ from delivery.config import settings
 from delivery.model import EndpointStatus
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
+from delivery.webhooks.events import opaque
 from delivery.webhooks.http import guard
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
@@ -143,7 +144,24 @@ def test_replays_and_resends_decode_and_wait_for_the_schema_registry(world):
         world.carry_out()
     assert sorted(world.handed_over()) == sorted([("ep1", "e0", replay), ("ep1", "e1", replay), ("ep1", "e1", resend)])
     assert all(orjson.loads(event.data) in values for _, _, event in world.entries())
-    assert {world.replay(one).state for one in (replay, resend)} == {ReplayState.DONE}
+    assert {world.replay(replay_id).state for replay_id in (replay, resend)} == {ReplayState.DONE}
+
+
+def test_replays_and_resends_send_the_original_payload(world):
+    schema = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
+    world.connection.execute("update endpoints set payload = 'original' where endpoint_id = 'ep1'")
+    with SchemaRegistry() as registry:
+        world.document["schema_registry"] = {"topic_pattern": ".+", "url": registry.url}
+        number = registry.register("order", orjson.dumps(schema).decode())
+        value = framing.framed(number, framing.avro(schema, {"id": "e1", "tenant_id": "t1"}))
+        world.publish_raw(value)
+        webhook_id = payload.webhook_id(builders.event(event_id="e1", source=world.topic), "s1")
+        delivery = ReplayOne(webhook_id=webhook_id, subscription_id="s1", topic=world.topic, partition=0, offset=0)
+        replay = world.ask()
+        resend = requests.ask(world.connection, "c1", "ep1", delivery).replay_id
+        world.carry_out()
+    found = {entry.replay: opaque.as_bytes(event.data, event.opaque) for _, entry, event in world.entries()}
+    assert found == {replay: value, resend: value}
 
 
 def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):

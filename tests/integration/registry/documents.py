@@ -15,6 +15,7 @@ from delivery.model import (
     SigningKey,
     Tls,
 )
+from delivery.payload_form import EndpointPayload
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from subscriptions_db.manifest import manifest
@@ -43,7 +44,8 @@ ED25519 = "whsk_" + base64.b64encode(b"e" * 32).decode()
 CLIENT = certificates.issue("client")
 WHOLE = {
     "id": "whole", "customer": "c1", "url": "https://example.com/whole", "mode": "batch", "status": "paused",
-    "content_mode": "cloudevents_structured", "headers": {"X-Team": "billing"}, "max_in_flight": 4, "max_per_second": 12.5,
+    "content_mode": "cloudevents_structured", "payload": "original", "headers": {"X-Team": "billing"},
+    "max_in_flight": 4, "max_per_second": 12.5,
     "auth": {"kind": "oauth2", "client_id": "us", "secret": "hunter2", "token_url": "https://login.example.com/",
              "token_scope": "hooks"},
     "tls": {"authorities": certificates.issue("authority").pem, "certificate": CLIENT.pem, "key": CLIENT.key},
@@ -54,8 +56,8 @@ WHOLE = {
 }  # fmt: skip
 AS_READ = Endpoint(
     endpoint_id="whole", customer_id="c1", url="https://example.com/whole", mode=DeliveryMode.BATCH,
-    status=EndpointStatus.PAUSED, content_mode=ContentMode.CLOUDEVENTS_STRUCTURED, headers=(("X-Team", "billing"),),
-    max_in_flight=4, max_per_second=12.5,
+    status=EndpointStatus.PAUSED, content_mode=ContentMode.CLOUDEVENTS_STRUCTURED,
+    payload=EndpointPayload.ORIGINAL, headers=(("X-Team", "billing"),), max_in_flight=4, max_per_second=12.5,
     batching=Batching(max_events=50, max_wait_s=7.5, max_bytes=65_536, is_gzipped=True),
     retrying=Retrying(schedule_s=(1, 2.5), max_age_s=3600, timeout_s=30),
     auth=Auth(kind=AuthKind.OAUTH2, client_id="us", secret=Secret(b"hunter2"), token_url="https://login.example.com/",

@@ -87,6 +87,7 @@ def connection(database):
         "update endpoints set auth_kind = 'oauth2', auth_client_id = 'us', auth_token_url = 'ftp://example.com/'",
         "update endpoints set auth_kind = 'oauth2', auth_client_id = 'u', auth_token_url = 'https://e/', auth_token_scope = ''",
         "update endpoints set content_mode = 'xml'",
+        "update endpoints set payload = 'xml'",
         "update endpoints set headers = '[]'",
         "update endpoints set headers = '\"x\"'",
         "update endpoints set headers = '{\"X-A\": 1}'",

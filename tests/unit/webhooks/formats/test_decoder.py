@@ -8,7 +8,8 @@ import pytest
 
 from delivery import errors
 from delivery.model import DeliveryMode
-from delivery.webhooks.events import parsing
+from delivery.payload_form import EndpointPayload, Framed, Opaque, PayloadForm
+from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder, schemas
 from delivery.webhooks.routing import intake, registries
 from tests.support import builders, framing
@@ -44,6 +45,35 @@ def test_a_cloud_event_in_binary_mode_has_the_decoded_payload(reader):
     record = builders.record(value=value, headers=(*BINARY, ("Content-Type", b"application/vnd.shop+avro")))
     event = framing.event_of(record, reader)
     assert (event.event_type, event.data, event.opaque, event.attributes) == ("t1", b'{"amount":5}', None, ())
+
+
+@pytest.mark.parametrize(
+    ("schema_id", "body", "header", "media_type"),
+    [
+        pytest.param(2, framing.avro(PAYLOAD, {"amount": 5}), None, "application/avro", id="avro"),
+        pytest.param(3, b"{}", None, "application/octet-stream", id="json in a frame is no JSON"),
+        pytest.param(3, b"{}", b"application/json", "application/octet-stream", id="the media type of the JSON"),
+        pytest.param(3, b"{}", b"application/x.shop", "application/x.shop", id="the producer's own"),
+        pytest.param(3, b"{}", b"no media type", "application/octet-stream", id="no media type"),
+    ],
+)
+def test_an_event_keeps_the_value_that_was_decoded(reader, schema_id, body, header, media_type):
+    value = framing.framed(schema_id, body)
+    headers = BINARY if header is None else (*BINARY, ("content-type", header))
+    record = builders.record(
+        value=gzip.compress(value), headers=(*headers, ("content-encoding", b"gzip"), ("ce_schemaid", b"x"))
+    )
+    event = framing.event_of(record, reader)
+    assert event.framed == Framed(value, schema_id, media_type)
+    sent = opaque.as_received(event, EndpointPayload.ORIGINAL)
+    assert (sent.opaque, opaque.as_bytes(sent.data, sent.opaque)) == (Opaque(PayloadForm.BYTES, media_type), value)
+    assert (sent.attributes, sent.content) == ((("schemaid", schema_id),), event.content)
+    assert opaque.as_received(event, EndpointPayload.JSON) is event
+
+
+def test_an_event_that_was_not_decoded_has_one_payload(reader):
+    event = framing.event_of(builders.record(), reader)
+    assert opaque.as_received(event, EndpointPayload.ORIGINAL) is event
 
 
 def test_json_schema_is_the_json_behind_the_frame(reader):
