@@ -25,8 +25,14 @@ EVERYTHING = {
         "kafka": {"bootstrap_servers": "kafka:9093", "sasl_username": "fanout", "spark_options": {"client.rack": "a"}},
         "delivery": {"allow_ports": [443], "unlimited_hosts": ["*.gateway.example.com"]},
         "source": {"topic_pattern": r"events\..+", "max_events_per_batch": 2_000_000},
+        "schema_registry": {"topic_pattern": r"events\..+", "url": "https://schemas:8081", "username": "fanout"},
     },
-    "secrets": SECRETS | {"apiDatabase": {"name": "pg-api"}, "kafkaPassword": {"name": "kafka", "key": "secret"}},
+    "secrets": SECRETS
+    | {
+        "apiDatabase": {"name": "pg-api"},
+        "kafkaPassword": {"name": "kafka", "key": "secret"},
+        "schemaRegistryPassword": {"name": "schemas"},
+    },
     "secretsRevision": "2026-11",
     "serve": {
         "enabled": True,
@@ -54,6 +60,7 @@ EVERYTHING = {
         "enabled": True,
         "kafka": [{"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}], "ports": [{"port": 9093}]}],
         "postgres": [{"to": [{"ipBlock": {"cidr": "10.0.0.6/32"}}], "ports": [{"port": 5432}]}],
+        "schemaRegistry": [{"to": [{"ipBlock": {"cidr": "10.0.0.8/32"}}], "ports": [{"port": 8081}]}],
     },
     "commonLabels": {"cost": "events"},
     "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/fanout"}},

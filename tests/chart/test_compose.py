@@ -12,7 +12,8 @@ ROLES = {"migrate": "migrate", "job": "driver", "serve": "serve", "archive": "ar
 
 def test_both_run_the_roles_alike():
     services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
-    documents = chart.rendered(chart.EVERYTHING | {"secrets": chart.EVERYTHING["secrets"] | {"kafkaPassword": {"name": ""}}})
+    nameless = {"kafkaPassword": {"name": ""}, "schemaRegistryPassword": {"name": ""}}
+    documents = chart.rendered(chart.EVERYTHING | {"secrets": chart.EVERYTHING["secrets"] | nameless})
     pods = {
         document["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: document["spec"]["template"]["spec"]
         for document in documents

@@ -91,6 +91,15 @@ def test_the_network_lets_events_reach_the_tests_own_pod():
     assert leads_to_the_test(rendering.EXECUTORS)
 
 
+def test_the_network_leads_to_the_schema_registry_where_there_is_one():
+    def ports(values):
+        policy = rendering.of_kind("NetworkPolicy", rendering.rendered(values))["here-fanout"]
+        return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+
+    without = rendering.EVERYTHING["networkPolicy"] | {"schemaRegistry": []}
+    assert ports(rendering.EVERYTHING) - ports(rendering.MINIMAL | {"networkPolicy": without}) == {8081}
+
+
 def test_development_opens_the_guard_for_pods():
     documents = rendering.rendered(rendering.DEVELOPMENT)
     taken = settings.Settings.model_validate(tomllib.loads(rendering.settings_of(documents)))

@@ -7,6 +7,7 @@ import pytest
 from tests.chart import rendering
 
 DATABASE, RING, KAFKA = "FANOUT_DATABASE_URL_FILE", "FANOUT_KEYS_RING_FILE", "FANOUT_KAFKA_SASL_PASSWORD_FILE"
+SCHEMAS = "FANOUT_SCHEMA_REGISTRY_PASSWORD_FILE"
 VOLUMES = {"configMap", "projected", "emptyDir", "persistentVolumeClaim"}
 
 
@@ -68,8 +69,8 @@ def secrets_of(values):
 
 def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
     assert secrets_of(rendering.EVERYTHING) == {
-        "driver": {DATABASE, RING, KAFKA},
-        "archive": {DATABASE, RING, KAFKA},
+        "driver": {DATABASE, RING, KAFKA, SCHEMAS},
+        "archive": {DATABASE, RING, KAFKA, SCHEMAS},
         "test": {DATABASE, RING, KAFKA},
         "serve": {DATABASE, RING, "FANOUT_API_DATABASE_URL_FILE"},
         "migrate": {DATABASE},

@@ -31,6 +31,10 @@ def with_executors(**fields):
         (with_serve(httpRoute={"enabled": True}), "serve.httpRoute.parentRefs is required"),
         (with_serve(ingress={"enabled": True}), "serve.ingress.host is required"),
         ({"networkPolicy": {"enabled": True}}, "networkPolicy.kafka is required"),
+        (
+            rendering.EVERYTHING | {"networkPolicy": rendering.EVERYTHING["networkPolicy"] | {"schemaRegistry": []}},
+            "networkPolicy.schemaRegistry is required",
+        ),
         (rendering.EXECUTORS | {"networkPolicy": rendering.EVERYTHING["networkPolicy"]}, "networkPolicy.apiServer is required"),
         (with_executors(count=0), "/drivers/all/executors/count"),
         (with_executors(), "/drivers/all/executors"),

@@ -110,7 +110,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* Environment variables and volumes for files of secrets. `of` lists the secrets by the names of their values. */}}
 {{- define "fanout.variable" -}}
-{{- get (dict "database" "FANOUT_DATABASE_URL_FILE" "apiDatabase" "FANOUT_API_DATABASE_URL_FILE" "keyRing" "FANOUT_KEYS_RING_FILE" "kafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE" "apiKafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE") . -}}
+{{- get (dict "database" "FANOUT_DATABASE_URL_FILE" "apiDatabase" "FANOUT_API_DATABASE_URL_FILE" "keyRing" "FANOUT_KEYS_RING_FILE" "kafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE" "apiKafkaPassword" "FANOUT_KAFKA_SASL_PASSWORD_FILE" "schemaRegistryPassword" "FANOUT_SCHEMA_REGISTRY_PASSWORD_FILE") . -}}
 {{- end }}
 
 {{- define "fanout.environment" -}}
@@ -199,6 +199,11 @@ topologySpreadConstraints:
 {{/* Secrets that a role reads. */}}
 {{- define "fanout.common" -}}
 database keyRing{{ if .Values.secrets.kafkaPassword.name }} kafkaPassword{{ end }}
+{{- end }}
+
+{{/* Secrets of a role that reads events: the drivers and the archive, for replays. */}}
+{{- define "fanout.reader" -}}
+{{ include "fanout.common" . }}{{ if .Values.secrets.schemaRegistryPassword.name }} schemaRegistryPassword{{ end }}
 {{- end }}
 
 {{/* Checkpoint of a driver and its executors: a volume, or credentials of an object store. */}}
