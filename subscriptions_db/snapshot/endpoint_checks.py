@@ -29,13 +29,13 @@ _SPKI = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
-    """Raise RegistrationError, with the path of the field, if no request could be built. Quotes no secret."""
+    """Raise RegistrationError, with the path of the field, if no request could be built. The errors quote no secret."""
     for problem in problems(endpoint, address_guard):
         raise problem
 
 
 def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
-    """Yield the reasons why no request could be built, each with the path of the field. Quotes no secret."""
+    """Yield the reasons why no request could be built, each with the path of the field. The errors quote no secret."""
     refused_auth = list(found("", _check_auth, endpoint.auth))
     yield from refused_auth
     if len(json.dumps(dict(endpoint.headers))) > MAX_HEADERS_BYTES:

@@ -1,4 +1,4 @@
-"""Measure how long this process waits for its own machine: for a CPU or for memory.
+"""Measure how long a worker waits for its own machine: for a CPU or for memory.
 
 Reads counters of Linux. On a system without these counters the delay is 0. Sources: Documentation/accounting/psi.rst and
 Documentation/scheduler/sched-stats.rst of the Linux kernel.
@@ -30,7 +30,7 @@ class OwnDelay:
         self._schedule = _opened(proc / "self" / "task" / str(threading.get_native_id()) / "schedstat")
         self._last = self._read()
 
-    def grown_s(self) -> float:
+    def delay_since_last_call_s(self) -> float:
         """Return the seconds of delay since the last call, or since the object was created."""
         before, self._last = self._last, self._read()
         return max((now - then for now, then in zip(self._last, before, strict=True)), default=0.0)

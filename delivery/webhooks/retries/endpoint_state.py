@@ -1,6 +1,6 @@
 """Keep the retry state of one endpoint, and its summary in the index of the shard.
 
-Runs in the executors. Pure: `now_ms` comes in. A shard is one key of Spark's state: the retry entries of a part of all
+Runs in the executors. Pure: the caller passes `now_ms`. A shard is one key of Spark's state: the retry entries of a part of all
 endpoints, and their index.
 
 Each micro-batch reads the whole index, and changes hardly any endpoint. So an index entry has a few numbers, and the

@@ -1,6 +1,6 @@
 """Keep the retry entries of one endpoint, or of one order key of an endpoint, in order; mark those that are leased.
 
-Runs in the executors. Pure: `now_ms` comes in.
+Runs in the executors. Pure: the caller passes `now_ms`.
 
 One lease at a time covers the first entries of a FIFO. Leased entries stay in place until the lease's report has the result of
 each. So a lease that expires, or that attempted nothing, rewrites nothing: its entries are still in front.

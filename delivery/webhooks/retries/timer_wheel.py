@@ -1,6 +1,6 @@
 """Store retry entries that wait until a time in buckets, and return each entry when its time has come.
 
-Runs in the executors. Pure: `now_ms` comes in.
+Runs in the executors. Pure: the caller passes `now_ms`.
 
 The longer the wait, the wider the bucket. An entry goes into a bucket at most a quarter as wide as the entry's wait. When the
 first entry of a bucket is due, the others move to buckets at most an eighth as wide. So an entry that waits ten hours is

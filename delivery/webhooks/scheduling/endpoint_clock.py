@@ -31,7 +31,7 @@ def loop_time() -> float:
 class OwnDelay(Protocol):
     """Measure the wait of this process for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
 
-    def grown_s(self) -> float: ...
+    def delay_since_last_call_s(self) -> float: ...
 
 
 class EndpointClock:
@@ -75,7 +75,7 @@ class EndpointClock:
         now = self._loop.time()
         passed_s = now - self._beat_at
         self._time, self._beat_at, self._stalled_at = self.time(), now, now + BEAT_S + STALL_S
-        self._speed = max(LEAST_SPEED, 1.0 - self._own_delay.grown_s() / passed_s) if passed_s > 0 else 1.0
+        self._speed = max(LEAST_SPEED, 1.0 - self._own_delay.delay_since_last_call_s() / passed_s) if passed_s > 0 else 1.0
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
 

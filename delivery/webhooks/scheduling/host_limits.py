@@ -86,7 +86,7 @@ class Host:
     def wake(self) -> None:
         """Start the timer that wakes the next waiting queue when the host has capacity.
 
-        Also called after an unused reservation.
+        A queue that was woken and did not use its reservation calls this too, so that the next queue gets the capacity.
         """
         if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
             wait_s = self._pace.wait_s(self._clock())

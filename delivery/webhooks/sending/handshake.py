@@ -98,7 +98,7 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
 
 
 def per_minute(rate: str) -> int | None:
-    """Return the rate in `WebHook-Allowed-Rate`, or None for any rate; raise RegistrationError for any other text."""
+    """Return the number in `WebHook-Allowed-Rate`, or None for `*`: every rate. Raise RegistrationError for other text."""
     if rate == ANY:
         return None
     if not _RATE.fullmatch(rate):

@@ -1,8 +1,8 @@
 """Pickle the values that the driver and its workers exchange. No other module unpickles.
 
-The driver's values come in a broadcast or sealed (delivery.stages.registry.task_delta). Values between the driver and the
-workers of the real-time lane are sealed in both directions (delivery.stages.realtime.channel). No byte from Kafka, from a
-lane's state or from a request is unpickled.
+The driver sends its values in a broadcast, or encrypted in a local property of Spark (delivery.stages.registry.task_delta). The
+driver and the workers of the real-time lane encrypt their values in both directions (delivery.stages.realtime.channel). No byte
+from Kafka, from a lane's state or from a request is unpickled.
 """
 
 from __future__ import annotations

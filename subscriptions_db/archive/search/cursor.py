@@ -68,7 +68,7 @@ def letter_cursor(position: int) -> str:
 
 
 def letter_position(text: str) -> int:
-    """Return the position of a dead letter's cursor; raise RegistrationError if it is not valid."""
+    """Return the position after which a page of dead letters begins. Raise RegistrationError if `text` is no such cursor."""
     [position] = _decoded("cursor", "l", text, 1)
     return _position("cursor", position)
 

@@ -39,7 +39,7 @@ def machine(tmp_path):
 def test_a_machine_without_counters_has_no_delay(machine):
     measured = machine.measured()
 
-    assert measured.grown_s() == 0
+    assert measured.delay_since_last_call_s() == 0
 
 
 def test_the_pressure_since_the_last_call_is_the_delay(machine):
@@ -47,8 +47,8 @@ def test_the_pressure_since_the_last_call_is_the_delay(machine):
     measured = machine.measured()
     machine.pressure(machine.proc / "pressure", "cpu", 5_040_000)
 
-    assert measured.grown_s() == pytest.approx(0.04)
-    assert measured.grown_s() == 0
+    assert measured.delay_since_last_call_s() == pytest.approx(0.04)
+    assert measured.delay_since_last_call_s() == 0
 
 
 def test_pressure_is_that_of_the_control_group_if_it_has_files(machine):
@@ -58,7 +58,7 @@ def test_pressure_is_that_of_the_control_group_if_it_has_files(machine):
     machine.pressure(machine.proc / "pressure", "cpu", 9_000_000)
     machine.pressure(machine.own, "cpu.pressure", 10_000)
 
-    assert measured.grown_s() == pytest.approx(0.01)
+    assert measured.delay_since_last_call_s() == pytest.approx(0.01)
 
 
 def test_delays_overlap_so_the_largest_counts(machine):
@@ -70,12 +70,12 @@ def test_delays_overlap_so_the_largest_counts(machine):
     machine.pressure(machine.proc / "pressure", "memory", 10_000)
     machine.waited(30_000_000)
 
-    assert measured.grown_s() == pytest.approx(0.03)
+    assert measured.delay_since_last_call_s() == pytest.approx(0.03)
 
 
 def test_own_delay_reads_the_counters_of_this_machine():
     measured = own_delay.OwnDelay()
 
-    assert measured.grown_s() >= 0
+    assert measured.delay_since_last_call_s() >= 0
     measured.close()
-    assert measured.grown_s() == 0
+    assert measured.delay_since_last_call_s() == 0

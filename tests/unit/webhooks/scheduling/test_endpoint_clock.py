@@ -17,7 +17,7 @@ class Delay:
     def __init__(self, share=0.0):
         self.share = share
 
-    def grown_s(self):
+    def delay_since_last_call_s(self):
         return self.share * BEAT_S
 
 
