@@ -79,7 +79,7 @@ class _Part(NamedTuple):
 
 
 class _Literal(NamedTuple):
-    """A key: the value at `path` is no string, and equals `value`. `kind` keeps `true` and 1 apart. It is float for each number."""
+    """A key: the value at `path` is no string, and equals `value`. `kind` keeps `true` and 1 apart; float for numbers."""
 
     path: Path
     kind: type

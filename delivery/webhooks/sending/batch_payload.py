@@ -78,7 +78,7 @@ def with_content(delivery: BatchDelivery) -> BatchDelivery:
 
 
 def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
-    """Return a batch's outcome, and the events that the response rejected. The request's body is dropped: no record needs it."""
+    """Return a batch's outcome, and the events that the response rejected. The request's body is dropped."""
     named: Mapping[int, str] = {}
     if outcome.kind is OutcomeKind.DELIVERED:
         named = rejected_events(outcome.attempts[-1].response, len(outcome.delivery.events))
