@@ -20,16 +20,15 @@ import pytest
 from typer.testing import CliRunner
 
 from delivery.config import loader, worker_plans
-from delivery.model import Attempt, CustomerId, Outcome, OutcomeKind, Record, SubscriptionId
+from delivery.model import Attempt, CustomerId, Outcome, OutcomeKind, SubscriptionId
 from delivery.webhooks.events import parsing
 from fanout.cli import main
-from fanout.kafka import topic_scanner
 from fanout.local import kafka as local_kafka
 from fanout.local import process, stack
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.postgres import connect, migrate
 from tests.integration.api.world import Client
-from tests.support import archive, builders, reading
+from tests.support import archive, builders, reading, topic_records
 
 pytestmark = pytest.mark.integration
 
@@ -117,17 +116,9 @@ class Platform:
 
     def _events(self):
         """Return the events in Kafka, as the job's own parser reads them."""
-        found = []
-        scanner = topic_scanner.Scanner(self.config.kafka)
-        with contextlib.closing(scanner):
-            topic = f"{self.config.source.topic_prefix}order.created"
-            scanner.read(scanner.extents([topic]), "events", found.append)
-            return [parsing.parse(record_of(message), worker_plans.layout_of(self.config)) for message in found]
-
-
-def record_of(message):
-    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
-    return Record(*place, message.value(), topic_scanner.headers(message))
+        topic = f"{self.config.source.topic_prefix}order.created"
+        layout = worker_plans.layout_of(self.config)
+        return [parsing.parse(record, layout) for record, _ in topic_records.records(self.config.kafka, topic)]
 
 
 def attempt(status: int | None, error_class: str | None) -> Attempt:
