@@ -6,32 +6,31 @@ returns descriptors for Protobuf only with `format=serialized`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import itertools
 import ssl
-import threading
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
+
+from tests.support.thread_server import ThreadServer
 
 USERNAME, PASSWORD = "fanout", "canary-of-a-secret"
 """User name and password of a registry that asks for them."""
 _ACCEPTED = "Basic " + base64.b64encode(f"{USERNAME}:{PASSWORD}".encode()).decode()
 
 
-class SchemaRegistry:
-    """A server on a thread of its own. While `status` is set, each answer has this status."""
+class SchemaRegistry(ThreadServer):
+    """The registry. While `status` is set, each answer has this status."""
 
     def __init__(self, *, is_protected: bool = False, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(tls)
         self.status: int | None = None
         self.requests: list[str] = []
-        self._is_protected, self._tls = is_protected, tls
+        self._is_protected = is_protected
         self._ids = itertools.count(1)
         self._by_id: dict[int, dict[str, Any]] = {}
         self._subjects: dict[str, list[int]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._port = 0
 
     def register(self, subject: str, schema: str, schema_type: str = "AVRO", references: list[Any] | None = None) -> int:
         """Register a schema as the next version of a subject; return its id."""
@@ -44,41 +43,17 @@ class SchemaRegistry:
             versions.append(number)
         return number
 
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.start()
-        return self
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of schemas and subjects."""
+        return [
+            web.get("/schemas/ids/{id}", self._schema),
+            web.get("/subjects/{subject}/versions/{version}", self._version),
+            web.post("/subjects/{subject}/versions", self._register),
+            web.post("/subjects/{subject}", self._look_up),
+        ]
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def start(self) -> None:
-        """Listen, again on the same port if the registry was stopped."""
-        self._runner = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result()
-        self._port = self._runner.addresses[0][1]
-        self.url = f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
-
-    def stop(self) -> None:
-        """Close the port: connections are refused."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-
-    async def _serve(self) -> web.AppRunner:
-        app = web.Application(middlewares=[self._answer_if_there])
-        app.router.add_get("/schemas/ids/{id}", self._schema)
-        app.router.add_get("/subjects/{subject}/versions/{version}", self._version)
-        app.router.add_post("/subjects/{subject}/versions", self._register)
-        app.router.add_post("/subjects/{subject}", self._look_up)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=self._tls, reuse_address=True).start()
-        return runner
-
-    @web.middleware
-    async def _answer_if_there(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def around(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Answer a request, unless `status` or the missing password forbids it."""
         self.requests.append(request.path_qs)
         if self.status is not None:
             return web.json_response({"error_code": self.status, "message": "away"}, status=self.status)
