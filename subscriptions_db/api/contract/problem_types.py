@@ -68,8 +68,8 @@ TYPES = {
     "rate_limited": ProblemType(
         "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "
         "test event or question within the last second. Nothing was changed.",
-        "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests, or events to "
-        "publish, may be sent at once.",
+        "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
+        "For requests that publish, it is the number of requests with one event each.",
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",

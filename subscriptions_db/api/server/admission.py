@@ -45,13 +45,19 @@ ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 class KeyRate(NamedTuple):
     """The rate of a key, which can be read at any time, and the time at which the key expires."""
 
-    pace: limits.Pace
+    paces: tuple[limits.Pace, ...]
+    """The limits that count the request. A request that publishes counts in two: as a request, and with its events."""
     clock: Callable[[], float]
     expires_at: dt.datetime | None
 
+    def room(self) -> limits.Room:
+        """Return the room of the limit that holds: the one that refuses first if each request counts one in every limit."""
+        now = self.clock()
+        return min((pace.room(now) for pace in self.paces), key=lambda room: (room.remaining, -room.full_in_s))
+
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
-"""The rate by which an admitted request was limited."""
+"""The rate by which a request with a valid key was limited."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
@@ -67,7 +73,7 @@ def key_headers(request: web.Request) -> dict[str, str]:
     rate = request.get(KEY_RATE)
     if rate is None:
         return {}
-    room = rate.pace.room(rate.clock())
+    room = rate.room()
     return {
         "ratelimit-limit": str(room.limit),
         "ratelimit-remaining": str(room.remaining),
@@ -151,14 +157,14 @@ class Admission:
         """
         principal = await self.authenticate(authorization)
         if route.handler is None and principal.scope in route.scopes:
-            pace = self._event_pace(principal.key_id)
-            note(KeyRate(pace, self._clock, principal.expires_at))
             per_s = self._max_publishing_requests_per_s
             requests = self._publishing_paces.setdefault(principal.key_id, limits.Pace(per_s, BURST_SHARE))
+            events = self._event_pace(principal.key_id)
+            note(KeyRate((requests, events), self._clock, principal.expires_at))
             self._spend(requests, f"more than {per_s:g} requests a second that publish events with one key; send batches")
-            self._spend(pace, f"more than {self._max_events_per_s:g} events a second with one key")
+            self._spend(events, f"more than {self._max_events_per_s:g} events a second with one key")
         else:
-            note(KeyRate(self._pace(principal.key_id), self._clock, principal.expires_at))
+            note(KeyRate((self._pace(principal.key_id),), self._clock, principal.expires_at))
             self.pace(principal.key_id, route.cost)
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this: use a key of another scope")

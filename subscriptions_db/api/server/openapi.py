@@ -26,7 +26,7 @@ a day changes nothing and returns the first answer. A secret that was shown once
 
 _KEY_HEADERS = {
     "RateLimit-Limit": {
-        "description": "Requests that the key may send at once; for publishEvents, events.",
+        "description": "Requests that the key may send at once; for publishEvents, requests with one event each.",
         "schema": {"type": "integer"},
     },
     "RateLimit-Remaining": {"description": "The part of them that is left now.", "schema": {"type": "integer"}},

@@ -163,8 +163,8 @@ def test_a_key_shows_the_limit_that_applies():
     admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
     for _ in range(3):
         with contextlib.suppress(problems.Refused):
-            asyncio.run(admitted.admit(f"Bearer {TEXT}", READ, lambda rate: rates.append(rate.pace)))
-        rates[-1] = rates[-1].room(clock.now)
+            asyncio.run(admitted.admit(f"Bearer {TEXT}", READ, rates.append))
+        rates[-1] = rates[-1].room()
     assert [(room.limit, room.remaining) for room in rates] == [(2, 1), (2, 0), (2, 0)]
 
 
@@ -191,6 +191,45 @@ def test_publishing_requests_above_their_own_rate_get_429():
     assert (answers[0].scope, answers[1].scope, answers[2]) == ("publisher", "publisher", 429)
     clock.now += 1 / 8
     assert admit(admitted, PUBLISH).scope == "publisher"
+
+
+def publish(admitted, events):
+    """Admit a request that publishes this number of events; return its status and its headers."""
+    request, status = {}, 202
+    try:
+        principal = asyncio.run(admitted.admit(f"Bearer {TEXT}", PUBLISH, admission.noted_by(request)))
+        admitted.charge(principal.key_id).events(events)
+    except problems.Refused as exc:
+        status = exc.problem.status
+    return status, admission.key_headers(request)
+
+
+def publish_until_refused(admitted, events):
+    """Publish until the first 429; return the headers of each answer."""
+    answers = [publish(admitted, events)]
+    while answers[-1][0] == 202:
+        answers.append(publish(admitted, events))
+    assert answers[-1][0] == 429
+    return [headers for _, headers in answers]
+
+
+@pytest.mark.parametrize(("max_requests", "max_events", "limit"), [(500, 10_000, 100), (500, 250, 50), (100, 100, 20)])
+def test_the_limit_in_the_headers_is_the_one_that_refuses_a_publisher(max_requests, max_events, limit):
+    """Regression: at 429 for the 101st request, `RateLimit-Remaining` said 1900, the events that were left."""
+    publisher = Registry(ROW | {"customer_id": None, "scope": "publisher"})
+    rates = {"max_events_per_s": max_events, "max_publishing_requests_per_s": max_requests}
+    clock = Clock(0.0)  # a monotonic clock has small readings: at 1.7e9 s the rounding of 100 sums is a token
+    shown = publish_until_refused(admission.Admission(publisher.read, max_per_s=1, clock=clock, **rates), 1)
+    assert {headers["ratelimit-limit"] for headers in shown} == {str(limit)}
+    assert [int(headers["ratelimit-remaining"]) for headers in shown] == [*reversed(range(limit)), 0]
+
+
+def test_a_publisher_of_batches_sees_that_its_events_are_used_up():
+    publisher = Registry(ROW | {"customer_id": None, "scope": "publisher"})
+    shown = publish_until_refused(admission.Admission(publisher.read, max_per_s=1, clock=Clock()), 1000)
+    assert [(headers["ratelimit-limit"], headers["ratelimit-remaining"]) for headers in shown] == [
+        ("100", "99"), ("2000", "0"), ("2000", "0"),
+    ]  # fmt: skip
 
 
 def test_a_publishing_request_counts_the_largest_of_its_events_kib_and_cpu_time():

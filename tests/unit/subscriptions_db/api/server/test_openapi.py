@@ -88,9 +88,9 @@ def test_the_test_of_an_endpoint_may_be_refused_by_its_state():
     assert "409" in DOCUMENT["paths"]["/v1/endpoints/{endpoint_id}/test"]["post"]["responses"]
 
 
-def test_headers_of_the_rate_count_events_where_events_are_published():
+def test_headers_of_the_rate_count_requests_with_one_event_for_publishers():
     headers = DOCUMENT["paths"]["/v1/events"]["post"]["responses"]["202"]["headers"]
-    assert "publishEvents, events" in headers["RateLimit-Limit"]["description"]
+    assert "publishEvents, requests with one event each" in headers["RateLimit-Limit"]["description"]
 
 
 def test_every_property_of_a_schema_has_a_description():
