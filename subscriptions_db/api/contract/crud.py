@@ -216,9 +216,17 @@ def owner_for(call: Call, wanted: str | None) -> str:
     own = call.principal.customer_id
     if own is None and wanted is None:
         raise problems.invalid(("customer", "is required with an operator's key"))
-    if own is not None and wanted not in {None, own}:
-        raise problems.invalid(("customer", f"there is no customer {wanted}"))
+    require_own(call, wanted)
     return own or str(wanted)
+
+
+def require_own(call: Call, wanted: str | None) -> None:
+    """Raise Refused with 422 if a customer's key names another customer in `wanted`.
+
+    The answer is that for a customer that does not exist. An operator's key may name any customer.
+    """
+    if call.principal.customer_id is not None and wanted not in {None, call.principal.customer_id}:
+        raise problems.invalid(("customer", f"there is no customer {wanted}"))
 
 
 def id_for(call: Call, kind: registered_rows.RowKind, wanted: str | None, *, prefix: str) -> str:

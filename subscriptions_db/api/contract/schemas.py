@@ -63,7 +63,7 @@ class SearchQuery(routes.ListQuery):
     """Search criteria for endpoints and for subscriptions."""
 
     customer: str | None = None
-    """Only rows of this customer."""
+    """Only rows of this customer. A customer's key may name its own customer only."""
     q: SearchText | None = None
     """Only rows with this text, in upper or lower case."""
     metadata: MetadataEntry | None = None

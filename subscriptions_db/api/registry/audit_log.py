@@ -10,7 +10,7 @@ from typing import Any
 
 from delivery import errors
 from subscriptions_db import described
-from subscriptions_db.api.contract import cursors, routes
+from subscriptions_db.api.contract import crud, cursors, routes
 from subscriptions_db.api.contract.routes import Call, PageQuery, Route
 from subscriptions_db.postgres.sql import query
 
@@ -57,12 +57,13 @@ class AuditQuery(PageQuery):
     """Search criteria for audit entries."""
 
     customer: str | None = None
-    """Only entries about rows of this customer."""
+    """Only entries about rows of this customer. A customer's key may name its own customer only."""
 
 
 def list_(call: Call) -> AuditEntries:
     """Return a page of the audit log, the newest first; raise RegistrationError for an invalid cursor."""
     wanted = call.query_as(AuditQuery)
+    crud.require_own(call, wanted.customer)
     last = cursors.decode(wanted.cursor)
     if last and not last.isdecimal():
         raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")

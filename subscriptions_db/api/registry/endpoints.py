@@ -25,7 +25,9 @@ class EndpointQuery(schemas.SearchQuery):
 
 def list_(call: Call) -> schemas.Endpoints:
     """Return a page of endpoints."""
-    found = crud.page(call, "endpoint", crud.show_each(schemas.endpoint), **call.query_as(EndpointQuery).criteria())
+    wanted = call.query_as(EndpointQuery)
+    crud.require_own(call, wanted.customer)
+    found = crud.page(call, "endpoint", crud.show_each(schemas.endpoint), **wanted.criteria())
     return schemas.Endpoints(**found._asdict())
 
 

@@ -52,6 +52,7 @@ class StrictQuery(NoParameters):
 def list_(call: Call) -> Subscriptions:
     """Return a page of subscriptions."""
     wanted = call.query_as(SubscriptionQuery)
+    crud.require_own(call, wanted.customer)
     endpoints = expansion.EndpointReader(call, wanted.expand)
 
     def show(rows: Mapping[str, dict[str, Any]]) -> list[ListedSubscription]:

@@ -66,7 +66,6 @@ HINTS = re.compile(rb"acme|hunter2")
 OF_OTHER = OF_ACME | {"endpoint_id": "other-orders", "subscription_id": "other-all", "consumer_id": "mine"}
 PLATFORMS = "fanout"
 """The platform's own tenant, whose sub-tenants are the customers."""
-QUERY_OF = {route.name: route.query for route in ROUTES}
 NAMING = {
     ("createEndpoint", "customer"): 422, ("createEndpoint", "id"): 422,
     ("changeEndpoints", "customer"): 422, ("changeEndpoints", "endpoints"): 200, ("changeEndpoints", "cursor"): 200,
@@ -225,7 +224,7 @@ def test_a_customer_parameter_of_another_customer_looks_missing(served, other, c
     answer, wanted = (ask(other, method, f"{path}?{parameter}={value}", operation, ids) for value in (acmes, nobodys))
     assert answer.status == wanted.status
     assert answer.text.replace(acmes.encode(), nobodys.encode()) == wanted.text
-    if parameter == "customer" and issubclass(QUERY_OF[case.id], CustomerQuery):
+    if parameter == "customer":
         assert (answer.status, answer.fields) == (422, ["customer"])
     elif case.id == "countDeadLetters":
         assert answer.json == {"count": 0, "is_exact": True}
@@ -283,10 +282,12 @@ def test_a_publishers_key_publishes_and_does_nothing_else(served, method, path, 
 
 
 def test_list_filters_show_no_row_of_another_customer(other):
-    for query in ("customer=acme", "endpoint=acme-orders"):
-        assert other.get(f"/v1/subscriptions?{query}").json["items"] == []
-    assert other.get("/v1/endpoints?customer=acme").json["items"] == []
-    assert other.get("/v1/audit-log?customer=acme").json["items"] == []
+    """Regression: some lists answered `customer=acme` with an empty list, and others with 422."""
+    assert other.get("/v1/subscriptions?endpoint=acme-orders").json["items"] == []
+    for path in ("/v1/subscriptions", "/v1/endpoints", "/v1/audit-log"):
+        refused = other.get(f"{path}?customer=acme")
+        assert (refused.status, refused.fields) == (422, ["customer"])
+        assert other.get(f"{path}?customer=other").status == 200
 
 
 def test_a_customer_gets_no_dead_letter_of_another_customer(acme, other):

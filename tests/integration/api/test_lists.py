@@ -43,7 +43,7 @@ def served(postgres):
         ("endpoints?metadata=team:a&status=paused", ["l2"]),
         ("endpoints?metadata=site:x:y", ["l1"]),
         ("endpoints?metadata=team:", []),
-        ("endpoints?q=lists&customer=other", []),
+        ("endpoints?q=lists&customer=acme", ["l1", "l2", "l3"]),
         ("subscriptions?q=listed", ["m1", "m2", "m3"]),
         ("subscriptions?q=fIRST", ["m1"]),
         ("subscriptions?event_type=listed.*", ["m3"]),
@@ -69,6 +69,8 @@ def test_a_list_has_the_rows_of_the_customer_that_match(acme, query, found):
         ("endpoints?q=" + "x" * 201, "q"),
         ("endpoints?total=perhaps", "total"),
         ("endpoints?cursor=*", "cursor"),
+        ("endpoints?q=lists&customer=other", "customer"),
+        ("subscriptions?customer=nobody", "customer"),
     ],
 )
 def test_an_invalid_parameter_is_refused_by_name(acme, query, field):
