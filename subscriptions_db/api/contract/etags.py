@@ -47,6 +47,15 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
     return header.strip() == "*" or any(tag == etag and not (is_strong and weak) for weak, tag in _TAG.findall(header))
 
 
+def require_none(headers: Mapping[str, str]) -> None:
+    """Raise Refused with 422 if a request has a condition. For operations that change something and evaluate no conditions.
+
+    A change that ignored a condition could overwrite something. `headers` finds a header in upper or lower case.
+    """
+    if found := [name for name in ("If-Match", "If-None-Match") if name in headers]:
+        raise problems.invalid(*((name, "is not evaluated by this operation: send the request without it") for name in found))
+
+
 def require(conditions: Conditions, etag: str | None) -> None:
     """Raise Refused with 412 if the conditions do not hold for a resource. `etag` is None if the resource does not exist.
 

@@ -227,6 +227,11 @@ class Route:
         return self.resource is not None and self.method in {"PUT", "PATCH", "DELETE"}
 
     @property
+    def refuses_conditions(self) -> bool:
+        """Return True if the route may change something and evaluates no conditions: a request with one is refused."""
+        return self.method != "GET" and not self.may_answer_412
+
+    @property
     def has_etag(self) -> bool:
         """Return True if the answer has an `ETag`. RFC 9110 (9.3.4) forbids one in the answer to a PUT that adds defaults."""
         return self.resource is not None and self.answer is not None and self.method != "PUT"

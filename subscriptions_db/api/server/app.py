@@ -135,7 +135,7 @@ class Api:
             body=body,
             idempotency_key=_idempotency_key(request) if route.is_change else None,
             header=_header(request, route.header) if route.header else None,
-            conditions=_conditions(request) if route.may_answer_412 else etags.UNCONDITIONAL,
+            conditions=_conditions(route, request),
         )
         answer = await self._handle(route, asked)
         if answer.awaited is not None:
@@ -153,7 +153,7 @@ class Api:
             headers["location"] = _location(route.location, document, asked.query)
         if route.resource is not None and route.has_etag and document is not None:
             headers["etag"] = etags.of(document, route.resource)
-            known = _conditions(request).if_none_match if route.may_answer_304 else None
+            known = _header(request, "if-none-match") if route.may_answer_304 else None
             if known is not None and etags.names(known, headers["etag"], is_strong=False):
                 return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         if answer.content is not None:
@@ -353,7 +353,12 @@ def _header(request: web.Request, name: str) -> str | None:
     return ", ".join(request.headers.getall(name, [])) or None
 
 
-def _conditions(request: web.Request) -> etags.Conditions:
+def _conditions(route: Route, request: web.Request) -> etags.Conditions:
+    """Return the conditions of a change; raise Refused if the route changes something and evaluates none."""
+    if route.refuses_conditions:
+        etags.require_none(request.headers)
+    if not route.may_answer_412:
+        return etags.UNCONDITIONAL
     return etags.Conditions(_header(request, "if-match"), _header(request, "if-none-match"))
 
 

@@ -23,7 +23,7 @@ from aiohttp import web
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
-from subscriptions_db.api.contract import problems
+from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.publishing import bodies, checks, known_topics, producer
 from subscriptions_db.api.publishing.routes import PublishQuery
@@ -81,6 +81,7 @@ class Publishing:
     async def answer(self, route: Route, request: web.Request, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise."""
         principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
+        etags.require_none(request.headers)
         if not self._is_on:
             raise problems.Refused(404, OFF)
         try:

@@ -1,9 +1,11 @@
 """Resources have an ETag, by which a client reads only what has changed, and overwrites nothing that it has not seen."""
 
 import concurrent.futures
+import re
 
 import pytest
 
+from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server.table import ROUTES
 
 pytestmark = pytest.mark.integration
@@ -104,6 +106,32 @@ def test_a_repeat_with_other_conditions_is_another_request(acme):
     for other in ({"if_match": '"another"'}, {"if_none_match": '"another"'}, {}):
         refused = acme.patch(path, {"max_in_flight": 5}, **asked, **other)
         assert (refused.status, refused.fields) == (422, ["Idempotency-Key"])
+
+
+KEYS = {Scope.OPERATOR: "operator", Scope.PUBLISHER: "publisher"}
+
+
+@pytest.mark.parametrize("header", ["If-Match", "If-None-Match"])
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.method != "GET"], ids=lambda route: route.name)
+def test_no_change_ignores_a_condition(served, route, header):
+    """Regression: 23 operations, such as pausing an endpoint, ignored `If-Match`, and made the change."""
+    path = re.sub(r"\{\w+\}", "nobody", route.path)
+    name = next((name for scope, name in KEYS.items() if scope in route.scopes), None)
+    answer = served.client(served.keys.get(name)).ask(route.method, path, **{header: "unquoted"})
+    if route.is_open:
+        assert answer.status == 404  # its token is not known
+    elif route.may_answer_412 and route.method != "PUT":
+        assert answer.status == 404
+    else:
+        assert (answer.status, answer.fields) == (422, [header])
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "disable", "enable", "rotate-secret"])
+def test_an_action_with_a_condition_changes_nothing(acme, action):
+    before = acme.get("/v1/endpoints/acme-orders")
+    refused = acme.post(f"/v1/endpoints/acme-orders/{action}", {"reason": "x"}, if_match=before.headers["etag"])
+    assert (refused.status, refused.fields) == (422, ["If-Match"])
+    assert acme.get("/v1/endpoints/acme-orders").headers["etag"] == before.headers["etag"]
 
 
 def test_each_resource_that_can_be_changed_has_conditions():
