@@ -169,6 +169,12 @@ class RawBytes(NamedTuple):
     content: bytes
 
 
+class Created(NamedTuple):
+    """A handler's return value: a PUT created the resource. The status is 201, in place of the route's, with `Location`."""
+
+    answer: pydantic.BaseModel
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One method on one path."""
@@ -180,7 +186,9 @@ class Route:
     summary: str
     scopes: frozenset[Scope]
     handler: (
-        Callable[[Call], pydantic.BaseModel | PendingSend | PendingQuestion | LongPoll | SnapshotRequest | RawBytes | None]
+        Callable[
+            [Call], pydantic.BaseModel | Created | PendingSend | PendingQuestion | LongPoll | SnapshotRequest | RawBytes | None
+        ]
         | None
     )
     """None: the route publishes the events in the body, without a transaction (server/publishing.py)."""
@@ -209,7 +217,7 @@ class Route:
     """The type of the resource, as GET answers it. Answers have its `ETag`. GET takes `If-None-Match`, and the methods that
     change the resource take `If-Match`."""
     location: str | None = None
-    """The path of the resource that the route creates, as a template of the answer's fields: the header `Location`."""
+    """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
     cost: int = 1
     """Number of requests for which one request of the route counts in the rate of its key."""
     shown_once: str | None = None

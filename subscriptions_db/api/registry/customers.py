@@ -104,16 +104,17 @@ def get(call: Call) -> Customer:
     return shown
 
 
-def put(call: Call) -> Customer:
+def put(call: Call) -> Customer | routes.Created:
     """Create a customer, or replace its fields; raise RegistrationError for the id of a deleted customer."""
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
-    crud.require_conditions(call, get if crud.lock(call, "customer", customer_id) else None)
+    is_known = crud.lock(call, "customer", customer_id)
+    crud.require_conditions(call, get if is_known else None)
     crud.put(call, {"customers": [{"id": customer_id, "name": wanted.name}]}, customer_id=customer_id)
     if wanted.may_subscribe_to is not None:
         _grant(call, customer_id, wanted.may_subscribe_to)
     if wanted.quotas is not None:
         _set_quotas(call, customer_id, wanted.quotas)
-    return get(call)
+    return get(call) if is_known else routes.Created(get(call))
 
 
 def _grant(call: Call, customer_id: str, wanted: TenantGrants) -> None:
@@ -163,6 +164,7 @@ ROUTES = (
     Route(
         method="PUT", path="/v1/customers/{customer_id}", name="putCustomer", summary="Create or replace a customer.",
         scopes=routes.OPERATOR, handler=put, body=CustomerFields, answer=Customer, is_change=True, resource=Customer,
+        location="/v1/customers/{id}",
     ),
     Route(
         method="DELETE", path="/v1/customers/{customer_id}", name="deleteCustomer",

@@ -80,12 +80,13 @@ def _shown(row_id: str, row: dict[str, Any]) -> EventType:
     return EventType(id=row_id, **row)
 
 
-def put(call: Call) -> EventType:
+def put(call: Call) -> EventType | routes.Created:
     """Create an event type, or replace its fields."""
     row_id = call.path["event_type_id"]
-    crud.require_conditions(call, get if crud.lock(call, "event_type", row_id) else None)
+    is_known = crud.lock(call, "event_type", row_id)
+    crud.require_conditions(call, get if is_known else None)
     crud.put(call, {"event_types": [call.document | {"id": row_id}]}, customer_id=None)
-    return get(call)
+    return get(call) if is_known else routes.Created(get(call))
 
 
 def delete(call: Call) -> None:
@@ -132,7 +133,7 @@ ROUTES = (
         method="PUT", path="/v1/event-types/{event_type_id}", name="putEventType",
         summary="Create or replace an event type. Each example must match the schema.",
         scopes=routes.OPERATOR, handler=put, body=manifest.EventTypeFields, answer=EventType, is_change=True,
-        resource=EventType,
+        resource=EventType, location="/v1/event-types/{id}",
     ),
     Route(
         method="DELETE", path="/v1/event-types/{event_type_id}", name="deleteEventType",

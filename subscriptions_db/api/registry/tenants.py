@@ -48,12 +48,13 @@ def get(call: Call) -> Tenant:
     return _tenant(call.path["tenant_id"], crud.existing_row(call, "tenant", call.path["tenant_id"]))
 
 
-def put(call: Call) -> Tenant:
+def put(call: Call) -> Tenant | routes.Created:
     """Create a tenant, or replace its fields."""
     tenant_id = call.path["tenant_id"]
-    crud.require_conditions(call, get if crud.lock(call, "tenant", tenant_id) else None)
+    is_known = crud.lock(call, "tenant", tenant_id)
+    crud.require_conditions(call, get if is_known else None)
     crud.put(call, {"tenants": [{"id": tenant_id} | call.document]}, customer_id=None)
-    return get(call)
+    return get(call) if is_known else routes.Created(get(call))
 
 
 def delete(call: Call) -> None:
@@ -73,6 +74,7 @@ ROUTES = (
     Route(
         method="PUT", path="/v1/tenants/{tenant_id}", name="putTenant", summary="Create or replace a tenant.",
         scopes=routes.OPERATOR, handler=put, body=manifest.TenantFields, answer=Tenant, is_change=True, resource=Tenant,
+        location="/v1/tenants/{id}",
     ),
     Route(
         method="DELETE", path="/v1/tenants/{tenant_id}", name="deleteTenant",

@@ -149,7 +149,7 @@ class Api:
         if answer.sending is not None:
             document = (await self._test_events.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
-        if route.location is not None and document is not None:
+        if route.location is not None and document is not None and answer.status == HTTPStatus.CREATED:
             headers["location"] = _location(route.location, document, asked.query)
         if route.resource is not None and route.has_etag and document is not None:
             headers["etag"] = etags.of(document, route.resource)

@@ -139,6 +139,8 @@ def _made(route: Route, call: routes.Call) -> ApiAnswer:
     match made := route.handler(call):
         case None:
             return ApiAnswer(status=route.status, document=None)
+        case routes.Created(shown):
+            return ApiAnswer(status=201, document=shown.model_dump(mode="json"))
         case routes.PendingSend():
             return ApiAnswer(status=route.status, document=None, sending=made)
         case routes.PendingQuestion():

@@ -123,12 +123,14 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         success["headers"] |= _KEY_HEADERS
     if route.has_etag or route.is_conditional:
         success["headers"]["ETag"] = {"schema": {"type": "string"}}
-    if route.location is not None:
-        success["headers"]["Location"] = {"schema": {"type": "string"}}
     if route.answer is RawBytes:
         success["content"] = {"application/octet-stream": {}}
     elif route.answer:
         success["content"] = {"application/json": {"schema": refs[route.answer, "serialization"]}}
+    successes = {str(route.status): success}
+    if route.location is not None:
+        headers = success["headers"] | {"Location": {"schema": {"type": "string"}}}
+        successes["201"] = success | {"description": "Created.", "headers": headers}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -138,7 +140,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # an empty list: no key is needed
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": {
-            str(route.status): success,
+            **successes,
             **({"304": {"description": "Not modified: the `ETag` equals `If-None-Match`."}} if route.may_answer_304 else {}),
             **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
             **(

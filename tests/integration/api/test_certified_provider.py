@@ -51,7 +51,7 @@ def test_a_token_of_a_certified_provider_opens_the_api(postgres, algorithm):
         oidc = oidc_settings.Oidc(issuer=issuer, audience=AUDIENCE, claim="scope", scopes={"fanout:admin": "operator"})
         with world.served(postgres, oidc=oidc) as served:
             ann = served.client(token_of(issuer))
-            assert ann.put("/v1/tenants/t3", {}).status == 200
+            assert ann.put("/v1/tenants/t3", {}).status == 201
             assert served.audit("t3")[0]["key_id"] == "oidc:ann"
             head, claims, signature = ann.key.split(".")
             forged = claims[:-4] + ("AAAA" if claims[-4:] != "AAAA" else "BBBB")

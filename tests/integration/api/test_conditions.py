@@ -71,7 +71,7 @@ def test_a_change_of_what_has_changed_since_is_refused(acme):
 def test_a_put_creates_or_replaces_as_its_conditions_say(operator, path, first, second):
     assert operator.put(path, first, if_match="*").status == 412
     assert operator.get(path).status == 404
-    assert operator.put(path, first, if_none_match="*").status == 200
+    assert operator.put(path, first, if_none_match="*").status == 201
     assert operator.put(path, second, if_none_match="*").status == 412
     etag = operator.get(path).headers["etag"]
     assert operator.put(path, second, if_match=etag).status == 200

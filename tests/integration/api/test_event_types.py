@@ -14,7 +14,7 @@ def order_paid(operator):
     """Register an event type in the catalogue, and return it."""
     event_type = {"description": "An order was paid.", "json_schema": SCHEMA, "examples": [{"amount": 5}]}
     answer = operator.put(PATH, event_type)
-    assert answer.status == 200, answer.text
+    assert answer.status == 201, answer.text
     yield answer.json
     operator.delete(PATH)
 

@@ -64,6 +64,16 @@ def test_an_answer_to_a_created_resource_names_its_location(acme, operator):
     assert acme.get(asked.headers["location"]).json["id"] == asked.json["id"]
 
 
+@pytest.mark.parametrize("path", ["/v1/customers/located", "/v1/tenants/located", "/v1/event-types/located"])
+def test_a_put_answers_201_if_it_creates_and_200_if_it_replaces(operator, path):
+    """Regression: the answer was 200 in both cases (RFC 9110, 9.3.4)."""
+    made, again, replaced = (operator.put(path, {}, idempotency_key=key) for key in (f"{path}-1", f"{path}-1", f"{path}-2"))
+    assert [answer.status for answer in (made, again, replaced)] == [201, 201, 200]
+    assert made.headers["location"] == again.headers["location"] == path
+    assert operator.get(path).json == made.json
+    assert "location" not in replaced.headers
+
+
 @pytest.mark.parametrize("path", ["/v1/endpoints", "/v1/endpoints/nobody", "/nowhere", "/healthz"])
 def test_every_answer_has_a_request_id_and_no_server_version(acme, path):
     without_id = dataclasses.replace(acme, request_id=None)

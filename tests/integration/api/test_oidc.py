@@ -49,7 +49,7 @@ def away(provider):
 def test_an_operators_token_reads_and_changes_everything(served, provider):
     ann = served.client(provider.issuer.token())
     assert {item["id"] for item in ann.get("/v1/customers").json["items"]} == {"acme", "other"}
-    assert ann.put("/v1/tenants/t3", {"name": "Third"}).status == 200
+    assert ann.put("/v1/tenants/t3", {"name": "Third"}).status == 201
     [entry] = served.audit("t3")
     assert (entry["key_id"], entry["login"], entry["customer_id"]) == ("oidc:ann", "fanout_serve", None)
     shown = ann.get("/v1/audit-log").json["items"][0]
@@ -132,7 +132,7 @@ def test_no_token_is_in_a_log_an_answer_or_the_database(served, provider, caplog
     text = provider.issuer.token(sub="dora")
     client = served.client(text)
     answers = [client.put("/v1/tenants/t4", {}), client.get("/v1/nothing"), served.client(text + "x").get("/v1/tenants")]
-    assert [answer.status for answer in answers] == [200, 404, 401]
+    assert [answer.status for answer in answers] == [201, 404, 401]
     shown = caplog.text + "".join(str(vars(record)) for record in caplog.records) + str(served.audit("t4"))
     for part in text.split("."):
         assert part not in shown

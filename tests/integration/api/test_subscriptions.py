@@ -153,7 +153,7 @@ def test_an_event_is_explained_for_every_subscription_of_an_endpoint(acme, made)
 def test_tenants_are_registered_by_the_operator(operator, served):
     path = "/v1/tenants/t7"
     shown = operator.put(path, {"name": "Seven", "sub_tenants": [1, {"id": "b", "name": "Buying"}]})
-    assert shown.status == 200
+    assert shown.status == 201
     assert shown.json["sub_tenants"] == [{"id": "1", "name": ""}, {"id": "b", "name": "Buying"}]
     assert operator.put(path, {"status": "suspended"}).json["sub_tenants"] == shown.json["sub_tenants"]
     assert operator.get(path).json["status"] == "suspended"

@@ -93,6 +93,14 @@ def test_headers_of_the_rate_count_requests_with_one_event_for_publishers():
     assert "publishEvents, requests with one event each" in headers["RateLimit-Limit"]["description"]
 
 
+def test_a_put_is_documented_as_created_or_replaced():
+    for path in ("/v1/customers/{customer_id}", "/v1/tenants/{tenant_id}", "/v1/event-types/{event_type_id}"):
+        responses = DOCUMENT["paths"][path]["put"]["responses"]
+        assert "Location" in responses["201"]["headers"]
+        assert "Location" not in responses["200"]["headers"]
+        assert responses["201"]["content"] == responses["200"]["content"]
+
+
 def test_every_property_of_a_schema_has_a_description():
     """Regression: no property had one, although the fields have docstrings."""
     properties = {
