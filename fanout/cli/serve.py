@@ -30,12 +30,12 @@ def serve(context: typer.Context) -> None:
     run.run(config, commands.stop_event())
 
 
-def openapi() -> None:
-    """Print the OpenAPI document of the HTTP API."""
+def openapi(context: typer.Context) -> None:
+    """Print the OpenAPI document of the HTTP API. Its server is `api.public_url`."""
     from subscriptions_db.api.server import openapi as document  # noqa: PLC0415
     from subscriptions_db.api.server.table import ROUTES  # noqa: PLC0415
 
-    commands.print_json(document.document(ROUTES))
+    commands.print_json(document.document(ROUTES, commands.settings_of(context).api.public_url))
 
 
 @app.command()

@@ -91,9 +91,13 @@ def test_a_key_is_created_used_listed_and_revoked(served):
         time.sleep(0.1)
 
 
-def test_the_openapi_document_is_printed():
+@pytest.mark.parametrize("public_url", ["", "https://fanout.example.com"])
+@pytest.mark.usefixtures("environment")
+def test_the_openapi_document_is_printed_with_the_public_url(monkeypatch, public_url):
+    """Regression: the printed document had `/` as its server, whatever `api.public_url` was."""
+    monkeypatch.setenv("FANOUT_API_PUBLIC_URL", public_url)
     done = CliRunner().invoke(main.app, ["openapi"])
-    assert json.loads(done.output) == json.loads(json.dumps(openapi.document(ROUTES)))
+    assert json.loads(done.output) == json.loads(json.dumps(openapi.document(ROUTES, public_url)))
 
 
 @pytest.mark.usefixtures("environment")
