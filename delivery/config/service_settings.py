@@ -95,6 +95,10 @@ class Api(Area):
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
     evenly. A request that begins within the rate is accepted whole, and the next one waits for its events. A request counts
     at least one event for each KiB of its body, and for its CPU time: half a second of CPU counts as a second of the rate."""
+    max_tenant_events_per_s: Annotated[float, Field(ge=0)] = 0
+    """Most events a second that all API keys together publish for one tenant, in each process. A fifth of this number may come
+    at once, the rest evenly. A request whose tenants are all within their rate is accepted whole, and the next one waits for
+    its events. 0: no limit."""
     max_publishing_requests_per_s: PerSecond = 500
     """Most requests a second by which one API key publishes events, in each process. A fifth of this number may come at once,
     the rest evenly."""

@@ -71,6 +71,11 @@ TYPES = {
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
         "For requests that publish, it is the number of requests with one event each.",
     ),
+    problems.TENANT_RATE_LIMITED: ProblemType(
+        "The API keys of all publishers together sent more than api.max_tenant_events_per_s events a second of one tenant, "
+        "which detail names. Nothing was published, also of the other tenants of the request.",
+        "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own.",
+    ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",
         "Repeat the request later. Repeat a change with the same Idempotency-Key. If it fails again, send the operator the id.",
@@ -122,4 +127,6 @@ def page() -> str:
 
 
 def _statuses(code: str) -> str:
+    if code in problems.OTHER_TITLES:
+        return str(problems.OTHER_TITLES[code][0])
     return " or ".join(str(status) for status, (known, _) in problems.TITLES.items() if known == code)

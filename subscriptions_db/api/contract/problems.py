@@ -45,7 +45,7 @@ class Problem(described.DescribedModel):
     """The HTTP status."""
     code: str
     """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, precondition_failed, too_large,
-    unsupported, invalid, rate_limited, internal, unavailable."""
+    unsupported, invalid, rate_limited, tenant_rate_limited, internal, unavailable."""
     detail: str
     """The cause in this case, and the remedy, for people."""
     errors: list[FieldError] = pydantic.Field(default=[])
@@ -71,17 +71,28 @@ TITLES = {
     503: ("unavailable", "The service is temporarily unavailable"),
 }
 """HTTP status → code and title of its problem document."""
+TENANT_RATE_LIMITED = "tenant_rate_limited"
+OTHER_TITLES = {TENANT_RATE_LIMITED: (429, "Too many events of one tenant")}
+"""Code → status and title of the problems whose status has another code in TITLES."""
 
 
 class Refused(Exception):
     """A refused request, with its problem document."""
 
-    def __init__(self, status: int, detail: str, *wrong: tuple[str, str], headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *wrong: tuple[str, str],
+        headers: dict[str, str] | None = None,
+        code: str | None = None,
+    ) -> None:
+        """`code` is one of OTHER_TITLES. None: the code of the status in TITLES."""
         super().__init__(status, detail)
         self.headers = headers or {}
-        code, title = TITLES[status]
+        known, title = (code, OTHER_TITLES[code][1]) if code else TITLES[status]
         found = [FieldError(field=field, problem=problem) for field, problem in wrong]
-        self.problem = Problem(type=ABOUT_NOTHING, title=title, status=status, code=code, detail=detail, errors=found)
+        self.problem = Problem(type=ABOUT_NOTHING, title=title, status=status, code=known, detail=detail, errors=found)
 
 
 def not_found(kind: str) -> Refused:

@@ -25,7 +25,7 @@ from delivery.config import settings
 from delivery.observability import metrics
 from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.routes import Route
-from subscriptions_db.api.publishing import bodies, checks, known_topics, producer
+from subscriptions_db.api.publishing import bodies, checks, known_topics, producer, tenant_rates
 from subscriptions_db.api.publishing.routes import PublishQuery
 from subscriptions_db.api.server import admission
 
@@ -68,6 +68,7 @@ class Publishing:
         self._max_body_bytes = config.api.max_body_bytes
         self._producer = producer.EventProducer(config.kafka, config.api.request_timeout_s)
         self._topics = known_topics.KnownTopics(self._producer.topics)
+        self._tenants = tenant_rates.TenantRates(config.api.max_tenant_events_per_s, admission.BURST_SHARE)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._body_s = min(BODY_TIMEOUT_S, config.api.request_timeout_s / 2)
         self._bytes: collections.Counter[str] = collections.Counter()
@@ -100,6 +101,8 @@ class Publishing:
                 )  # fmt: skip
                 raise problems.unavailable(UNLISTED) from exc
             checks.require_topics(found, events, missing)
+            # Last, so that a refused event counts for no tenant.
+            self._tenants.spend(event.tenant_id for event in events)
             try:
                 accepted = await self._producer.publish(events)
             except errors.KafkaUnavailable as exc:

@@ -189,6 +189,22 @@ def test_an_event_that_kafka_never_takes_is_refused_and_names_its_topic(served, 
     assert publish(publisher, unkeyed | {"partitionkey": "k"}, STRUCTURED).status == 202
 
 
+def test_all_keys_of_a_tenant_share_its_limit_of_events(postgres):
+    broker = MockKafka()
+    broker.create("events.order")
+    with world.served(postgres, kafka=broker.settings, max_tenant_events_per_s=0.01) as served:
+        of_all, of_t1 = served.client(served.keys["publisher"]), served.client(served.keys["publisher of t1"])
+        other = PLAIN | {"tenant_id": "t2"}
+        assert publish(of_t1, PLAIN).status == 202
+        for client, sent in ((of_t1, PLAIN), (of_all, [other, PLAIN])):
+            answer = publish(client, sent)
+            assert (answer.status, answer.json["code"]) == (429, "tenant_rate_limited")
+            assert answer.json["type"].endswith("/v1/problems#tenant_rate_limited")
+            assert "0.01 events a second of tenant t1" in answer.json["detail"]
+            assert 98 <= int(answer.headers["retry-after"]) <= 100
+        assert publish(of_all, other).status == 202  # the refused request did not count for t2
+
+
 def test_publishing_can_be_turned_off(postgres):
     with world.served(postgres, publishing=False) as served:
         answer = publish(served.client(served.keys["publisher"]), PLAIN)
