@@ -175,7 +175,7 @@ def new_id(prefix: str) -> str:
 
 
 def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> None:
-    """Raise Refused with 409 if the customer of the API key has as many rows of the kind as its quota.
+    """Raise Refused with 429 if the customer of the API key has as many rows of the kind as its quota.
 
     `default` is the quota of a customer that has none of its own. An operator's key has no quota. A lock makes the customer's
     concurrent requests wait until this transaction ends, so together they do not exceed the quota.
@@ -193,7 +193,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> No
         # A limited key does not learn how many rows there are beyond its endpoints.
         owned = f"you have {found['rows']} {kind}s, and your quota is {quota}"
         had = owned if call.principal.endpoints is None else f"the quota of the customer is {quota} {kind}s, and it is used up"
-        raise problems.Refused(409, f"{had}: delete some, or ask the operator")
+        raise problems.quota_reached(f"{had}: delete some, or ask the operator")
 
 
 @contextlib.contextmanager

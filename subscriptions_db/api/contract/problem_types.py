@@ -48,8 +48,8 @@ TYPES = {
         "Send it again, over a faster connection or in smaller parts.",
     ),
     "conflict": ProblemType(
-        "The request is valid, but the present state does not allow it. For example, the endpoint is disabled, the id is "
-        "taken, or a quota is reached.",
+        "The request is valid, but the present state does not allow it. For example, the endpoint is disabled, or the id is "
+        "taken.",
         "Change the state that detail names, and repeat the request.",
     ),
     "precondition_failed": ProblemType(
@@ -75,6 +75,11 @@ TYPES = {
         "The API keys of all publishers together sent more than api.max_tenant_events_per_s events a second of one tenant, "
         "which detail names. Nothing was published, also of the other tenants of the request.",
         "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own.",
+    ),
+    problems.QUOTA: ProblemType(
+        "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows. detail names the "
+        "quota. Nothing was changed.",
+        "Delete some, or ask the operator for a larger quota. Waiting does not help, so the answer has no Retry-After.",
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",

@@ -45,7 +45,8 @@ class Problem(described.DescribedModel):
     """The HTTP status."""
     code: str
     """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, precondition_failed, too_large,
-    unsupported, invalid, rate_limited, tenant_rate_limited, internal, unavailable."""
+    unsupported, invalid, rate_limited, tenant_rate_limited, quota, internal,
+    unavailable."""
     detail: str
     """The cause in this case, and the remedy, for people."""
     errors: list[FieldError] = pydantic.Field(default=[])
@@ -72,7 +73,11 @@ TITLES = {
 }
 """HTTP status → code and title of its problem document."""
 TENANT_RATE_LIMITED = "tenant_rate_limited"
-OTHER_TITLES = {TENANT_RATE_LIMITED: (429, "Too many events of one tenant")}
+QUOTA = "quota"
+OTHER_TITLES = {
+    TENANT_RATE_LIMITED: (429, "Too many events of one tenant"),
+    QUOTA: (429, "A quota of the customer is used up"),
+}
 """Code → status and title of the problems whose status has another code in TITLES."""
 
 
@@ -98,6 +103,11 @@ class Refused(Exception):
 def not_found(kind: str) -> Refused:
     """Return the 404 for a resource that does not exist or belongs to another customer: the same answer for both."""
     return Refused(404, f"there is no such {kind.replace('_', ' ')}")
+
+
+def quota_reached(detail: str) -> Refused:
+    """Return the 429 for a row beyond a quota. It has no `Retry-After`, because waiting does not help."""
+    return Refused(429, detail, code=QUOTA)
 
 
 def invalid(*wrong: tuple[str, str]) -> Refused:

@@ -123,7 +123,7 @@ def create(call: Call) -> Consumer:
     with crud.of_whole_customer(call):
         existing = len(consumers.list_consumers(call.connection, customer_id))
     if existing >= bound:
-        raise problems.Refused(409, f"you have {bound} consumers, the maximum: delete some")
+        raise problems.quota_reached(f"the quota of the customer is {bound} consumers, and it is used up: delete some")
     after = _position(call, customer_id, wanted) or 0
     limit = wanted.max_receives
     if not consumers.create(call.connection, customer_id, wanted.name, selection(wanted), after=after, max_receives=limit):

@@ -37,7 +37,7 @@ def get(call: Call) -> schemas.Endpoint:
 
 
 def create(call: Call) -> schemas.CreatedEndpoint:
-    """Create an endpoint with a new signing secret; raise Refused with 403 for a limited key, and with 409 at the quota."""
+    """Create an endpoint with a new signing secret; raise Refused with 403 for a limited key, and with 429 at the quota."""
     if call.principal.endpoints is not None:
         raise problems.Refused(403, "a key that is limited to endpoints does not create others: use a key without a limit")
     crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer)

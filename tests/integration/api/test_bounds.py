@@ -183,9 +183,9 @@ def test_requests_above_the_rate_get_429_with_retry_after(postgres):
 def test_a_customer_has_quotas_and_the_operator_has_none(postgres):
     with world.served(postgres, max_endpoints_per_customer=2, max_subscriptions_per_customer=1) as served:
         acme, operator = served.client(served.keys["acme"]), served.client(served.keys["operator"])
-        assert [acme.post("/v1/endpoints", NEW).status for _ in range(3)] == [201, 409, 409]
+        assert [acme.post("/v1/endpoints", NEW).status for _ in range(3)] == [201, 429, 429]
         wanted = {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}
-        assert acme.post("/v1/subscriptions", wanted).status == 409
+        assert acme.post("/v1/subscriptions", wanted).status == 429
         assert served.client(served.keys["other"]).post("/v1/endpoints", NEW).status == 201
         assert operator.post("/v1/endpoints", NEW | {"customer": "acme"}).status == 201
 
@@ -195,9 +195,10 @@ def test_the_operator_gives_a_customer_its_own_quotas(served, acme, operator):
     assert operator.put("/v1/customers/acme", named).json["quotas"] == {"endpoints": 0, "subscriptions": 1}
     assert acme.get("/v1/customers/acme").json["quotas"] == {"endpoints": 0, "subscriptions": 1}
     refused = acme.post("/v1/endpoints", NEW)
-    assert (refused.status, refused.json["code"]) == (409, "conflict")
-    assert "your quota is 0" in refused.json["detail"]
-    assert acme.post("/v1/subscriptions", {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}).status == 409
+    assert (refused.status, refused.json["code"]) == (429, "quota")
+    assert "retry-after" not in refused.headers  # waiting does not help
+    assert "endpoints, and your quota is 0" in refused.json["detail"]
+    assert acme.post("/v1/subscriptions", {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}).status == 429
     assert operator.put("/v1/customers/acme", {"name": "Acme"}).json["quotas"] == named["quotas"]  # omitted: unchanged
     assert operator.put("/v1/customers/acme", {"quotas": {"endpoints": -1}}).fields == ["quotas.endpoints"]
     assert operator.put("/v1/customers/acme", {"name": "Acme", "quotas": {}}).json["quotas"] == dict.fromkeys(named["quotas"])
@@ -210,7 +211,7 @@ def test_concurrent_requests_do_not_exceed_a_quota(operator, acme):
     held = len(acme.get("/v1/endpoints").json["items"])
     operator.put("/v1/customers/acme", {"quotas": {"endpoints": held + 2}})
     waiting = [world.in_background(lambda: acme.post("/v1/endpoints", NEW).status) for _ in range(8)]
-    assert sorted(result() for result in waiting) == [201] * 2 + [409] * 6
+    assert sorted(result() for result in waiting) == [201] * 2 + [429] * 6
     operator.put("/v1/customers/acme", {"name": "Acme", "quotas": {}})
 
 

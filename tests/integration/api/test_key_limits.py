@@ -190,7 +190,7 @@ def test_quotas_count_the_rows_of_the_whole_customer(postgres):
         operator = served.client(served.keys["operator"])
         operator.post("/v1/endpoints", {"customer": "acme", "id": "acme-second", "url": "https://hooks.example.com/2"})
         wanted = {"endpoint": "acme-second", "event_type": "*", "tenants": ["t1"]}
-        assert limited_to(served, "acme-second").post("/v1/subscriptions", wanted).status == 409
+        assert limited_to(served, "acme-second").post("/v1/subscriptions", wanted).status == 429
 
 
 def test_a_key_whose_endpoint_is_deleted_reaches_nothing(served, acme):
