@@ -182,7 +182,7 @@ class RealtimeLane:
     def finish(self) -> None:
         """Wait until each record has its outcome and all results are queued; raise the failure of a lane that has failed.
 
-        Of a stopped lane, records that wait for the event loop get no outcome. `feed` must not be called afterwards.
+        Records that wait for the event loop when the lane stops get no outcome. `feed` must not be called afterwards.
         """
         try:
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()

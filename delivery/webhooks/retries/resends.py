@@ -22,7 +22,7 @@ payloads of 300 bytes. To search them takes 0.15 s of CPU. Beyond it, a resend i
 
 
 class DeliveryKey(NamedTuple):
-    """What identifies a delivery: the place of its event in Kafka, and its subscription."""
+    """The identity of a delivery: the event's place in Kafka, its source and id, and the subscription."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ class Search:
     def results(self, owner: str) -> tuple[list[retry_messages.RetryEntry], list[retry_messages.RetryEntry]]:
         """Return the entries of resends to an endpoint in two lists: those to deliver, and those whose delivery waits already.
 
-        Of several resends of one delivery that does not wait, the first one is delivered, and waits for the others.
+        If a delivery does not wait and has several resends, the shard delivers the first resend and skips the others.
         """
         to_deliver, waits_already = [], []
         for key, entries in self._resent[owner].items():

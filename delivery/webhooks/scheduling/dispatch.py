@@ -180,7 +180,7 @@ class Dispatcher(Generic[Sent]):
         """Move overdue attempts to the background when nothing else is left to do.
 
         1. A queue is ready again: do nothing.
-        2. Of more than FEW_DESTINATIONS destinations hardly any has responded: move nothing, the fault may be ours.
+        2. There are more than FEW_DESTINATIONS destinations, and hardly any responded: move nothing, the fault may be ours.
         3. Otherwise move the overdue attempts for which the background has room. Of endpoints that have sent no response since
            such an attempt began, defer the waiting deliveries too.
         """

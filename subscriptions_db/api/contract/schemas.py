@@ -116,7 +116,7 @@ class Endpoint(described.DescribedModel):
     content_mode: str
     """The form of requests: `standard`, `cloudevents_binary` or `cloudevents_structured`."""
     payload: str
-    """What is sent of a value of the schema registry. `json`: its JSON. `original`: the bytes of its producer."""
+    """The form in which the endpoint receives a value of a schema registry. `json`: JSON. `original`: the producer's bytes."""
     headers: dict[str, str]
     """Additional headers of each request, by name."""
     auth: Auth

@@ -48,7 +48,7 @@ class SchemaViolation(described.DescribedModel):
     field: str
     """The path of the field in the payload."""
     problem: str
-    """How the field violates the schema."""
+    """The rule that the field violates."""
 
 
 class CatalogueEntry(described.DescribedModel):

@@ -114,7 +114,7 @@ class ArchivedRecord:
     replay_counts: list[ReplayCounts] = field(default_factory=list)
     """Outcomes of replayed deliveries."""
     signals: list[Signal] = field(default_factory=list)
-    """What the record says about the health of endpoints."""
+    """Signals in the record about the health of endpoints."""
     redriven: list[RedrivenRow] = field(default_factory=list)
     statistics: CountsByHour = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Of a provider's keys, the public ones for signatures are used. Other keys and documents are left out or refused."""
+"""The API uses a provider's public signature keys. It leaves out other keys, and refuses documents that are no key set."""
 
 import asyncio
 

@@ -1,0 +1,39 @@
+"""Values of a YAML document are read as JSON has them, and each keeps its line."""
+
+import pytest
+
+from delivery import errors
+from subscriptions_db.manifest import yaml_document
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!timestamp x",
+        "!!timestamp 2024-13-45",
+        "!!bool x",
+        "!!int ''",
+        "!!float ''",
+        "!!float " + "1:" * 300 + "1",
+        "1" * 5000,
+    ],
+)
+def test_a_value_that_does_not_fit_its_tag_is_named_by_its_line(value):
+    """Regression: `!!timestamp x`, `!!bool x`, an empty `!!int` and a large `!!float` ended in tracebacks."""
+    with pytest.raises(errors.RegistrationError, match=r"^f:2: not YAML: a value does not fit its tag"):
+        yaml_document.read(f"a: 1\nb: {value}\n", "f")
+
+
+@pytest.mark.parametrize("tag", ["set", "map"])
+def test_a_text_with_the_tag_of_a_mapping_is_named_by_its_line(tag):
+    with pytest.raises(errors.RegistrationError, match=r"^f:2: not YAML: expected a mapping node"):
+        yaml_document.read(f"a: 1\nb: !!{tag} x\n", "f")
+
+
+def test_a_date_is_text_as_in_json():
+    assert yaml_document.read("a: [2024-01-01, 2024-13-01]").value == {"a": ["2024-01-01", "2024-13-01"]}
+
+
+def test_a_field_whose_name_has_dots_is_found_by_its_line():
+    document = yaml_document.read("a:\n  b.c:\n    - x\n    - d: 1\n  b:\n    c: 2\n")
+    assert [document.line_of(path) for path in ("a.b.c[1].d", "a.b", "a.b.nothing", "")] == [4, 5, 5, None]
