@@ -127,10 +127,11 @@ def test_an_endpoint_that_hangs_delays_no_other_and_its_attempt_is_logged_late(p
         assert platform.stop(job.process) == 0, platform.log()
     of_hung = {payload.webhook_id(event, "s1") for event in hung}
     assert [entry["webhook_id"] in of_hung for entry in entries] == [False] * 50 + [True] * 3
-    # The worker adds its own delay to the 15 s. An attempt is `local` only after the longest extension.
+    # The worker adds its own delay to the 15 s. An attempt is `local` only after the longest extension. The deadline is by
+    # the event loop's clock and the duration by the wall clock, which the machine corrects by some ms meanwhile.
     latest_ms = 15_000 + exchange_deadlines.MAX_EXTENSION_S * 1000
     assert all(15_000 <= entry["duration_ms"] < latest_ms + 3_000 for entry in entries[50:])
-    assert all(entry["error_class"] == "timeout" for entry in entries[50:] if entry["duration_ms"] < latest_ms)
+    assert all(entry["error_class"] == "timeout" for entry in entries[50:] if entry["duration_ms"] < latest_ms - 50)
     assert {entry["error_class"] for entry in entries[50:]} <= {"timeout", "local"}
 
 
