@@ -12,6 +12,7 @@ from delivery.config import settings
 from delivery.observability import metrics
 from fanout.documents import chart_reference, folder_map, links, record_formats
 from subscriptions_db.api.contract import problem_types
+from subscriptions_db.api.server import problem_pages
 
 HEAD = """\
 # Configuration
@@ -87,7 +88,9 @@ def main(folder: Path) -> None:
     (folder / "configuration.md").write_text(configuration())
     (folder / "metrics.md").write_text(metrics_table())
     (folder / "record-formats.md").write_text(record_formats.document())
-    (folder / "problems.md").write_text(problem_types.document())
+    (folder / "problems.md").write_text(problem_pages.markdown_list())
+    for code in problem_types.TYPES:
+        (folder / "problems" / f"{code}.md").write_text(problem_pages.markdown(code))
     (folder / "folders.md").write_text(folder_map.document(root))
     chart = root / "deploy" / "helm" / "fanout"
     for name, text in (("values.schema.json", chart_reference.schema(chart)), ("README.md", chart_reference.readme(chart))):

@@ -25,6 +25,7 @@ from fanout.demo import expected_account
 from fanout.documents import folder_map, generate, links, record_formats
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import problem_types, problems
+from subscriptions_db.api.server import problem_pages
 from subscriptions_db.manifest import manifest, parts
 from tests.support import builders, reading
 
@@ -53,9 +54,16 @@ def test_the_record_formats_are_the_types_of_the_records():
     assert (ROOT / "docs" / "record-formats.md").read_text() == record_formats.document(), "run `make docs`"
 
 
-def test_the_problems_document_is_the_types_of_problems():
-    assert (ROOT / "docs" / "problems.md").read_text() == problem_types.document(), "run `make docs`"
+def test_the_problems_documents_are_the_types_of_problems():
+    assert (ROOT / "docs" / "problems.md").read_text() == problem_pages.markdown_list(), "run `make docs`"
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "problems").iterdir()}
+    assert pages == {code: problem_pages.markdown(code) for code in problem_types.TYPES}, "run `make docs`"
     assert problem_types.TYPES.keys() == {code for code, _ in problems.TITLES.values()} | problems.OTHER_TITLES.keys()
+
+
+@pytest.mark.parametrize(("code", "described"), problem_types.TYPES.items())
+def test_the_example_of_a_problem_has_its_code(code, described):
+    assert described.example.problem.code == code
 
 
 def test_the_folders_document_is_the_imports():

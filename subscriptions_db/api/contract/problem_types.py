@@ -1,137 +1,128 @@
-"""Describe the types of problems, and render the page to which the `type` of a problem document leads. Pure.
+"""Describe the types of problems: the meaning of each code, what a client does about it, and an example. Pure.
 
-Runs in the API, which serves the page as HTML, and in `make docs`, which writes docs/problems.md.
+Runs in the API, which serves a page for each type (server/problem_pages.py), and in `make docs`, which writes the same pages.
 """
 
 from __future__ import annotations
 
-import html
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from subscriptions_db.api.contract import problems
 
 PATH = "/v1/problems"
-"""The path of the page."""
+"""The path of the page that lists all types. The page of a type is one level below."""
 
 
 class ProblemType(NamedTuple):
-    """The meaning of a code of problem documents, and what a client does about the problem."""
+    """The meaning of a code of problem documents, what a client does about the problem, and an example of it."""
 
     meaning: str
     remedy: str
+    example: problems.Refused
 
 
 TYPES = {
     "invalid": ProblemType(
         "A field, a parameter or a header of the request is invalid, or the request is not valid HTTP.",
         "Correct the fields that errors names. The same request is refused again.",
+        problems.invalid(("url", "the address is not allowed: an endpoint is a public https address")),
     ),
     "unauthenticated": ProblemType(
         "The request has no API key, or one that is unknown, revoked or expired. Or its token is not valid.",
         "Send the header Authorization: Bearer fk_… with a valid key, or a new token of the operator's provider.",
+        problems.Refused(
+            401, "the key is unknown, revoked or expired: send another one", headers={"www-authenticate": "Bearer"}
+        ),
     ),
     "forbidden": ProblemType(
         "The scope of the API key or token, or the key's limit to endpoints, does not allow the request, or an event is of a "
         "tenant for which the key may not publish.",
         "Use another key. GET /v1/openapi.json lists the scopes of each operation, and errors names the events.",
+        problems.Refused(403, "a key with scope read_only does not allow this: use a key of another scope"),
     ),
     "not_found": ProblemType(
         "The path or the resource does not exist, the resource belongs to another customer, or publishing over HTTP is off.",
         "Check the path and the id. Lists show the ids that the key may see. The operator turns publishing on with "
         "api.publishing.",
+        problems.not_found("endpoint"),
     ),
     "method_not_allowed": ProblemType(
-        "The path exists, but does not take this method.", "Use one of the methods in the header Allow."
+        "The path exists, but does not take this method.",
+        "Use one of the methods in the header Allow.",
+        problems.Refused(405, "use one of the methods in the header Allow", headers={"allow": "GET, HEAD, POST"}),
     ),
     "too_slow": ProblemType(
         "The request, or the body of events to publish, did not arrive completely in time.",
         "Send it again, over a faster connection or in smaller parts.",
+        problems.Refused(408, "the body did not arrive in 5 s: send it faster, or in smaller parts"),
     ),
     "conflict": ProblemType(
         "The request is valid, but the present state does not allow it. For example, the endpoint is disabled, or the id is "
         "taken.",
         "Change the state that detail names, and repeat the request.",
+        problems.Refused(409, "the endpoint is disabled: enable it first"),
     ),
     "precondition_failed": ProblemType(
         "The resource is not the one in If-Match, or it is the one in If-None-Match. Nothing was changed.",
         "Get the resource again, decide again on the change, and send the change with the new ETag.",
+        problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide again on the change"),
     ),
     "too_large": ProblemType(
         "The body is larger than api.max_body_bytes, it has more than 1,000 events to publish, or one event is larger than its "
         "topic takes.",
         "Send less in one request, or a smaller event.",
+        problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request"),
     ),
     "unsupported": ProblemType(
         "The body has a content type that the operation does not take.",
         "Send Content-Type: application/json, or another type of the operation.",
+        problems.Refused(415, "send content-type: application/json"),
     ),
     "rate_limited": ProblemType(
         "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "
         "test event or question within the last second. Nothing was changed.",
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
         "For requests that publish, it is the number of requests with one event each.",
+        problems.Refused(429, "more than 50 requests a second with one key: try again in 1 s", headers={"retry-after": "1"}),
     ),
     problems.TENANT_RATE_LIMITED: ProblemType(
         "The API keys of all publishers together sent more than api.max_tenant_events_per_s events a second of one tenant, "
         "which detail names. Nothing was published, also of the other tenants of the request.",
         "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own.",
+        problems.Refused(
+            429,
+            "more than 1000 events a second of tenant t1, by all keys together: nothing was published, try again in 1 s",
+            headers={"retry-after": "1"},
+            code=problems.TENANT_RATE_LIMITED,
+        ),
     ),
     problems.QUOTA: ProblemType(
         "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows. detail names the "
         "quota. Nothing was changed.",
         "Delete some, or ask the operator for a larger quota. Waiting does not help, so the answer has no Retry-After.",
+        problems.quota_reached("you have 50 endpoints, and your quota is 50: delete some, or ask the operator"),
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",
         "Repeat the request later. Repeat a change with the same Idempotency-Key. If it fails again, send the operator the id.",
+        problems.Refused(500, problems.INTERNAL),
     ),
     "unavailable": ProblemType(
         "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests are in flight, the "
         "request took too long, Kafka has not confirmed all events to publish, or the provider of the token is away.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
+        problems.unavailable("too many requests are in flight: try again"),
     ),
 }
 """The code of a problem document → its description."""
-HEAD = """\
-# Problems
-
-<!-- Generated from subscriptions_db/api/contract/problem_types.py by `make docs`. -->
-
-Each refusal of the [HTTP API](api.md#refusals) is a problem document (RFC 9457). Its `type` leads to the section of its
-`code` on a page that the API serves, `/v1/problems`. This document has the same text.
-"""
-_STYLE = "body{font-family:sans-serif;max-width:45em;margin:2em auto;padding:0 1em}"
 
 
 def uri(code: str, public_url: str) -> str:
     """Return the `type` of a problem document: a URL below `public_url`, or a path of the API if `public_url` is empty."""
-    return f"{public_url}{PATH}#{code}"
+    return f"{public_url}{PATH}/{code}"
 
 
-def document() -> str:
-    """Return docs/problems.md."""
-    sections = (
-        f"\n## {code}\n\nStatus {_statuses(code)}. {described.meaning}\n\n**What to do:** {described.remedy}\n"
-        for code, described in TYPES.items()
-    )
-    return HEAD + "".join(sections)
-
-
-def page() -> str:
-    """Return the page with all types, as HTML."""
-    sections = (
-        f'<h2 id="{code}">{code}</h2><p>Status {_statuses(code)}. {html.escape(described.meaning)}</p>'
-        f"<p><b>What to do:</b> {html.escape(described.remedy)}</p>"
-        for code, described in TYPES.items()
-    )
-    head = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Problems</title><style>{_STYLE}</style><h1>Problems</h1>'
-    )
-    return head + "".join(sections)
-
-
-def _statuses(code: str) -> str:
-    if code in problems.OTHER_TITLES:
-        return str(problems.OTHER_TITLES[code][0])
-    return " or ".join(str(status) for status, (known, _) in problems.TITLES.items() if known == code)
+def document(problem: problems.Problem, public_url: str, request_id: str) -> dict[str, Any]:
+    """Return the problem document of a refused request, with the URL of its page as `type`."""
+    return problem.model_dump() | {"type": uri(problem.code, public_url), "request_id": request_id}

@@ -79,6 +79,8 @@ OTHER_TITLES = {
     QUOTA: (429, "A quota of the customer is used up"),
 }
 """Code → status and title of the problems whose status has another code in TITLES."""
+INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the request later, a change with its Idempotency-Key"
+"""The `detail` of the answer to a request that failed unexpectedly."""
 
 
 class Refused(Exception):

@@ -37,6 +37,7 @@ from subscriptions_db.api.server import (
     key_use,
     long_polls,
     openapi,
+    problem_pages,
     publishing,
     snapshot_feed,
     table,
@@ -54,8 +55,6 @@ MAX_SENDING_S = 60.0
 """Seconds to send an answer; then the connection is aborted. The largest page of dead letters has some 35 MB."""
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
-INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the request later, a change with its Idempotency-Key"
-"""The `detail` of the answer to that request."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
@@ -108,8 +107,9 @@ class Api:
             _add(app, route.method, route.path, functools.partial(answer, route), has_head=not route.is_validation)
         document = orjson.dumps(openapi.document(table.ROUTES, self._config.public_url))
         _add(app, "GET", "/v1/openapi.json", functools.partial(_static, document))
-        described = functools.partial(_static, problem_types.page().encode(), content_type="text/html")
-        _add(app, "GET", problem_types.PATH, described)
+        pages = {"": problem_pages.html_list()} | {f"/{code}": problem_pages.html_page(code) for code in problem_types.TYPES}
+        for below, page in pages.items():
+            _add(app, "GET", problem_types.PATH + below, functools.partial(_static, page, content_type="text/html"))
         _add(app, "GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
         _add(app, "GET", "/readyz", self._ready)
         app.on_response_prepare.append(_set_headers)
@@ -241,17 +241,17 @@ class Api:
         except Exception:
             # One request must not end the server. The answer reveals nothing of the error.
             log.exception("api.failed", extra={"request_id": request_id, "advice": ON_FAILURE})
-            refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
+            refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, problems.INTERNAL)
             response = self._problem(refused, request_id)
         _record(request, response.status, time.monotonic() - began)
         return response
 
     def _problem(self, refused: problems.Refused, request_id: str) -> web.Response:
-        named = {"type": problem_types.uri(refused.problem.code, self._config.public_url), "request_id": request_id}
+        document = problem_types.document(refused.problem, self._config.public_url, request_id)
         return web.Response(
             status=refused.problem.status,
             headers=HEADERS | refused.headers,
-            body=orjson.dumps(refused.problem.model_dump() | named),
+            body=orjson.dumps(document),
             content_type=problems.CONTENT_TYPE,
         )
 

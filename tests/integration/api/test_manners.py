@@ -7,12 +7,14 @@ import socket
 
 import pytest
 
+from subscriptions_db.api.contract import problem_types
 from subscriptions_db.api.server.table import ROUTES
 
 pytestmark = pytest.mark.integration
 
 PATHS = [
     "/v1/problems",
+    "/v1/problems/invalid",
     "/v1/endpoints",
     "/v1/endpoints/acme-orders",
     "/v1/event-types",
@@ -94,17 +96,27 @@ def test_an_admitted_request_gets_its_rate_limit_in_headers(served, acme):
         assert not [name for name in answer.headers if name.startswith("ratelimit")]
 
 
-def test_the_type_of_a_problem_leads_to_its_description(served, acme):
-    page = served.client(None).get("/v1/problems")
-    assert page.headers["content-type"].startswith("text/html")
+def test_the_type_of_a_problem_leads_to_a_page_of_its_own(served, acme):
+    anyone = served.client(None)
     for answer in (
-        served.client(None).get("/v1/endpoints"), acme.get("/nowhere"), acme.put("/v1/customers/acme", {}),
+        anyone.get("/v1/endpoints"), acme.get("/nowhere"), acme.put("/v1/customers/acme", {}),
         acme.ask("TRACE", "/v1/endpoints"), acme.post("/v1/endpoints", {}),
         acme.ask("POST", "/v1/endpoints", raw=b"x", content_type="a/b"),
     ):  # fmt: skip
-        path, _, code = answer.json["type"].partition("#")
-        assert (path, code) == ("/v1/problems", answer.json["code"])
-        assert f'id="{code}"'.encode() in page.text
+        assert answer.json["type"] == f"/v1/problems/{answer.json['code']}"
+        page = anyone.get(answer.json["type"])
+        assert (page.status, page.headers["content-type"]) == (200, "text/html")
+        assert f"<h1>{answer.json['code']}</h1>".encode() in page.text
+
+
+def test_the_list_of_problems_leads_to_each_page(served):
+    """Earlier types were anchors of the list, such as `/v1/problems#invalid`, so the list keeps these anchors."""
+    anyone = served.client(None)
+    listed = anyone.get("/v1/problems").text.decode()
+    for code in problem_types.TYPES:
+        assert f'<h2 id="{code}"><a href="/v1/problems/{code}">' in listed
+        assert anyone.get(f"/v1/problems/{code}").status == 200
+    assert anyone.get("/v1/problems/other").json["code"] == "not_found"
 
 
 @pytest.mark.parametrize("request_line", [b"GARBAGE", b"GET / HTTP/9.9", b"GET / HTTP/1.1\r\nx: " + b"a" * 20_000])

@@ -199,7 +199,7 @@ def test_all_keys_of_a_tenant_share_its_limit_of_events(postgres):
         for client, sent in ((of_t1, PLAIN), (of_all, [other, PLAIN])):
             answer = publish(client, sent)
             assert (answer.status, answer.json["code"]) == (429, "tenant_rate_limited")
-            assert answer.json["type"].endswith("/v1/problems#tenant_rate_limited")
+            assert answer.json["type"].endswith("/v1/problems/tenant_rate_limited")
             assert "0.01 events a second of tenant t1" in answer.json["detail"]
             assert 98 <= int(answer.headers["retry-after"]) <= 100
         assert publish(of_all, other).status == 202  # the refused request did not count for t2
