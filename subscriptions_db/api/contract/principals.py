@@ -23,6 +23,8 @@ class Scope(enum.StrEnum):
     """Read and change the endpoints and subscriptions of its customer. Read the customer itself and the event catalogue."""
     READ_ONLY = "read_only"
     """Read everything of its customer."""
+    WRITE_ONLY = "write_only"
+    """Change everything of its customer, and read nothing: no secrets, events, results of deliveries or registered rows."""
     POLLER = "poller"
     """Read, lease, ack and nack the dead letters of its customer, and nothing else."""
     EXECUTOR = "executor"

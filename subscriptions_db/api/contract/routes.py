@@ -27,13 +27,16 @@ from subscriptions_db.secrets import keyring
 
 OPERATOR = frozenset({Scope.OPERATOR})
 ADMINS = OPERATOR | {Scope.CUSTOMER_ADMIN}
+WRITERS = ADMINS | {Scope.WRITE_ONLY}
 REGISTRARS = ADMINS | {Scope.REGISTRAR}
+REGISTRY_WRITERS = REGISTRARS | WRITERS
 READERS = ADMINS | {Scope.READ_ONLY}
 REGISTRY_READERS = READERS | REGISTRARS
 POLLERS = ADMINS | {Scope.POLLER}
 BROWSERS = READERS | POLLERS
-"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. REGISTRARS may
-change endpoints and subscriptions, and REGISTRY_READERS may read them."""
+"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. WRITERS may
+change everything of their customer. REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may read
+them. REGISTRARS may do both."""
 MAX_PAGE = 200
 """Maximum rows of a page."""
 
@@ -220,6 +223,8 @@ class Route:
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
     cost: int = 1
     """Number of requests for which one request of the route counts in the rate of its key."""
+    is_answer_progress: bool = False
+    """The answer has only ids, counts, cursors and results of the request itself, so keys of scope `write_only` get it too."""
     shown_once: str | None = None
     """The secret field of the answer, or of its items, such as `items.rotated`. A repeated request gets null for it, because
     secrets are not stored."""
@@ -238,6 +243,11 @@ class Route:
     def refuses_conditions(self) -> bool:
         """Return True if the route may change something and evaluates no conditions: a request with one is refused."""
         return self.method != "GET" and not self.may_answer_412
+
+    @property
+    def is_silent_to_writers(self) -> bool:
+        """Return True if a key of scope `write_only` gets 204 in place of the answer."""
+        return Scope.WRITE_ONLY in self.scopes and self.answer is not None and not self.is_answer_progress
 
     @property
     def has_etag(self) -> bool:

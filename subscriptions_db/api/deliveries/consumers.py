@@ -218,7 +218,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers", name="createConsumer", summary="Create a consumer of dead letters.",
-        scopes=routes.ADMINS, handler=create, query=CustomerQuery, body=NewConsumer, answer=Consumer, status=201,
+        scopes=routes.WRITERS, handler=create, query=CustomerQuery, body=NewConsumer, answer=Consumer, status=201,
         is_change=True, location="/v1/dead-letter-consumers/{name}",
     ),
     Route(
@@ -228,16 +228,16 @@ ROUTES = (
     Route(
         method="PATCH", path="/v1/dead-letter-consumers/{consumer_id}", name="updateConsumer",
         summary="Change after how many leases without an ack a consumer's dead letters are parked.",
-        scopes=routes.ADMINS, handler=change, query=CustomerQuery, body=ConsumerChange, answer=Consumer, is_change=True,
+        scopes=routes.WRITERS, handler=change, query=CustomerQuery, body=ConsumerChange, answer=Consumer, is_change=True,
     ),
     Route(
         method="DELETE", path="/v1/dead-letter-consumers/{consumer_id}", name="deleteConsumer",
         summary="Delete a consumer and its leases. Dead letters stay unchanged.",
-        scopes=routes.ADMINS, handler=delete, query=CustomerQuery, status=204, is_change=True,
+        scopes=routes.WRITERS, handler=delete, query=CustomerQuery, status=204, is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/seek", name="seekConsumer",
         summary="Move a consumer to another place. Earlier receipt handles become invalid.",
-        scopes=routes.ADMINS, handler=seek, query=CustomerQuery, body=SeekTarget, answer=Consumer, is_change=True,
+        scopes=routes.WRITERS, handler=seek, query=CustomerQuery, body=SeekTarget, answer=Consumer, is_change=True,
     ),
 )  # fmt: skip

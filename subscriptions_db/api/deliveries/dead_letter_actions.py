@@ -131,23 +131,23 @@ ROUTES = (
     Route(
         method="POST", path="/v1/dead-letters/{letter_id}/redrive", name="redriveDeadLetter",
         summary="Redrive a dead letter.",
-        scopes=routes.ADMINS, handler=redrive, query=CustomerQuery, answer=MarkedLetter, is_change=True,
+        scopes=routes.WRITERS, handler=redrive, query=CustomerQuery, answer=MarkedLetter, is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letters/{letter_id}/discard", name="discardDeadLetter",
         summary="Discard a dead letter.",
-        scopes=routes.ADMINS, handler=discard, query=CustomerQuery, answer=MarkedLetter, is_change=True,
+        scopes=routes.WRITERS, handler=discard, query=CustomerQuery, answer=MarkedLetter, is_change=True,
     ),
     Route(
         method="POST", path="/v1/dead-letters/redrive", name="redriveDeadLetters",
         summary="Redrive the waiting dead letters that match.",
-        scopes=routes.ADMINS, handler=redrive_many, query=CustomerQuery, body=DeadLettersToMark, answer=MarkedLetters,
-        is_change=True,
+        scopes=routes.WRITERS, handler=redrive_many, query=CustomerQuery, body=DeadLettersToMark, answer=MarkedLetters,
+        is_change=True, is_answer_progress=True,
     ),
     Route(
         method="POST", path="/v1/dead-letters/discard", name="discardDeadLetters",
         summary="Discard the waiting dead letters that match.",
-        scopes=routes.ADMINS, handler=discard_many, query=CustomerQuery, body=DeadLettersToMark, answer=MarkedLetters,
-        is_change=True,
+        scopes=routes.WRITERS, handler=discard_many, query=CustomerQuery, body=DeadLettersToMark, answer=MarkedLetters,
+        is_change=True, is_answer_progress=True,
     ),
 )  # fmt: skip

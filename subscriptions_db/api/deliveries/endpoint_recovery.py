@@ -83,6 +83,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/recover", name="recoverEndpoint",
         summary="Redrive the waiting dead letters of an endpoint since a time. The endpoint's status stays unchanged.",
-        scopes=routes.ADMINS, handler=recover, body=RecoverEndpoint, answer=RecoveredEndpoint, is_change=True,
+        scopes=routes.WRITERS, handler=recover, body=RecoverEndpoint, answer=RecoveredEndpoint, is_change=True,
+        is_answer_progress=True,
     ),
 )  # fmt: skip

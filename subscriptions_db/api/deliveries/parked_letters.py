@@ -105,7 +105,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/unpark", name="unparkDeadLetters",
         summary="Return parked dead letters to their consumer. Their leases count from zero again.",
-        scopes=routes.ADMINS, handler=unpark, query=CustomerQuery, body=UnparkRequest, answer=UnparkedDeadLetters,
-        is_change=True,
+        scopes=routes.WRITERS, handler=unpark, query=CustomerQuery, body=UnparkRequest, answer=UnparkedDeadLetters,
+        is_change=True, is_answer_progress=True,
     ),
 )  # fmt: skip

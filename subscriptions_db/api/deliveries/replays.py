@@ -223,13 +223,13 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/replays", name="createReplay",
         summary="Replay a time range for an endpoint, by its present subscriptions.",
-        scopes=routes.ADMINS, handler=create, body=NewReplay, answer=Replay, status=201, is_change=True,
+        scopes=routes.WRITERS, handler=create, body=NewReplay, answer=Replay, status=201, is_change=True,
         location="/v1/replays/{id}",
     ),
     Route(
         method="POST", path="/v1/attempts/{attempt_id}/resend", name="resendAttempt",
         summary="Resend the delivery of an attempt, whatever its status.",
-        scopes=routes.ADMINS, handler=resend, query=CustomerQuery, answer=Replay, status=201, is_change=True,
+        scopes=routes.WRITERS, handler=resend, query=CustomerQuery, answer=Replay, status=201, is_change=True,
         location="/v1/replays/{id}",
     ),
     Route(
@@ -243,6 +243,6 @@ ROUTES = (
     Route(
         method="POST", path="/v1/replays/{replay_id}/cancel", name="cancelReplay",
         summary="Cancel a replay. Deliveries that are enqueued already are still delivered.",
-        scopes=routes.ADMINS, handler=cancel, query=CustomerQuery, answer=Replay, is_change=True,
+        scopes=routes.WRITERS, handler=cancel, query=CustomerQuery, answer=Replay, is_change=True,
     ),
 )  # fmt: skip

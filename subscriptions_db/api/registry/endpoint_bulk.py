@@ -17,6 +17,7 @@ from delivery import errors
 from delivery.model import EndpointStatus
 from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, cursors, problems, routes, schemas
+from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.registry import endpoints
 from subscriptions_db.manifest import manifest
@@ -119,6 +120,7 @@ def change(call: Call) -> ChangedEndpoints:
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)
+    _require_shown(call, wanted.action)
     customer_id = crud.owner_for(call, wanted.customer)
     ids, has_more = _ids(call, wanted, customer_id)
     rows = _locked(call, ids, customer_id)
@@ -144,6 +146,12 @@ def _require_one_way(wanted: EndpointsToChange) -> None:
         raise problems.invalid(("endpoints", problem))
     if wanted.rotation is not None and wanted.action is not BulkAction.ROTATE_SECRET:
         raise problems.invalid(("rotation", "is only for the action rotate_secret"))
+
+
+def _require_shown(call: Call, action: BulkAction) -> None:
+    """Raise Refused with 403 if a key that reads nothing rotates secrets: nobody would see the new ones."""
+    if action is BulkAction.ROTATE_SECRET and call.principal.scope is Scope.WRITE_ONLY:
+        raise problems.Refused(403, "a key with scope write_only sees no secret and rotates none: use another key")
 
 
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
@@ -223,7 +231,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/bulk", name="changeEndpoints",
         summary="Pause, resume or delete up to 25 endpoints, or rotate their secrets; or show what would change.",
-        scopes=routes.REGISTRARS, handler=change, body=EndpointsToChange, answer=ChangedEndpoints, is_change=True,
-        cost=MAX_ENDPOINTS, shown_once="items.rotated",
+        scopes=routes.REGISTRY_WRITERS, handler=change, body=EndpointsToChange, answer=ChangedEndpoints, is_change=True,
+        cost=MAX_ENDPOINTS, shown_once="items.rotated", is_answer_progress=True,
     ),
 )  # fmt: skip

@@ -164,7 +164,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints", name="createEndpoint",
         summary="Create an endpoint. Shows its signing secret once.",
-        scopes=routes.REGISTRARS, handler=create, body=schemas.NewEndpoint, answer=schemas.CreatedEndpoint, status=201,
+        scopes=routes.REGISTRY_WRITERS, handler=create, body=schemas.NewEndpoint, answer=schemas.CreatedEndpoint, status=201,
         is_change=True, shown_once="signing_secret", location="/v1/endpoints/{id}", resource=schemas.Endpoint,
     ),
     Route(
@@ -173,29 +173,29 @@ ROUTES = (
     ),
     Route(
         method="PATCH", path=_ONE, name="updateEndpoint", summary="Change the given fields of an endpoint.",
-        scopes=routes.REGISTRARS, handler=update, body=schemas.EndpointChanges, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.REGISTRY_WRITERS, handler=update, body=schemas.EndpointChanges, answer=schemas.Endpoint, is_change=True,
         resource=schemas.Endpoint,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteEndpoint", summary="Delete an endpoint with its subscriptions.",
-        scopes=routes.REGISTRARS, handler=delete, status=204, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRY_WRITERS, handler=delete, status=204, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/pause", name="pauseEndpoint", summary="Pause an endpoint: its deliveries wait.",
-        scopes=routes.REGISTRARS, handler=pause, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRY_WRITERS, handler=pause, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/resume", name="resumeEndpoint", summary="Resume a paused endpoint.",
-        scopes=routes.REGISTRARS, handler=resume, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRY_WRITERS, handler=resume, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/disable", name="disableEndpoint", summary="Disable an endpoint until it is enabled.",
-        scopes=routes.REGISTRARS, handler=disable, body=schemas.DisableEndpoint, answer=schemas.Endpoint, is_change=True,
+        scopes=routes.REGISTRY_WRITERS, handler=disable, body=schemas.DisableEndpoint, answer=schemas.Endpoint, is_change=True,
         resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/enable", name="enableEndpoint", summary="Make an endpoint active, whatever its status.",
-        scopes=routes.REGISTRARS, handler=enable, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
+        scopes=routes.REGISTRY_WRITERS, handler=enable, answer=schemas.Endpoint, is_change=True, resource=schemas.Endpoint,
     ),
     Route(
         method="POST", path=f"{_ONE}/rotate-secret", name="rotateSecret",

@@ -94,7 +94,7 @@ ROUTES = (
     Route(
         method="POST", path="/v1/endpoints/{endpoint_id}/validate", name="validateEndpoint",
         summary="Ask the endpoint's receiver for permission to deliver (OPTIONS), and show its reply.",
-        scopes=routes.REGISTRARS, handler=validate, answer=ValidationResult, is_validation=True,
+        scopes=routes.REGISTRY_WRITERS, handler=validate, answer=ValidationResult, is_validation=True, is_answer_progress=True,
     ),
     _PERMIT,
     replace(_PERMIT, method="GET", name="permitDeliveriesByBrowser"),

@@ -174,7 +174,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/subscriptions", name="createSubscription", summary="Subscribe an endpoint to events.",
-        scopes=routes.REGISTRARS, handler=create, query=StrictQuery, body=schemas.NewSubscription,
+        scopes=routes.REGISTRY_WRITERS, handler=create, query=StrictQuery, body=schemas.NewSubscription,
         answer=schemas.RegisteredSubscription, status=201, is_change=True, location="/v1/subscriptions/{id}",
         resource=schemas.Subscription,
     ),
@@ -184,20 +184,22 @@ ROUTES = (
     ),
     Route(
         method="PATCH", path=_ONE, name="updateSubscription", summary="Change the given fields of a subscription.",
-        scopes=routes.REGISTRARS, handler=update, query=StrictQuery, body=schemas.SubscriptionChanges,
+        scopes=routes.REGISTRY_WRITERS, handler=update, query=StrictQuery, body=schemas.SubscriptionChanges,
         answer=schemas.RegisteredSubscription, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="DELETE", path=_ONE, name="deleteSubscription", summary="Delete a subscription.",
-        scopes=routes.REGISTRARS, handler=delete, status=204, is_change=True, resource=schemas.Subscription,
+        scopes=routes.REGISTRY_WRITERS, handler=delete, status=204, is_change=True, resource=schemas.Subscription,
     ),
     Route(
         method="POST", path=f"{_ONE}/pause", name="pauseSubscription",
         summary="Pause a subscription: its deliveries are skipped.",
-        scopes=routes.REGISTRARS, handler=pause, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
+        scopes=routes.REGISTRY_WRITERS, handler=pause, answer=schemas.Subscription, is_change=True,
+        resource=schemas.Subscription,
     ),
     Route(
         method="POST", path=f"{_ONE}/resume", name="resumeSubscription", summary="Resume a paused subscription.",
-        scopes=routes.REGISTRARS, handler=resume, answer=schemas.Subscription, is_change=True, resource=schemas.Subscription,
+        scopes=routes.REGISTRY_WRITERS, handler=resume, answer=schemas.Subscription, is_change=True,
+        resource=schemas.Subscription,
     ),
 )  # fmt: skip

@@ -149,18 +149,15 @@ class Api:
         if answer.sending is not None:
             document = (await self._test_events.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
-        if route.location is not None and document is not None and answer.status == HTTPStatus.CREATED:
-            headers["location"] = _location(route.location, document, asked.query)
-        if route.resource is not None and route.has_etag and document is not None:
-            headers["etag"] = etags.of(document, route.resource)
-            known = _header(request, "if-none-match") if route.may_answer_304 else None
-            if known is not None and etags.names(known, headers["etag"], is_strong=False):
-                return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         if answer.content is not None:
             return web.Response(status=answer.status, headers=headers, body=answer.content)
         if document is None:
             return web.Response(status=answer.status, headers=headers)
-        return web.Response(status=answer.status, headers=headers, body=_json(document), content_type="application/json")
+        if route.location is not None and answer.status == HTTPStatus.CREATED:
+            headers["location"] = _location(route.location, document, asked.query)
+        if principal.scope is Scope.WRITE_ONLY and route.is_silent_to_writers:
+            return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
+        return _shown(request, route, answer.status, headers, document)
 
     async def _publish(self, route: Route, request: web.Request) -> web.Response:
         document = await self._publishing.answer(route, request, _query(request))
@@ -254,6 +251,16 @@ class Api:
             body=orjson.dumps(document),
             content_type=problems.CONTENT_TYPE,
         )
+
+
+def _shown(request: web.Request, route: Route, status: int, headers: dict[str, str], document: dict[str, Any]) -> web.Response:
+    """Return the answer with a document, or 304 if the client has the resource already."""
+    if route.resource is not None and route.has_etag:
+        headers["etag"] = etags.of(document, route.resource)
+        known = _header(request, "if-none-match") if route.may_answer_304 else None
+        if known is not None and etags.names(known, headers["etag"], is_strong=False):
+            return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return web.Response(status=status, headers=headers, body=_json(document), content_type="application/json")
 
 
 def _add(app: web.Application, method: str, path: str, answer: Handler, *, has_head: bool = True) -> None:

@@ -131,6 +131,9 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
     if route.location is not None:
         headers = success["headers"] | {"Location": {"schema": {"type": "string"}}}
         successes["201"] = success | {"description": "Created.", "headers": headers}
+    if route.is_silent_to_writers:
+        headers = {name: shown for name, shown in successes[max(successes)]["headers"].items() if name != "ETag"}
+        successes["204"] = {"description": "Done. A key of scope `write_only` gets no answer to read.", "headers": headers}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,

@@ -73,6 +73,21 @@ def test_a_registrar_reaches_the_registry_and_no_delivery():
     }  # fmt: skip
 
 
+def test_a_write_only_key_reaches_changes_and_reads_nothing():
+    reached = {route.name for route in ROUTES if Scope.WRITE_ONLY in route.scopes}
+    of_customers = {route.name for route in ROUTES if Scope.CUSTOMER_ADMIN in route.scopes and route.is_change}
+    assert reached == of_customers - {"rotateSecret"} | {"validateEndpoint"}
+    answering = [route for route in ROUTES if route.name in reached and route.is_answer_progress]
+    assert {route.name: set(route.answer.model_fields) for route in answering} == {
+        "changeEndpoints": {"action", "dry_run", "changed", "items", "next_cursor"},
+        "validateEndpoint": {"state", "permitted_per_minute", "reason"},
+        "redriveDeadLetters": {"count", "next_cursor", "has_more"},
+        "discardDeadLetters": {"count", "next_cursor", "has_more"},
+        "recoverEndpoint": {"count", "next_cursor", "has_more", "status", "detail"},
+        "unparkDeadLetters": {"letters", "has_more"},
+    }
+
+
 @pytest.mark.parametrize("text", ["", "x", TEXT[:-1], TEXT + "x", TEXT.upper(), TEXT.replace("fk", "pk"), TEXT + "\n"])
 def test_a_malformed_key_has_no_key_id(text):
     assert keys.key_id_of(text) is None

@@ -31,7 +31,8 @@ def test_only_admins_may_change_and_changes_are_idempotent(route):
     names = {parameter["name"] for parameter in operation["parameters"]}
     assert route.is_change == ("Idempotency-Key" in names)
     is_registering = route.path.startswith(("/v1/endpoints", "/v1/subscriptions"))
-    assert route.is_change <= (scopes <= {"operator", "customer_admin"} | ({"registrar"} if is_registering else set()))
+    changing = {"operator", "customer_admin", "write_only"} | ({"registrar"} if is_registering else set())
+    assert route.is_change <= (scopes <= changing)
     assert route.is_change or route.method in {"GET", "POST"}
     assert not (route.is_change and route.is_poll)
 
@@ -99,6 +100,13 @@ def test_a_put_is_documented_as_created_or_replaced():
         assert "Location" in responses["201"]["headers"]
         assert "Location" not in responses["200"]["headers"]
         assert responses["201"]["content"] == responses["200"]["content"]
+
+
+def test_the_answer_to_a_write_only_key_is_documented():
+    created = DOCUMENT["paths"]["/v1/endpoints"]["post"]["responses"]
+    assert "content" not in created["204"]
+    assert created["204"]["headers"].keys() == created["201"]["headers"].keys() - {"ETag"}
+    assert "204" not in DOCUMENT["paths"]["/v1/endpoints/bulk"]["post"]["responses"]
 
 
 def test_every_property_of_a_schema_has_a_description():
