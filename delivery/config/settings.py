@@ -334,8 +334,8 @@ class Metrics(Area):
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag."""
     stalled_after_s: Seconds = 300
-    """The job is unhealthy when records wait and none was committed for this time. The time must be longer than any
-    micro-batch."""
+    """The job is unhealthy when records wait and none was committed for this time. When the job stops, a micro-batch that runs
+    for this time more is interrupted, and runs again at the next start. The time must be longer than any micro-batch."""
 
 
 class Settings(Area):

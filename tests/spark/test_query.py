@@ -1,9 +1,11 @@
-"""When a lane says that it is ready."""
+"""When a lane says that it is ready, and how it ends."""
 
 import threading
+import time
 
 import pytest
 
+from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.kafka import source
@@ -25,6 +27,11 @@ class Watch(health.Watch):
         self.has_entered.set()
 
 
+def records_of(topic, spark):
+    wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")
+    return source.read(spark, topic.kafka, wanted, at_most=1_000)
+
+
 def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(spark, kafka, tmp_path):
     topic, stop, phases = Topic(spark, kafka, tmp_path), threading.Event(), []
     watch = Watch(stop)
@@ -37,12 +44,33 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
         "batch", acquire=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True
     )
     topic.publish(b"tick")
-    wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")
-    records = source.read(spark, topic.kafka, wanted, at_most=1_000)
     config = settings.Spark(checkpoint=str(tmp_path))
-    run = threading.Thread(target=lane.run, args=(lambda: records, config, 0.1), kwargs={"once": False})
+    run = threading.Thread(target=lane.run, args=(lambda: records_of(topic, spark), config, 0.1), kwargs={"once": False})
     run.start()
     assert watch.has_entered.wait(30)
     stop.set()
     run.join()
     assert phases == [(health.Phase.STARTING, False)]
+
+
+def sleep_for_ever(_):
+    while True:
+        time.sleep(1)
+
+
+def test_a_micro_batch_that_hangs_does_not_keep_the_job_from_ending(spark, kafka, tmp_path):
+    topic, stop = Topic(spark, kafka, tmp_path), threading.Event()
+
+    def handle(batch, _):
+        stop.set()
+        batch.foreach(sleep_for_ever)
+        return streaming_lane.Result.COMMITTED
+
+    lane = streaming_lane.Lane(
+        "batch", acquire=lambda: (), handle=handle, stop=stop, watch=Watch(stop), is_kafka_back=pytest.fail, stalled_after_s=0.5
+    )
+    topic.publish(b"tick")
+    config = settings.Spark(checkpoint=str(tmp_path))
+    with pytest.raises(errors.LaneFailed, match=r"lane batch was asked to stop 0 s ago.* interrupts it"):
+        lane.run(lambda: records_of(topic, spark), config, 0.1, once=False)
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []

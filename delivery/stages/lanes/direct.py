@@ -60,6 +60,7 @@ class Direct:
             is_kafka_back=functools.partial(outage.is_over, self._config),
             on_begin=self._begin,
             paused=self._paused,
+            stalled_after_s=self._config.metrics.stalled_after_s,
         )
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)

@@ -85,6 +85,7 @@ class StatefulLane:
             on_begin=self._begin,
             is_woken=True,
             paused=paused,
+            stalled_after_s=self._config.metrics.stalled_after_s,
         )
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -88,7 +90,7 @@ class Lane(Generic[Registry]):
     called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even
     without records, and the lane is ready once this micro-batch is committed. So no event waits for the slow first micro-batch
     of a process. `paused` has the topics that wait for the schema registry. When they change, the query restarts with a new
-    plan.
+    plan. `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Lane(Generic[Registry]):
         on_begin: Callable[[int], None] = lambda _: None,
         is_woken: bool = False,
         paused: paused_topics.PausedTopics | None = None,
+        stalled_after_s: float = math.inf,
     ) -> None:
         self._name = name
         self._acquire = acquire
@@ -113,6 +116,7 @@ class Lane(Generic[Registry]):
         self._on_begin = on_begin
         self._is_woken = is_woken
         self._paused = paused
+        self._stalled_after_s = stalled_after_s
         self._result = Result.COMMITTED
         """The result of the last micro-batch."""
         self._last_begun = self._handled = -1
@@ -124,7 +128,8 @@ class Lane(Generic[Registry]):
         """Run queries until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
         `planned` returns the streaming plan of a query. It is called for the first query and for each restart. None: the job is
-        asked to stop. Raise LaneFailed if the checkpoint is damaged, or if a query ended and a restart would not help.
+        asked to stop. Raise LaneFailed if the checkpoint is damaged, if a query ended and a restart would not help, or if its
+        micro-batch was interrupted at a stop.
         """
         _quieten_py4j()
         try:
@@ -194,8 +199,16 @@ class Lane(Generic[Registry]):
         raise Uncommitted
 
     def _watch(self, query: StreamingQuery) -> None:
-        newest, reported = None, -1
+        newest, reported, interrupt_at = None, -1, math.inf
         while query.isActive and not ((self._stop.is_set() or self._must_replan()) and self._is_at_rest(query)):
+            if self._stop.is_set():
+                interrupt_at = min(interrupt_at, time.monotonic() + self._stalled_after_s)
+            if interrupt_at < time.monotonic():
+                raise errors.LaneFailed(
+                    f"lane {self._name} was asked to stop {self._stalled_after_s:.0f} s ago, and its micro-batch still runs, so the "
+                    "lane interrupts it. The next start runs it again, without the deliveries that have ended. If it happens "
+                    "often, look in the log for the error before this line, or raise metrics.stalled_after_s"
+                )
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()
             # Asked only for new progress: each time the JVM formats the offsets of hundreds of topics.
