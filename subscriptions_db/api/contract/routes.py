@@ -20,6 +20,7 @@ from delivery.webhooks.http.origin import Target
 from delivery.webhooks.http.transport import Response
 from subscriptions_db import answer_size, described
 from subscriptions_db.api.contract import cursors, etags
+from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
@@ -225,6 +226,8 @@ class Route:
     """Number of requests for which one request of the route counts in the rate of its key."""
     is_answer_progress: bool = False
     """The answer has only ids, counts, cursors and results of the request itself, so keys of scope `write_only` get it too."""
+    deprecation: Deprecation | None = None
+    """Set if the operation is deprecated. Each of its answers says so in headers."""
     shown_once: str | None = None
     """The secret field of the answer, or of its items, such as `items.rotated`. A repeated request gets null for it, because
     secrets are not stored."""

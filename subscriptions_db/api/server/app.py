@@ -25,7 +25,8 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.observability import metrics
 from delivery.webhooks.results.counters import NONE
-from subscriptions_db.api.contract import etags, problem_types, problems
+from subscriptions_db.api.contract import deprecation, etags, problem_types, problems
+from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.oidc.provider_keys import ProviderKeys
@@ -57,6 +58,8 @@ ON_FAILURE = "the request was answered with 500: send this traceback to the main
 """The field `advice` of the log line about a request that failed unexpectedly."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
+DEPRECATIONS: web.RequestKey[set[Deprecation]] = web.RequestKey("deprecations", set)
+"""The deprecations of the operation, the parameters and the fields that a request uses."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
@@ -136,6 +139,7 @@ class Api:
             idempotency_key=_idempotency_key(request) if route.is_change else None,
             header=_header(request, route.header) if route.header else None,
             conditions=_conditions(route, request),
+            deprecations=request[DEPRECATIONS],
         )
         answer = await self._handle(route, asked)
         if answer.awaited is not None:
@@ -160,7 +164,7 @@ class Api:
         return _shown(request, route, answer.status, headers, document)
 
     async def _publish(self, route: Route, request: web.Request) -> web.Response:
-        document = await self._publishing.answer(route, request, _query(request))
+        document = await self._publishing.answer(route, request, _query(request), request[DEPRECATIONS])
         return web.Response(status=route.status, headers=HEADERS, body=_json(document), content_type="application/json")
 
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
@@ -223,6 +227,8 @@ class Api:
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         request_id = request[REQUEST_ID] = _request_id(request)
+        resource = request.match_info.route.resource
+        request[DEPRECATIONS] = table.deprecations(request.method, resource.canonical) if resource else set()
         try:
             async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
                 response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
@@ -277,11 +283,11 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer the request id and the rate of its key; remove aiohttp's `Server` header, which shows versions."""
+    """Add to an answer the request id, the rate of its key and deprecations; remove aiohttp's header with its version."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
-    response.headers.update(admission.key_headers(request))
+    response.headers.update(admission.key_headers(request) | deprecation.headers(request.get(DEPRECATIONS, ())))
 
 
 def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:
@@ -376,20 +382,13 @@ def _idempotency_key(request: web.Request) -> str | None:
     return key
 
 
-def _allowed(exc: web.HTTPMethodNotAllowed, path: str) -> str:
-    """Return the methods of a path, sorted. `redrive` in `/v1/dead-letters/redrive`, as in other fixed paths, is no id."""
-    fixed = {route.method for route in table.ROUTES if route.path == path}
-    methods = fixed | ({"HEAD"} if "GET" in fixed else set()) if fixed else exc.allowed_methods
-    return ", ".join(sorted(methods))
-
-
 def _of_http(exc: web.HTTPException, request: web.Request) -> problems.Refused:
     """Return the problem for a request that aiohttp itself refuses."""
     match exc:
         case web.HTTPMethodNotAllowed():
-            return problems.Refused(
-                405, "use one of the methods in the header Allow", headers={"allow": _allowed(exc, request.path)}
-            )
+            # `redrive` in `/v1/dead-letters/redrive`, as in other fixed paths, is no id.
+            allowed = ", ".join(sorted(table.methods(request.path) or exc.allowed_methods))
+            return problems.Refused(405, "use one of the methods in the header Allow", headers={"allow": allowed})
         case web.HTTPRequestEntityTooLarge():
             return problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request")
         case web.HTTPNotFound():

@@ -20,6 +20,7 @@ from delivery import errors
 from delivery.config import service_settings
 from delivery.webhooks.http import guard, transport
 from subscriptions_db.api.contract import etags, problems, routes
+from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server import transactions
@@ -41,6 +42,8 @@ class ApiRequest:
     """The value of the header that the route reads."""
     conditions: etags.Conditions = etags.UNCONDITIONAL
     """The conditions of a request that changes a resource."""
+    deprecations: set[Deprecation] = field(default_factory=set)
+    """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
 
     def digest(self, route: Route) -> bytes:
         """Return a digest of route, path, query, body and conditions, which is equal for repeats of a request."""
@@ -167,10 +170,10 @@ def _checked(route: Route, request: ApiRequest) -> tuple[pydantic.BaseModel, dic
     """Return query, body document and body, validated by the types that the route declares."""
     kind = route.query
     try:
-        asked = kind.model_validate(dict(request.query))
+        asked = kind.model_validate(dict(request.query), context=request.deprecations)
         document = _document(request.body) if route.body else {}
         kind = route.body or routes.NoParameters
-        return asked, document, kind.model_validate(document)
+        return asked, document, kind.model_validate(document, context=request.deprecations)
     except pydantic.ValidationError as exc:
         raise problems.from_validation(exc, kind) from None
 

@@ -37,6 +37,12 @@ _KEY_HEADERS = {
     },
 }
 
+_DEPRECATION_HEADERS = {
+    "Deprecation": {"description": "The time of the deprecation, as `@` and Unix seconds.", "schema": {"type": "string"}},
+    "Sunset": {"description": "The earliest time of the removal.", "schema": {"type": "string"}},
+    "Link": {"description": "The page that says what to use in its place.", "schema": {"type": "string"}},
+}
+
 _TAGS = {
     "customers": "Owners of endpoints, with their grants and quotas.",
     "tenants": "Organisations whose events flow through Kafka.",
@@ -121,6 +127,8 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
     success: dict[str, Any] = {"description": "Done.", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
     if not route.is_open:
         success["headers"] |= _KEY_HEADERS
+    if route.deprecation is not None:
+        success["headers"] |= _DEPRECATION_HEADERS
     if route.has_etag or route.is_conditional:
         success["headers"]["ETag"] = {"schema": {"type": "string"}}
     if route.answer is RawBytes:
@@ -153,6 +161,8 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
             ),
         },
     }
+    if route.deprecation is not None:
+        operation["deprecated"] = True
     if content := {media: {"schema": refs[model, "validation"]} for media, model in _bodies(route).items()}:
         operation["requestBody"] = {"required": True, "content": content}
     return operation
@@ -165,13 +175,14 @@ def _tag(route: Route) -> str:
 
 def _description(route: Route) -> str:
     """Return the conditions under which an operation may be called, and its cost."""
+    past = [f"{route.deprecation}."] if route.deprecation else []
     if route.is_open:
-        return "Needs no API key: the path has a token."
+        return " ".join(["Needs no API key: the path has a token.", *past])
     scopes = ", ".join(f"`{scope}`" for scope in sorted(route.scopes))
     known = [f"Needs one of the scopes {scopes}." if len(route.scopes) > 1 else f"Needs the scope {scopes}."]
     known += ["A repeat with the same `Idempotency-Key` changes nothing."] if route.is_change else []
     known += [f"Counts as {route.cost} requests towards the rate of the key."] if route.cost > 1 else []
-    return " ".join(known)
+    return " ".join(known + past)
 
 
 def _bodies(route: Route) -> dict[str, type[pydantic.BaseModel]]:
@@ -202,7 +213,9 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
     schema = route.query.model_json_schema()
     return [
-        {"name": name, "in": "query", "required": False, "description": part.pop("description"), "schema": part}
+        {"name": name, "in": "query", "required": False, "description": part.pop("description")}
+        | ({"deprecated": True} if part.pop("deprecated", False) else {})
+        | {"schema": part}
         for name, part in schema.get("properties", {}).items()
     ]
 

@@ -24,6 +24,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
 from subscriptions_db.api.contract import etags, problems
+from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.publishing import bodies, checks, known_topics, producer, tenant_rates
 from subscriptions_db.api.publishing.routes import PublishQuery
@@ -79,14 +80,19 @@ class Publishing:
         self._thread.shutdown()
         self._producer.close()
 
-    async def answer(self, route: Route, request: web.Request, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise."""
+    async def answer(
+        self, route: Route, request: web.Request, query: Mapping[str, str], deprecations: set[Deprecation]
+    ) -> dict[str, Any]:
+        """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise.
+
+        Add to `deprecations` those of the request's parameters.
+        """
         principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         etags.require_none(request.headers)
         if not self._is_on:
             raise problems.Refused(404, OFF)
         try:
-            topic = PublishQuery.model_validate(dict(query)).topic
+            topic = PublishQuery.model_validate(dict(query), context=deprecations).topic
         except pydantic.ValidationError as exc:
             raise problems.from_validation(exc, PublishQuery) from None
         with self._room(request, principal.key_id):

@@ -1,10 +1,11 @@
-"""The table of all routes of the API.
+"""The table of all routes of the API, and searches in it.
 
 Runs in the API and in the command.
 """
 
 from __future__ import annotations
 
+from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.deliveries import (
     attempts,
@@ -57,3 +58,15 @@ ROUTES: tuple[Route, ...] = (
     *snapshot.ROUTES,
     *publishing.ROUTES,
 )
+
+
+def deprecations(method: str, path: str) -> set[Deprecation]:
+    """Return the deprecation of an operation in a set, which is empty if there is none. `HEAD` stands for `GET`."""
+    asked = ("GET" if method == "HEAD" else method, path)
+    return {route.deprecation for route in ROUTES if route.deprecation and (route.method, route.path) == asked}
+
+
+def methods(path: str) -> set[str]:
+    """Return the methods of a path that has no parameters, with `HEAD` if it has `GET`; empty if there is no such path."""
+    found = {route.method for route in ROUTES if route.path == path}
+    return found | {"HEAD"} if "GET" in found else found
