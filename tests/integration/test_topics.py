@@ -51,7 +51,7 @@ def test_a_login_that_may_not_see_the_topic_s_options_gets_a_warning(config, mon
     topics.ensure_all(config)
     refused = topics.KafkaException(topics.KafkaError(topics.KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
-    def describe_configs(*_):
+    def describe_configs(*_, **__):
         raise refused
 
     monkeypatch.setattr(topics.AdminClient, "describe_configs", describe_configs)

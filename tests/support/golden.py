@@ -86,7 +86,7 @@ class Golden:
             archive.extractall(platform.folder, [name for name in archive.namelist() if name != LEFT])
         kafka = platform.config.kafka
         # Their records may be older than a topic is kept for otherwise.
-        topics.ensure(kafka, self._topics, 1, topics.RETRIES)
+        topics.ensure(kafka, self._topics, 1, topics.RETRIES_TOPIC_CONFIG)
         producer = confluent_kafka.Producer({"enable.idempotence": True} | kafka_clients.for_librdkafka(kafka))
         for name, records in self._topics.items():
             for key, value, headers, timestamp in records:

@@ -1,7 +1,7 @@
 """Create the topics that the job writes, before the job reads any record.
 
-Runs on the driver, in the commands and in `fanout archive`. Otherwise a missing topic would show only after the requests of the
-first micro-batch were sent, when the results are written.
+Otherwise a missing topic would show only after the requests of the first micro-batch were sent, when the results are written.
+Runs on the driver, in the commands and in `fanout archive`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # public, but not said so
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # public, but missing in the stubs
 from confluent_kafka.cimpl import NewTopic
 
 from delivery import errors
@@ -23,36 +23,38 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
 """Seconds for one request to Kafka, and for a new topic to get leaders."""
-RETRIES = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
-"""Configuration of a new retries topic: it takes the largest batch, and keeps records forever. Records that expire unread are
-lost events, so a retention that an operator sets must be longer than any standstill of the retry lane."""
+RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
+"""Configuration of a new retries topic: the topic takes the largest batch, and keeps records forever. Records that expire
+unread are lost events, so a retention that an operator sets must be longer than any standstill of the retry lane."""
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create the missing ones of the topics that the job writes. Called at the start of the job and of `fanout archive`.
+    """Create those topics of the job's results that do not exist. Called at the start of the job and of `fanout archive`.
 
-    Raise SettingsError if the retries topic exists and refuses large records, and KafkaUnavailable if no broker answers, or a
-    broker refuses a request.
+    The topics are those of `of_results`. Raise SettingsError if the retries topic exists and refuses large records. Raise
+    KafkaUnavailable as `ensure` does.
     """
     partitions = config.delivery.result_partitions
-    ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES)
+    ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES_TOPIC_CONFIG)
+    # Creates the others: the retries topic exists now, with its own configuration.
     ensure(config.kafka, of_results(config.delivery), partitions)
     require_room(config.kafka, config.delivery.retries_topic)
 
 
-def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
-    """Create the missing ones of the topics `names`, each with this number of partitions and this `config`.
+def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
+    """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
-    Returns when the new topics have leaders. Raise KafkaUnavailable if no broker answers, if a broker refuses a request, or if
-    a new topic has no leader within TIMEOUT_S.
+    Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
+    Return when the new topics have leaders. Raise KafkaUnavailable if no broker answers a request within TIMEOUT_S, if a broker
+    refuses a request, or if a new topic has no leader within TIMEOUT_S.
     """
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [
-            NewTopic(name, num_partitions=partitions, config=dict(config or {})) for name in names if name not in existing
+            NewTopic(name, num_partitions=partitions, config=dict(config or {})) for name in wanted if name not in existing
         ]
-        for created in (admin.create_topics(missing) if missing else {}).values():
+        for created in (admin.create_topics(missing, request_timeout=TIMEOUT_S) if missing else {}).values():
             _await_creation(created)
         _await_leaders(admin, {topic.topic for topic in missing})
     except KafkaException as exc:
@@ -60,7 +62,10 @@ def ensure(kafka: settings.Kafka, names: Iterable[str], partitions: int, config:
 
 
 def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
-    """Return the names of all topics that the login may describe; raise KafkaUnavailable if no broker answers in time."""
+    """Return the names of all topics that the login may describe.
+
+    Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request.
+    """
     try:
         return frozenset(AdminClient(kafka_clients.for_librdkafka(kafka)).list_topics(timeout=timeout_s).topics)
     except KafkaException as exc:
@@ -71,14 +76,14 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
     """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest postponed batch.
 
     Without this check, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
-    and its deliveries would be sent again and again. Log a warning if the login may not read the topic's configuration. Raise
-    KafkaUnavailable if no broker answers.
+    and its deliveries would be sent again and again. If the login may not read the topic's configuration, only log a warning.
+    Raise KafkaUnavailable if no broker answers within TIMEOUT_S, or if a broker refuses the request for another reason.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
     admin = AdminClient(kafka_clients.for_librdkafka(kafka))
     try:
-        [found] = admin.describe_configs([topic]).values()
-        takes, needed = int(found.result(TIMEOUT_S)[option].value), int(RETRIES[option])
+        [found] = admin.describe_configs([topic], request_timeout=TIMEOUT_S).values()
+        takes, needed = int(found.result()[option].value), int(RETRIES_TOPIC_CONFIG[option])
     except KafkaException as exc:
         code = exc.args[0].code()
         if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -86,7 +91,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
                 "the job may not read the configuration of topic %s, so it starts without checking max.message.bytes: grant "
                 "DescribeConfigs on the topic to the job", name,
             )  # fmt: skip
-        elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the job will create the topic
+        elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # new and unknown to this broker, or (doctor) not created yet
             raise unavailable(kafka, exc) from exc
         return
     if takes < needed:
@@ -113,26 +118,27 @@ def unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnava
 
 def _await_creation(created: concurrent.futures.Future[None]) -> None:
     try:
-        created.result(TIMEOUT_S)
+        created.result()
     except KafkaException as exc:
         if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # ignored: another driver was faster
             raise
 
 
-def _await_leaders(admin: AdminClient, names: set[str]) -> None:
+def _await_leaders(admin: AdminClient, created: set[str]) -> None:
     """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic.
 
     Raise KafkaException after TIMEOUT_S.
     """
     deadline = time.monotonic() + TIMEOUT_S
-    while names:
+    while created:
         known = admin.list_topics(timeout=TIMEOUT_S).topics
-        names -= {name for name in names if name in known and all(p.leader >= 0 for p in known[name].partitions.values())}
-        if names and time.monotonic() > deadline:
-            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
-        time.sleep(0.05 if names else 0)
+        created -= {name for name in created if name in known and all(p.leader >= 0 for p in known[name].partitions.values())}
+        if created:
+            if time.monotonic() > deadline:
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            time.sleep(0.05)
 
 
-def of_results(lane: settings.Delivery) -> list[str]:
-    """Return the names of the topics to which the lanes write results."""
-    return [lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic]
+def of_results(delivery: settings.Delivery) -> list[str]:
+    """Return the names of the four topics to which the lanes write: attempts, dead letters, rejected records and retries."""
+    return [delivery.attempts_topic, delivery.dead_letter_topic, delivery.rejected_topic, delivery.retries_topic]

@@ -1,8 +1,11 @@
-"""The message after a request to Kafka has failed, by who failed it. With a real Kafka: tests/integration/test_topics.py."""
+"""The errors of requests to Kafka about topics. With a real Kafka: tests/integration/test_topics.py."""
+
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from delivery import errors
 from delivery.config import settings
 from delivery.stages.kafka import topics
 
@@ -22,3 +25,22 @@ def test_a_refusal_is_not_taken_for_an_absence(code, message):
     """A login without a right was told that Kafka does not answer."""
     exc = topics.unavailable(settings.Kafka(bootstrap_servers="k:1"), KafkaException(KafkaError(code)))
     assert str(exc).startswith(message)
+
+
+@pytest.fixture
+def stalled(monkeypatch):
+    """Connection settings of a Kafka that has listed its topics, none, and answers nothing more."""
+    monkeypatch.setattr(topics, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(topics.AdminClient, "list_topics", lambda *_, **__: SimpleNamespace(topics={}))
+    return settings.Kafka(bootstrap_servers="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [lambda kafka: topics.ensure(kafka, ["retries"], 1), lambda kafka: topics.require_room(kafka, "retries")],
+    ids=["ensure", "require_room"],
+)
+def test_a_kafka_that_stalls_is_reported_as_unavailable(stalled, request_of):
+    """Regression: the wait for the answer ended before the request, with the builtin TimeoutError, which no caller catches."""
+    with pytest.raises(errors.KafkaUnavailable, match=r"Kafka at 127.0.0.1:1 does not answer \(_TIMED_OUT\)"):
+        request_of(stalled)
