@@ -171,6 +171,18 @@ where customer_id is not distinct from %(customer_id)s and idempotency_key = %(i
 update idempotency_keys set status = %(status)s, answer = %(answer)s
 where customer_id is not distinct from %(customer_id)s and idempotency_key = %(idempotency_key)s;
 
+-- name: delete_old_published_events
+-- Rows that another process is deleting are skipped, so that two processes do not wait for each other.
+delete from published_events where ctid = any (array(
+    select ctid from published_events where day < %(before)s for update skip locked
+));
+
+-- name: add_published_events
+insert into published_events as known (day, tenant_id, events)
+select * from unnest(%(days)s::date[], %(tenants)s::text[], %(events)s::bigint[])
+on conflict (day, tenant_id) do update set events = known.events + excluded.events
+returning day, tenant_id, events;
+
 -- name: login_rights
 select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = session_user;
 

@@ -97,9 +97,11 @@ TYPES = {
         ),
     ),
     problems.QUOTA: ProblemType(
-        "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows. detail names the "
-        "quota. Nothing was changed.",
-        "Delete some, or ask the operator for a larger quota. Waiting does not help, so the answer has no Retry-After.",
+        "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows. Or a tenant of "
+        "the request has published its events of the day (api.max_tenant_events_per_day). detail names the quota. Nothing was "
+        "changed or published.",
+        "Delete some, or ask the operator for a larger quota. Only the answer to published events has a Retry-After, until the "
+        "next day of UTC. For the other quotas waiting does not help.",
         problems.quota_reached("you have 50 endpoints, and your quota is 50: delete some, or ask the operator"),
     ),
     "internal": ProblemType(

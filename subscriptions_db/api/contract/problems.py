@@ -76,7 +76,7 @@ TENANT_RATE_LIMITED = "tenant_rate_limited"
 QUOTA = "quota"
 OTHER_TITLES = {
     TENANT_RATE_LIMITED: (429, "Too many events of one tenant"),
-    QUOTA: (429, "A quota of the customer is used up"),
+    QUOTA: (429, "A quota is used up"),
 }
 """Code → status and title of the problems whose status has another code in TITLES."""
 INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the request later, a change with its Idempotency-Key"

@@ -49,11 +49,16 @@ class KeyRate(NamedTuple):
     """The limits that count the request. A request that publishes counts in two: as a request, and with its events."""
     clock: Callable[[], float]
     expires_at: dt.datetime | None
+    room_of_tenants: Callable[[], limits.Room] | None = None
+    """Returns the room of the tenants whose events the request publishes, by their daily quotas. None: no quota counts."""
 
     def room(self) -> limits.Room:
         """Return the room of the limit that holds: the one that refuses first if each request counts one in every limit."""
         now = self.clock()
-        return min((pace.room(now) for pace in self.paces), key=lambda room: (room.remaining, -room.full_in_s))
+        rooms = [pace.room(now) for pace in self.paces]
+        if self.room_of_tenants is not None:
+            rooms.append(self.room_of_tenants())
+        return min(rooms, key=lambda room: (room.remaining, -room.full_in_s))
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
@@ -63,6 +68,11 @@ KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
     """Return a function that notes the rate of the request's key."""
     return functools.partial(request.__setitem__, KEY_RATE)
+
+
+def note_tenants(request: web.Request, room: Callable[[], limits.Room]) -> None:
+    """Note the daily quotas that hold for an admitted request besides the rate of its key."""
+    request[KEY_RATE] = request[KEY_RATE]._replace(room_of_tenants=room)
 
 
 def key_headers(request: web.Request) -> dict[str, str]:

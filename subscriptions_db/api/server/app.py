@@ -95,7 +95,9 @@ class Api:
             on_use=self._key_use.note,
             tokens=TokenVerifier(config.oidc, self._provider) if self._provider else None,
         )
-        self._publishing = publishing.Publishing(config, self._admission)
+        self._publishing = publishing.Publishing(
+            config, self._admission, lambda *counted: self._in_thread(functools.partial(opened.add_published, *counted))
+        )
         self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
         self._followers = snapshot_feed.SnapshotFeed(
             config.api, opened, self._in_thread, self._admission.authenticate, self._outside_in_flight
@@ -117,7 +119,7 @@ class Api:
         _add(app, "GET", "/readyz", self._ready)
         app.on_response_prepare.append(_set_headers)
         app.on_shutdown.extend((self._polls.end, self._followers.end))
-        app.on_cleanup.append(self._key_use.end)
+        app.on_cleanup.extend((self._key_use.end, self._publishing.end))
         if self._provider is not None:
             app.on_startup.append(self._provider.begin)
             app.on_cleanup.append(self._provider.end)

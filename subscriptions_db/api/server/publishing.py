@@ -26,7 +26,7 @@ from delivery.observability import metrics
 from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
-from subscriptions_db.api.publishing import bodies, checks, known_topics, producer, tenant_rates
+from subscriptions_db.api.publishing import bodies, checks, daily_quotas, known_topics, producer, tenant_rates
 from subscriptions_db.api.publishing.routes import PublishQuery
 from subscriptions_db.api.server import admission
 
@@ -62,7 +62,8 @@ class _Cost:
 class Publishing:
     """Answers publishing requests. Lives on the event loop."""
 
-    def __init__(self, config: settings.Settings, admitted: admission.Admission) -> None:
+    def __init__(self, config: settings.Settings, admitted: admission.Admission, write: daily_quotas.Write) -> None:
+        """`write` adds published events to the counts of all processes."""
         self._admission = admitted
         self._is_on = config.api.publishing
         self._rules = checks.Rules.of(config)
@@ -70,6 +71,7 @@ class Publishing:
         self._producer = producer.EventProducer(config.kafka, config.api.request_timeout_s)
         self._topics = known_topics.KnownTopics(self._producer.topics)
         self._tenants = tenant_rates.TenantRates(config.api.max_tenant_events_per_s, admission.BURST_SHARE)
+        self._quotas = daily_quotas.DailyQuotas(config.api.max_tenant_events_per_day, write)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._body_s = min(BODY_TIMEOUT_S, config.api.request_timeout_s / 2)
         self._bytes: collections.Counter[str] = collections.Counter()
@@ -79,6 +81,10 @@ class Publishing:
         """Close the connections to Kafka."""
         self._thread.shutdown()
         self._producer.close()
+
+    async def end(self, app: web.Application) -> None:
+        """Write the counts of published events at once, because the server stops."""
+        await self._quotas.end(app)
 
     async def answer(
         self, route: Route, request: web.Request, query: Mapping[str, str], deprecations: set[Deprecation]
@@ -107,8 +113,12 @@ class Publishing:
                 )  # fmt: skip
                 raise problems.unavailable(UNLISTED) from exc
             checks.require_topics(found, events, missing)
+            tenants = [event.tenant_id for event in events]
+            if self._quotas.is_on:
+                admission.note_tenants(request, functools.partial(self._quotas.room, frozenset(tenants)))
+            self._quotas.require_room(tenants)
             # Last, so that a refused event counts for no tenant.
-            self._tenants.spend(event.tenant_id for event in events)
+            self._tenants.spend(tenants)
             try:
                 accepted = await self._producer.publish(events)
             except errors.KafkaUnavailable as exc:
@@ -118,6 +128,7 @@ class Publishing:
                     "sender to send all again with the same ids: %s", len(events), principal.key_id, exc,
                 )  # fmt: skip
                 raise problems.unavailable(UNCONFIRMED) from exc
+            self._quotas.count(tenants)
         metrics.API_EVENTS.inc(len(accepted))
         return {"accepted": accepted}
 

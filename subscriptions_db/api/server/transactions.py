@@ -20,6 +20,7 @@ from delivery.config import settings
 from delivery.observability import metrics
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Principal
+from subscriptions_db.api.publishing import published_counts
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import receiver_permission
@@ -82,6 +83,11 @@ class Store:
         """Write that these API keys are in use."""
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             keys.note_use(connection, key_ids, dt.datetime.now(dt.UTC))
+
+    def add_published(self, counts: published_counts.Counts, today: dt.date) -> published_counts.Counts:
+        """Add published events to the counts of all processes, and return the sums of the same days and tenants."""
+        with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
+            return published_counts.add(connection, counts, today)
 
     def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
         """Return the customer of an endpoint whose receiver was asked with a token; None if the question is not open.

@@ -205,6 +205,38 @@ def test_all_keys_of_a_tenant_share_its_limit_of_events(postgres):
         assert publish(of_all, other).status == 202  # the refused request did not count for t2
 
 
+def test_all_keys_of_a_tenant_share_its_events_of_the_day(postgres):
+    """The counts outlive the process: they are written when it stops, and at once known to the next one that publishes."""
+    broker = MockKafka()
+    broker.create("events.order")
+    with world.served(postgres, kafka=broker.settings, max_tenant_events_per_day=3) as served:
+        of_all, of_t1 = served.client(served.keys["publisher"]), served.client(served.keys["publisher of t1"])
+        other = PLAIN | {"tenant_id": "t2"}
+        for left in (2, 1):
+            answer = publish(of_t1, PLAIN)
+            shown = [answer.headers[f"ratelimit-{name}"] for name in ("limit", "remaining")]
+            assert (answer.status, shown) == (202, ["3", str(left)])
+        assert publish(of_all, [PLAIN] * 2).status == 202  # it begins below the quota
+        for client, sent in ((of_t1, PLAIN), (of_all, [other, PLAIN])):
+            answer = publish(client, sent)
+            assert (answer.status, answer.json["code"]) == (429, "quota")
+            assert "tenant t1 has published its quota of 3 events" in answer.json["detail"]
+            assert 0 < int(answer.headers["retry-after"]) <= 86_400
+            assert answer.headers["ratelimit-remaining"] == "0"
+            assert int(answer.headers["ratelimit-reset"]) == pytest.approx(int(answer.headers["retry-after"]), abs=2)
+        assert publish(of_all, other).status == 202  # the refused request did not count for t2
+    with served.registry() as opened:
+        rows = opened.execute("select tenant_id, events from published_events order by tenant_id").fetchall()
+    assert rows == [{"tenant_id": "t1", "events": 4}, {"tenant_id": "t2", "events": 1}]
+    with world.running(served.config) as port:
+        of_next = world.Client(port, served.keys["publisher"])
+        answer, deadline = publish(of_next, PLAIN), time.monotonic() + 30
+        assert answer.status == 202  # the next process does not know the sum yet
+        while answer.json.get("code") != "quota":
+            assert time.monotonic() < deadline
+            answer = publish(of_next, PLAIN)
+
+
 def test_publishing_can_be_turned_off(postgres):
     with world.served(postgres, publishing=False) as served:
         answer = publish(served.client(served.keys["publisher"]), PLAIN)

@@ -101,6 +101,7 @@ GRANTED = {
         "delivery_statistics": "select",
         "replays": "insert, select, update (state), update (state_since)",
         "validations": "delete, insert, select, update",
+        "published_events": "delete, insert, select, update",
     },
 }
 """All that the roles may do with relations, by role and relation; of a single column, with its name."""

@@ -20,7 +20,7 @@ from tests.support.fakes import Clock
 def publisher(monkeypatch):
     monkeypatch.setattr(publishing, "MAX_BYTES", 10_000)
     config = settings.Settings.model_validate({"api": {"max_body_bytes": 6000}})
-    made = publishing.Publishing(config, None)
+    made = publishing.Publishing(config, None, None)
     yield made
     made.close()
 

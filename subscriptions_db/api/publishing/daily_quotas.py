@@ -1,0 +1,145 @@
+"""Limit the events that all API keys together publish for one tenant in a day of UTC.
+
+Runs in the API, on its event loop. The process counts the events itself, so no request waits for Postgres. Each second the
+process adds its counts to those of the other processes in Postgres, and reads the sums. So together they may exceed a quota by
+the events of about a second, and by the requests that are in flight when the quota is reached. If a connection breaks while
+Postgres commits, the counts may be added twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import datetime as dt
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable
+
+from aiohttp import web
+
+from delivery import errors
+from delivery.model import TenantId
+from delivery.webhooks.scheduling import limits
+from subscriptions_db.api.contract import problems
+from subscriptions_db.api.publishing.published_counts import Counts
+
+log = logging.getLogger(__name__)
+
+WRITE_AFTER_S = 1.0
+"""Seconds in which counts are collected before they are written."""
+RETRY_AFTER_S = 10.0
+"""Seconds after which counts that Postgres did not take are written again. A failed write occupies a worker thread for 2 s."""
+
+Write = Callable[[Counts, dt.date], Awaitable[Counts]]
+"""Add counts to those of all processes, and return the sums of all processes. The date is today. Raise FanoutError if Postgres
+is unavailable."""
+
+
+class DailyQuotas:
+    """The events of each tenant today. Lives on the event loop."""
+
+    def __init__(
+        self,
+        max_per_day: int,
+        write: Write,
+        *,
+        now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+        write_after_s: float = WRITE_AFTER_S,
+        retry_after_s: float = RETRY_AFTER_S,
+    ) -> None:
+        """`max_per_day` is the events a day of each tenant; 0: no quota, and nothing is counted."""
+        self._max_per_day = max_per_day
+        self._write = write
+        self._now = now
+        self._write_after_s = write_after_s
+        self._retry_after_s = retry_after_s
+        self._sums: dict[TenantId, int] = {}
+        """The events of all processes on the day `_day`, as last read."""
+        self._day = now().date()
+        self._pending: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
+        """The events of this process that no sum has yet."""
+        self._writing: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+
+    @property
+    def is_on(self) -> bool:
+        """Return True if there is a quota."""
+        return self._max_per_day > 0
+
+    def require_room(self, tenants: Iterable[TenantId]) -> None:
+        """Raise Refused with 429 if one of the tenants has reached its quota. `Retry-After` is the rest of the day.
+
+        A request that begins below the quotas is accepted whole, as for the limits a second.
+        """
+        if not self.is_on:
+            return
+        full = sorted(tenant for tenant in set(tenants) if self._published(tenant) >= self._max_per_day)
+        if full:
+            detail = (
+                f"tenant {full[0]} has published its quota of {self._max_per_day} events today, by all keys together: nothing "
+                "was published, try again after 00:00 UTC, or ask the operator for a larger quota"
+            )
+            headers = {"retry-after": str(math.ceil(self._left_of_day_s()))}
+            raise problems.Refused(429, detail, headers=headers, code=problems.QUOTA)
+
+    def count(self, tenants: Iterable[TenantId]) -> None:
+        """Count one event for each item of `tenants`. Kafka has confirmed these events."""
+        if not self.is_on:
+            return
+        day = self._today()
+        self._pending.update((day, tenant) for tenant in tenants)
+        if self._pending and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write_pending())
+
+    def room(self, tenants: Iterable[TenantId]) -> limits.Room:
+        """Return the room of the tenant with the least: of events left today, and of seconds until the next day."""
+        most = max((self._published(tenant) for tenant in set(tenants)), default=0)
+        remaining = max(0, self._max_per_day - most)
+        return limits.Room(limit=self._max_per_day, remaining=remaining, full_in_s=self._left_of_day_s())
+
+    async def end(self, _: web.Application) -> None:
+        """Write the pending counts at once, because the server stops."""
+        self._ending.set()
+        if self._writing is not None:
+            await self._writing
+
+    def _published(self, tenant: TenantId) -> int:
+        today = self._today()
+        return self._sums.get(tenant, 0) + self._pending[today, tenant]
+
+    def _today(self) -> dt.date:
+        """Return the date, and forget the sums of an earlier day."""
+        today = self._now().date()
+        if today != self._day:
+            self._day, self._sums = today, {}
+        return today
+
+    def _left_of_day_s(self) -> float:
+        now = self._now()
+        midnight = dt.datetime.combine(now.date() + dt.timedelta(days=1), dt.time(), dt.UTC)
+        return (midnight - now).total_seconds()
+
+    async def _write_pending(self) -> None:
+        """Write the counts of each `WRITE_AFTER_S` together, until none is pending. Write failed counts again later."""
+        wait_s = self._write_after_s
+        while self._pending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), wait_s)
+            counts = dict(self._pending)
+            try:
+                sums = await self._write(counts, self._today())
+            except errors.FanoutError as exc:
+                log.warning(
+                    "published events of %d tenants are not counted in Postgres yet. This process keeps to the quota by its "
+                    "own count, and tries again: %s", len({tenant for _, tenant in counts}), exc,
+                )  # fmt: skip
+                if self._ending.is_set():
+                    return
+                wait_s = self._retry_after_s
+                continue
+            wait_s = self._write_after_s
+            self._pending.subtract(counts)
+            self._pending = +self._pending
+            today = self._today()
+            self._sums |= {tenant: events for (day, tenant), events in sums.items() if day == today}

@@ -1,0 +1,166 @@
+"""All keys together publish a bounded number of events a day for one tenant."""
+
+import asyncio
+import collections
+import datetime as dt
+
+import pytest
+
+from delivery import errors
+from subscriptions_db.api.contract import problems
+from subscriptions_db.api.publishing import daily_quotas
+
+NOON = dt.datetime(2026, 5, 10, 12, 0, tzinfo=dt.UTC)
+DAY_S = 86_400
+
+
+class Postgres:
+    """The counts of all processes, which a test reads and breaks."""
+
+    def __init__(self):
+        self.events = collections.Counter()
+        self.writes = 0
+        self.is_away = False
+        self.second_write = asyncio.Event()
+
+    async def add(self, counts, _today):
+        self.writes += 1
+        if self.writes == 2:
+            self.second_write.set()
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise errors.RegistryUnavailable("away")
+        self.events.update(counts)
+        return {place: self.events[place] for place in counts}
+
+
+class Process:
+    """The quotas of one process, on a clock of the test."""
+
+    def __init__(self, postgres, max_per_day=10):
+        self.now = NOON
+        self.quotas = daily_quotas.DailyQuotas(
+            max_per_day, postgres.add, now=lambda: self.now, write_after_s=0, retry_after_s=0
+        )
+
+    async def publish(self, tenants):
+        self.quotas.require_room(tenants)
+        self.quotas.count(tenants)
+
+    async def written(self):
+        if self.quotas._writing is not None:
+            await self.quotas._writing
+
+    def refusal(self, tenants):
+        with pytest.raises(problems.Refused) as found:
+            self.quotas.require_room(tenants)
+        return found.value
+
+
+@pytest.fixture
+def postgres():
+    return Postgres()
+
+
+def test_events_beyond_the_quota_are_refused_until_the_day_ends(postgres):
+    async def run():
+        process = Process(postgres)
+        await process.publish(["t1"] * 9)
+        await process.publish(["t1"] * 5)  # begins below the quota, so it is accepted whole
+        answer = process.refusal(["t2", "t1"])
+        assert (answer.problem.status, answer.problem.code) == (429, "quota")
+        assert answer.headers == {"retry-after": "43200"}
+        assert "tenant t1 has published its quota of 10 events today" in answer.problem.detail
+        await process.publish(["t2"])  # the refused request counted for none of its tenants
+        process.now += dt.timedelta(seconds=DAY_S / 2)
+        await process.publish(["t1"])
+        await process.written()
+
+    asyncio.run(run())
+    days = (NOON.date(), NOON.date() + dt.timedelta(days=1))
+    assert postgres.events == {(days[0], "t1"): 14, (days[0], "t2"): 1, (days[1], "t1"): 1}
+
+
+def test_the_processes_of_the_api_share_a_quota(postgres):
+    async def run():
+        first, second = Process(postgres), Process(postgres)
+        await first.publish(["t1"] * 9)
+        await second.publish(["t1"])  # it does not know of the other process yet
+        await first.written()
+        await second.written()
+        assert second.refusal(["t1"]).headers == {"retry-after": "43200"}
+
+    asyncio.run(run())
+
+
+def test_counts_are_written_together_and_not_by_request(postgres):
+    async def run():
+        process = Process(postgres, max_per_day=10_000)
+        for _ in range(100):
+            await process.publish(["t1", "t2"])
+        await process.written()
+
+    asyncio.run(run())
+    assert (postgres.writes, postgres.events.total()) == (1, 200)
+
+
+def test_without_postgres_a_process_keeps_to_the_quota_by_its_own_count(postgres, caplog):
+    async def run():
+        process = Process(postgres)
+        postgres.is_away = True
+        await process.publish(["t1"] * 10)
+        await postgres.second_write.wait()
+        process.refusal(["t1"])
+        postgres.is_away = False
+        await process.written()
+        process.refusal(["t1"])
+
+    asyncio.run(run())
+    assert postgres.events.total() == 10
+    assert "not counted in Postgres yet" in caplog.text
+
+
+def test_pending_counts_are_written_when_the_server_stops(postgres):
+    async def run():
+        process = Process(postgres)
+        process.quotas._write_after_s = 3600
+        await process.publish(["t1"])
+        await process.quotas.end(None)
+
+    asyncio.run(run())
+    assert postgres.events.total() == 1
+
+
+def test_a_server_stops_though_postgres_is_away(postgres):
+    async def run():
+        process = Process(postgres)
+        postgres.is_away = True
+        await process.publish(["t1"])
+        await asyncio.wait_for(process.quotas.end(None), 10)
+
+    asyncio.run(run())
+    assert postgres.events.total() == 0
+
+
+def test_the_room_is_that_of_the_tenant_with_the_least(postgres):
+    async def run():
+        process = Process(postgres)
+        await process.publish(["t1"] * 7 + ["t2"] * 3)
+        assert process.quotas.room({"t1", "t2", "t3"}) == (10, 3, DAY_S / 2)
+        assert process.quotas.room({"t3"}) == process.quotas.room(()) == (10, 10, DAY_S / 2)
+        await process.publish(["t1"] * 7)
+        assert process.quotas.room({"t1"}).remaining == 0
+        await process.written()
+
+    asyncio.run(run())
+
+
+def test_without_a_quota_nothing_is_counted(postgres):
+    async def run():
+        process = Process(postgres, max_per_day=0)
+        await process.publish(["t1"] * 1000)
+        await process.publish(["t1"])
+        assert process.quotas._writing is None
+
+    asyncio.run(run())
+    assert postgres.writes == 0
