@@ -5,6 +5,7 @@ Runs in the command. Every check runs, whatever the results of other checks.
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import sysconfig
@@ -13,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-import orjson
+import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -32,6 +33,14 @@ from subscriptions_db.snapshot import registry_reader
 
 JOB_TIMEOUT_S = 5
 """Seconds to wait for the job's /readyz."""
+MAX_ANSWER_BYTES = 64 * 1024
+"""Maximum bytes that are read of the answer to /readyz. The job's own answer has some hundred bytes for each lane."""
+NEXT_STEPS = {
+    "starting": "wait some seconds, then run `fanout doctor` again",
+    "stopping": "the job ends after its micro-batches; start it again to deliver further events",
+    "ended": "the job's log names the cause; correct it, and start the job again",
+}
+"""Reasons of a lane that is not ready, each with the operator's next step. Other reasons name the next step themselves."""
 SHOWN = 20
 """Maximum rows that a finding names, each with its fault or warning. The finding counts the further ones."""
 
@@ -47,6 +56,20 @@ class Finding:
     def document(self) -> dict[str, object]:
         """Return the finding as a dictionary for JSON output."""
         return asdict(self)
+
+
+class _LaneReadiness(msgspec.Struct):
+    """One lane in the job's answer to /readyz."""
+
+    ok: bool
+    reason: str
+
+
+class _Readiness(msgspec.Struct):
+    """The job's answer to /readyz, as delivery.observability.http_endpoints writes it."""
+
+    lanes: dict[str, _LaneReadiness]
+    """Lane name → its readiness."""
 
 
 def examine(config: settings.Settings) -> list[Finding]:
@@ -119,7 +142,7 @@ def _topics(config: settings.Settings) -> str:
     try:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
-        raise errors.KafkaUnavailable("not checked, because Kafka does not answer") from exc
+        raise errors.KafkaUnavailable("not checked, because the request to Kafka failed: see the finding `kafka`") from exc
     if own := [name for name in topics.of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
         raise errors.SettingsError(
             f"source.topic_pattern matches {own[0]}, which the job writes: the job would read its results. Change the pattern"
@@ -201,14 +224,34 @@ def _job(config: settings.Settings) -> str:
     """Ask the job on this machine, if there is one, whether it is ready."""
     if not config.metrics.port:
         return "not checked, because metrics.port is 0"
+    port = config.metrics.port
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{config.metrics.port}/readyz", timeout=JOB_TIMEOUT_S).close()
+        answer = msgspec.json.decode(_readyz(port), type=_Readiness)
+    except OSError:
+        return f"no job answers on port {port} of this machine"
+    except (http.client.HTTPException, msgspec.MsgspecError) as exc:
+        raise errors.LaneFailed(
+            f"port {port} of this machine is answered by a program that is not the job: stop it, or change metrics.port"
+        ) from exc
+    if reasons := {name: lane.reason for name, lane in answer.lanes.items() if not lane.ok}:
+        raise errors.LaneFailed(
+            "; ".join(f"lane {name} is not ready: {_with_next_step(reason)}" for name, reason in reasons.items())
+        )
+    return "ready"
+
+
+def _readyz(port: int) -> bytes:
+    """Return the body of the answer to /readyz. Status 503 has a body too: the lanes that are not ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=JOB_TIMEOUT_S) as answer:
+            return bytes(answer.read(MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as exc:
         with exc:
-            raise errors.LaneFailed(f"the job is not ready: {orjson.loads(exc.read())['reason']}") from exc
-    except OSError:
-        return f"no job answers on port {config.metrics.port} of this machine"
-    return "ready"
+            return exc.read(MAX_ANSWER_BYTES)
+
+
+def _with_next_step(reason: str) -> str:
+    return f"{reason}: {NEXT_STEPS[reason]}" if reason in NEXT_STEPS else reason
 
 
 def _guard(config: settings.Settings) -> str:

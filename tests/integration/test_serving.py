@@ -83,7 +83,7 @@ def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
 
 
 @pytest.mark.parametrize(
-    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "the job is not ready: paused: Postgres", False)]
+    ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "lane direct is not ready: paused: Postgres", False)]
 )
 def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
     served.watch.enter(Phase.RUNNING)
@@ -91,6 +91,43 @@ def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
     config = settings.Settings(metrics=served.config)
     [finding] = diagnosis._findings(config, {"job": diagnosis._job})
     assert (finding.text, finding.is_fine) == (text, is_fine)
+
+
+def test_doctor_says_which_lane_starts_and_that_waiting_helps(served):
+    with pytest.raises(errors.LaneFailed, match=r"^lane direct is not ready: starting: wait some seconds"):
+        diagnosis._job(settings.Settings(metrics=served.config))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\n\r\n<html></html>",
+        b"HTTP/1.1 503 Unavailable\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+    ],
+)
+def test_doctor_names_a_port_that_another_program_answers(answer):
+    """Regression: an answer that is not the job's ended `fanout doctor` in a traceback, and all findings were lost."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def serve():
+            client, _ = other.accept()
+            with client:
+                client.recv(65_536)
+                client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = other.getsockname()[1]
+        config = settings.Settings(metrics=settings.Metrics(port=port))
+        [finding] = diagnosis._findings(config, {"job": diagnosis._job})
+        thread.join()
+    assert (finding.is_fine, finding.text) == (
+        False,
+        f"port {port} of this machine is answered by a program that is not the job: stop it, or change metrics.port",
+    )
 
 
 def test_doctor_does_not_mind_that_no_job_runs():
