@@ -30,6 +30,9 @@ MAX_BYTES = 64 * 1024
 bound."""
 MAX_DEPTH = 32
 """Maximum levels of nesting in a schema, an example or a payload."""
+MAX_WHOLE_NUMBER = 2**63 - 1
+"""Largest absolute value of a whole number, so that a signed 64-bit integer can hold it. orjson, which writes test events,
+refuses numbers of more than 64 bits."""
 MAX_STEPS = 20_000
 """Maximum steps of one check, about one for each value visited. In the worst case they take about one second of CPU."""
 MAX_PROBLEMS = 10
@@ -62,6 +65,9 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     2. The schema is not valid, has a regular expression that RE2 does not support, or a `$ref` that does not resolve.
     3. An example violates the schema, or its check takes too many steps.
     """
+    for number, example in enumerate(examples):
+        with endpoint_checks.below(f"examples[{number}]"):
+            _require_plain(example, MAX_DEPTH - 1)
     with endpoint_checks.below("examples"):
         _require_small(examples)
     if schema is None:
@@ -108,7 +114,7 @@ def _require_small(value: Any) -> None:
             "", "is not JSON: it has a value that JSON lacks, such as .nan or .inf. Remove the value, or put it in quotes"
         ) from None
     if size > MAX_BYTES:
-        raise errors.RegistrationError("", f"is larger than {MAX_BYTES} bytes as JSON: shorten it")
+        raise errors.RegistrationError("", f"has {size} bytes as JSON; at most {MAX_BYTES} are allowed: shorten it")
 
 
 def _require_plain(value: Any, levels: int) -> None:
@@ -120,8 +126,10 @@ def _require_plain(value: Any, levels: int) -> None:
         raise errors.RegistrationError(
             "", "contains a lone surrogate (half of a character), which Postgres cannot store: remove it"
         )
-    if isinstance(value, int) and value.bit_length() > 63:  # noqa: PLR2004  # orjson cannot write it into a test event
-        raise errors.RegistrationError("", "contains a whole number of more than 64 bits: write it as text")
+    if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
+        raise errors.RegistrationError(
+            "", "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text"
+        )
     if isinstance(value, dict):
         for name, part in value.items():
             if not isinstance(name, str):

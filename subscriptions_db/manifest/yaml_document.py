@@ -20,6 +20,9 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader if it is available: it is ten times faster."""
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Maximum characters or bytes of a document."""
+MAX_LEVELS = 100
+"""Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C, and a document of some 50,000
+levels would end the process with a segmentation fault. Filters, schemas and examples have lower bounds of their own."""
 _TAG = "tag:yaml.org,2002:"
 _ADVICE = (
     (
@@ -110,13 +113,10 @@ def read(text: bytes | str, name: str = "") -> Document:
         raise errors.RegistrationError("", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes: apply it in parts")
     loader = None
     try:
+        _require_shallow(text, name)
         loader = _Loader(text)
         root = loader.get_single_node()
         value = None if root is None else loader.construct_document(root)
-    except RecursionError:
-        raise errors.RegistrationError("", "not YAML that can be read: it is nested too deeply. Flatten it").at(
-            name, None
-        ) from None
     except yaml.reader.ReaderError as exc:
         said, line = _unreadable(text, chr(exc.character) if 0 <= exc.character <= sys.maxunicode else "")
         raise errors.RegistrationError("", f"not YAML: {said}").at(name, line) from None
@@ -131,6 +131,21 @@ def read(text: bytes | str, name: str = "") -> Document:
         if loader is not None:
             loader.dispose()
     return Document(value={} if value is None else value, root=root)
+
+
+def _require_shallow(text: bytes | str, name: str) -> None:
+    """Raise RegistrationError with the line of a list or mapping below MAX_LEVELS. Reads events, so nothing recurses."""
+    levels = 0
+    for event in yaml.parse(text, Loader=_SAFE_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            levels += 1
+            if levels > MAX_LEVELS:
+                raise errors.RegistrationError(
+                    "",
+                    f"not YAML that can be read: it is nested deeper than {MAX_LEVELS} levels. Flatten it",
+                ).at(name, event.start_mark.line + 1 if event.start_mark else None)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            levels -= 1
 
 
 def _unreadable(text: bytes | str, refused: str) -> tuple[str, int]:

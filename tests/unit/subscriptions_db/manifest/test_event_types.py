@@ -18,6 +18,7 @@ ORDER = {
     "properties": {"amount": {"$ref": "#/$defs/money"}, "lines": {"type": "array", "items": {"required": ["sku"]}}},
     "$defs": {"money": {"type": "number", "minimum": 0}},
 }
+TOO_LARGE = "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text"
 
 
 def nested(levels):
@@ -67,10 +68,15 @@ def test_a_valid_schema_with_matching_examples_is_accepted():
         ({"$dynamicRef": "#elsewhere"}, "json_schema.$dynamicRef: does not resolve"),
         ({"$defs": {"a": {"$id": "https://example.com/"}}}, "json_schema.$defs.a.$id: is allowed at the top only"),
         ({"not": {"$schema": event_types.DIALECT}}, "json_schema.not.$schema: is allowed at the top only"),
-        ({"title": "x" * MAX_BYTES}, f"json_schema: is larger than {MAX_BYTES} bytes as JSON"),
+        (
+            {"title": "x" * MAX_BYTES},
+            f"json_schema: has {MAX_BYTES + 13} bytes as JSON; at most {MAX_BYTES} are allowed: shorten it",
+        ),
         (nested(MAX_DEPTH + 1), f"json_schema: is nested deeper than {MAX_DEPTH} levels"),
         ({"title": "\0"}, "json_schema: contains a NUL"),
-        ({"maximum": 2**64}, "json_schema: contains a whole number of more than 64 bits: write it as text"),
+        ({"maximum": 2**63}, f"json_schema: {TOO_LARGE}"),
+        ({"minimum": -(2**63)}, f"json_schema: {TOO_LARGE}"),
+        ({"maximum": 2**64}, f"json_schema: {TOO_LARGE}"),
         ({1: True}, "json_schema: has a name that is not text: put it in quotes"),
         ({"const": float("nan")}, "json_schema: is not JSON"),
     ],
@@ -87,7 +93,10 @@ def test_an_invalid_schema_is_refused_with_its_path(schema, said):
         ([{"amount": 1}, {"amount": -1}], "examples[1].amount: -1 is less than the minimum of 0"),
         ([{"amount": 1, "lines": [{"sku": 1}, {}]}], "examples[0].lines[1]: 'sku' is a required property"),
         ([[]], "examples[0]: [] is not of type 'object'"),
-        ([{"amount": "x" * MAX_BYTES}], f"examples: is larger than {MAX_BYTES} bytes as JSON"),
+        ([{"amount": "x" * MAX_BYTES}], f"examples: has {MAX_BYTES + 16} bytes as JSON; at most {MAX_BYTES} are allowed"),
+        ([{"amount": 1}, {"amount": 2**63}], f"examples[1]: {TOO_LARGE}"),
+        ([{"amount": 1}, {"amount": "\ud800"}], "examples[1]: contains a lone surrogate"),
+        ([{"amount": 1}, nested(MAX_DEPTH)], f"examples[1]: is nested deeper than {MAX_DEPTH} levels"),
         ([{"amount": "x" * 1000}], "examples[0].amount: 'xxx"),
     ],
 )

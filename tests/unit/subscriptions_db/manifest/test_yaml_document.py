@@ -30,6 +30,18 @@ def test_a_text_with_the_tag_of_a_mapping_is_named_by_its_line(tag):
         yaml_document.read(f"a: 1\nb: !!{tag} x\n", "f")
 
 
+@pytest.mark.parametrize("opened", ["[", "- ", "{a: ", "? "])
+def test_a_document_of_many_levels_is_refused_with_the_line(opened):
+    """Regression: libyaml ended `fanout apply` with a segmentation fault for 100,000 nested brackets."""
+    with pytest.raises(errors.RegistrationError, match=r"^f:2: not YAML that can be read: it is nested deeper than 100"):
+        yaml_document.read("# a comment\n" + opened * 100_000, "f")
+
+
+def test_a_document_of_the_maximum_levels_is_read():
+    levels = yaml_document.MAX_LEVELS
+    assert yaml_document.read("[" * levels + "]" * levels).value
+
+
 def test_a_date_is_text_as_in_json():
     assert yaml_document.read("a: [2024-01-01, 2024-13-01]").value == {"a": ["2024-01-01", "2024-13-01"]}
 
