@@ -236,7 +236,8 @@ class DeliveryLog:
 
     def __init__(self, config: settings.Settings, endpoint_id: str) -> None:
         name = config.delivery.attempts_topic
-        extents = topic_scanner.Scanner(config.kafka).extents([name])
+        with contextlib.closing(topic_scanner.Scanner(config.kafka)) as scanner:
+            extents = scanner.extents([name])
         if not extents:
             raise errors.KafkaUnavailable(
                 f"there is no topic {name} on {config.kafka.bootstrap_servers}, so nothing was tested: the job has never run "

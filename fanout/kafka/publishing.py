@@ -25,6 +25,8 @@ from delivery.webhooks.events import parsing
 
 FLUSH_TIMEOUT_S = 30
 """Seconds to wait until Kafka has confirmed every record."""
+MAX_RECORD_BYTES = 1_000_000
+"""Maximum bytes of a record that this client takes, the default of librdkafka. A topic takes 1,048,588 by default."""
 EVENT_PARTITIONS = 4
 """Partitions of a topic that `fanout publish` or `fanout smoke-test` creates, and of a new `operations.topic`."""
 _OPTIONS: dict[str, str | int | float | bool] = {
@@ -32,6 +34,7 @@ _OPTIONS: dict[str, str | int | float | bool] = {
     # A retry by the client must not publish an event twice. delivery.stages.kafka.sink says why one request is in flight.
     "enable.idempotence": True,
     "max.in.flight.requests.per.connection": 1,
+    "message.max.bytes": MAX_RECORD_BYTES,
     "partitioner": "murmur2_random",  # gives a key the same partition as the Java client, which the job uses
 }
 
@@ -69,13 +72,16 @@ class Publisher:
         self._failure: str | None = None
 
     def publish(self, message: Message) -> None:
-        """Give one message to the client. Waits while the client's buffer is full."""
+        """Give one message to the client. Waits while the client's buffer is full.
+
+        Raise KafkaUnavailable if the client refuses the message, for example because it has more than MAX_RECORD_BYTES.
+        """
 
         def confirmed(error: confluent_kafka.KafkaError | None, record: confluent_kafka.Message) -> None:
             if error is not None:
-                self._failure = error.str()
+                self._failure = _refusal(message, error)
             elif (offset := record.offset()) is None:  # not a confirmation: see delivery.stages.kafka.sink
-                self._failure = "the broker did not return its offset"
+                self._failure = f"topic {message.topic}: the broker's answer has no offset"
             else:
                 self._on_placed(
                     Placed(
@@ -93,6 +99,8 @@ class Publisher:
                 )
             except BufferError:
                 self._producer.poll(0.1)
+            except confluent_kafka.KafkaException as exc:
+                raise errors.KafkaUnavailable(_refused(_refusal(message, exc.args[0]))) from exc
             else:
                 self._producer.poll(0)
                 return
@@ -101,15 +109,28 @@ class Publisher:
         """Wait until Kafka has every message; raise KafkaUnavailable if it refuses one, or after FLUSH_TIMEOUT_S."""
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
-            raise errors.KafkaUnavailable(
-                f"Kafka refused a record ({self._failure}), and may have the others: check Kafka and this login's rights, then "
-                "try again"
-            )
+            raise errors.KafkaUnavailable(_refused(self._failure))
         if left:
             raise errors.KafkaUnavailable(
                 f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s, and may have them: check the brokers, then "
                 "try again"
             )
+
+
+def _refusal(message: Message, error: confluent_kafka.KafkaError) -> str:
+    if error.code() == confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE:
+        return (
+            f"topic {message.topic}: a record with a value of {len(message.value or b'')} bytes is too large. This client "
+            f"takes at most {MAX_RECORD_BYTES}, the topic at most its max.message.bytes: make the value smaller"
+        )
+    return f"topic {message.topic}: {error.str()}"
+
+
+def _refused(refusal: str) -> str:
+    return (
+        f"Kafka refused a record, and may have the others ({refusal}). If the brackets do not say what to do, check the "
+        "brokers and this login's right to write the topic. Then try again"
+    )
 
 
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:

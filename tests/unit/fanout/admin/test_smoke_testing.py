@@ -14,7 +14,7 @@ from delivery.model import Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import signing
 from fanout.admin import smoke_testing
-from fanout.kafka import publishing
+from fanout.kafka import publishing, topic_scanner
 from tests.support import builders, reading
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
@@ -93,6 +93,26 @@ def test_an_address_that_the_guard_refuses_is_named():
         smoke_testing.require_allowed(CLOSED, "http://10.0.0.7:8080/")
     smoke_testing.require_allowed(OPEN, "http://10.0.0.7:8080/")
     smoke_testing.require_allowed(CLOSED, "https://hooks.example.com/")
+
+
+def test_a_missing_attempts_topic_is_named_and_the_scanner_is_closed(monkeypatch):
+    """Regression: the scanner stayed open, with its threads and connections."""
+    closed = []
+
+    class Scanner:
+        def __init__(self, _):
+            pass
+
+        def extents(self, _):
+            return []
+
+        def close(self):
+            closed.append(self)
+
+    monkeypatch.setattr(topic_scanner, "Scanner", Scanner)
+    with pytest.raises(errors.KafkaUnavailable, match=r"there is no topic fanout.attempts"):
+        smoke_testing.DeliveryLog(CLOSED, "ep")
+    assert len(closed) == 1
 
 
 def test_attempts_and_postponements_are_read_from_the_log():
