@@ -1,6 +1,6 @@
 """Show customers one error class for two failures that operators see apart.
 
-Runs in `fanout archive`, in the API and in the command. Pure. `dns` means that a host name does not resolve,
+Runs in `fanout archive`, in the API and in `fanout` commands. Pure. `dns` means that a host name does not resolve,
 `address_blocked` that it resolves to an internal address. The difference would tell customers which internal names exist.
 Logs, metrics and topics keep both classes; the detail text of both is the same everywhere.
 """

@@ -1,5 +1,5 @@
 """Commands of operators: register, diagnose, accept a loss, smoke test.
 
 In: settings, the registry, Kafka and the checkpoint. Out: changes of the registry and of checkpoints, a test event, and
-findings with the repair of each fault. Runs in the command.
+findings with the repair of each fault. Runs in `fanout` commands.
 """

@@ -1,6 +1,6 @@
 """Accept the loss of records that Kafka deleted before a lane read them: audit the loss, and move the checkpoints past it.
 
-Runs in the command, with its own Spark session, while no job runs these lanes.
+Runs in `fanout` commands, with its own Spark session, while no job runs these lanes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`fanout doctor`: check everything that the platform needs, and say how to repair each fault.
 
-Runs in the command. Every check runs, whatever the results of other checks.
+Runs in `fanout` commands. Every check runs, whatever the results of other checks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Change and show the registry, for the commands apply, get, endpoints … and keys rotate.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

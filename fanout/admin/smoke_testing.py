@@ -1,6 +1,6 @@
 """`fanout smoke-test`: deliver one signed event through the running job, and clean up.
 
-Runs in the command. Registers an endpoint and a subscription, publishes an event to Kafka, and waits for two proofs:
+Runs in `fanout` commands. Registers an endpoint and a subscription, publishes an event to Kafka, and waits for two proofs:
 
 1. The delivery log (the attempts topic) has an attempt that the endpoint answered with 2xx.
 2. If the endpoint is the command's own receiver: it received the event with a valid signature.

@@ -1,6 +1,6 @@
 """Show operators the statistics of an endpoint.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Define the commands `fanout endpoints …`: their names, options and output.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

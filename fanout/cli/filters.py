@@ -1,6 +1,6 @@
 """Define the command `fanout filter try`: test a filter on an event before a subscription uses the filter.
 
-Runs in the command. Needs neither Kafka nor Postgres.
+Runs in `fanout` commands. Needs neither Kafka nor Postgres.
 """
 
 from __future__ import annotations

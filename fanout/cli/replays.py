@@ -1,6 +1,6 @@
 """Define the commands `fanout replays …`: their names, options and output.
 
-Runs in the command. Customers request replays over the API; `fanout archive` executes them.
+Runs in `fanout` commands. Customers request replays over the API; `fanout archive` executes them.
 """
 
 from __future__ import annotations

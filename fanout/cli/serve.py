@@ -1,6 +1,6 @@
 """Define `fanout serve`, `fanout openapi` and `fanout api-keys …`, the commands of the HTTP API.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Define the command `fanout smoke-test`: its options and output.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

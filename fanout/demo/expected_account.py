@@ -1,6 +1,6 @@
 """Compare the due deliveries with the requests of the receivers and the records of the job. Pure.
 
-Runs in the command and the tests. A pair is a delivery: an event and a subscription, by their ids.
+Runs in `fanout` commands and the tests. A pair is a delivery: an event and a subscription, by their ids.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compute due deliveries naively: compare each event with each subscription of a manifest document, in order.
 
-Runs in the command and the tests. The oracle shares only the filters with the platform's routing.
+Runs in `fanout` commands and the tests. The oracle shares only the filters with the platform's routing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Poll, compare, acknowledge and redrive dead letters over HTTP, as a customer does.
 
-Runs in the command. This client uses only the API (docs/dead-letters.md) and API keys of the platform.
+Runs in `fanout` commands. This client uses only the API (docs/dead-letters.md) and API keys of the platform.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Print the account of the demo.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

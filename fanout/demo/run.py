@@ -1,6 +1,6 @@
 """Run the demo: start everything, publish while the registry changes, poll dead letters, stop everything, and reconcile.
 
-Runs in the command. The platform runs in its own processes, started as a user does: `fanout run`, `fanout archive` and
+Runs in `fanout` commands. The platform runs in its own processes, started as a user does: `fanout run`, `fanout archive` and
 `fanout serve`.
 """
 

@@ -1,6 +1,6 @@
 """Generate the registry and the events of the demo from a seed, so that every run of a seed is the same.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

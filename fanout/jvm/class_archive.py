@@ -1,8 +1,8 @@
 """Archive the classes that Spark loads at its start. The JVM maps the archive into memory, instead of parsing 100 jars.
 
-Runs in the command and on the driver, before Spark. The archive is class data sharing, JEP 350. `fanout prepare` builds it in a
-Spark session, once for a Java, a PySpark and the jars of the Kafka connector. A JVM ignores an archive that does not fit.
-Measured on two busy cores: a session with its first micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds
+Runs in `fanout` commands and on the driver, before Spark. The archive is class data sharing, JEP 350. `fanout prepare` builds
+it in a Spark session, once for a Java, a PySpark and the jars of the Kafka connector. A JVM ignores an archive that does not
+fit. Measured on two busy cores: a session with its first micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds
 instead of 23.7. The connector's classes save a direct lane with one micro-batch another 1.5 CPU seconds of 11.5.
 """
 

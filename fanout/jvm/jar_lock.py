@@ -1,6 +1,6 @@
 """Compare jars with a lock that has the SHA-256 of each, because Ivy downloads them by version only.
 
-Runs in the command and on the driver. In the folder of the jars, `sha256sum --check` also reads the lock.
+Runs in `fanout` commands and on the driver. In the folder of the jars, `sha256sum --check` also reads the lock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Download the jars that deploy/jars/ivy.xml declares, once, and compare them with jars.lock at each start.
 
-Runs in the command and on the driver, before Spark. Ivy is part of pyspark, so only Java is needed.
+Runs in `fanout` commands and on the driver, before Spark. Ivy is part of pyspark, so only Java is needed.
 `python -m fanout.jvm.jars` writes the lock, as `make lock` does.
 """
 

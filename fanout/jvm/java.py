@@ -1,6 +1,6 @@
 """Find a Java that Spark and Kafka support.
 
-Runs in the command and on the driver.
+Runs in `fanout` commands and on the driver.
 """
 
 from __future__ import annotations

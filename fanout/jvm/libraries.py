@@ -1,6 +1,6 @@
 """Give Spark's JVM the downloaded jars and the class archive.
 
-Runs in the command and on the driver, before Spark.
+Runs in `fanout` commands and on the driver, before Spark.
 """
 
 from __future__ import annotations

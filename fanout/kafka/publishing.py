@@ -1,7 +1,7 @@
 """Publish records to Kafka, and make records of events: from NDJSON lines, or generated.
 
-Runs in the command and in `fanout archive`, which publishes redrives, replays and operational events. A line of NDJSON is a
-JSON event. Its type names the topic.
+Runs in `fanout` commands and in `fanout archive`, which publishes redrives, replays and operational events. A line of NDJSON is
+a JSON event. Its type names the topic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read topics up to their present ends.
 
-Runs in the command and in `fanout archive`. Reads the same records as Spark, including those of aborted transactions.
+Runs in `fanout` commands and in `fanout archive`. Reads the same records as Spark, including those of aborted transactions.
 """
 
 from __future__ import annotations

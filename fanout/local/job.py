@@ -1,6 +1,6 @@
 """Run the job as a user does, by `fanout run` in its own process, and stop it in order.
 
-Runs in the command, the tests and the load tests.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations

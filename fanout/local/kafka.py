@@ -1,6 +1,6 @@
 """Run real Kafka brokers (KRaft) on this machine: one, or several in one cluster.
 
-Runs in the command and the tests.
+Runs in `fanout` commands and the tests.
 """
 
 from __future__ import annotations

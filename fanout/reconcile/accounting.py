@@ -1,6 +1,6 @@
 """Prove from the topics that in = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
 
-Runs in the command and the tests. The proof has three parts:
+Runs in `fanout` commands and the tests. The proof has three parts:
 
 1. Every record of an event topic is in a range of offsets that a receipt of the lane covers, or after the last receipt.
 2. A receipt states how many deliveries of its range were due: as many must have ended, by the log and the dead letters, or

@@ -1,7 +1,7 @@
 """Store the recorded states of each delivery compactly, for `fanout reconcile`. Pure.
 
-Runs in the command and the tests. One word of eight bytes records one state of one delivery (an event and its recipient), so
-that millions of deliveries fit into memory. An event takes two bytes, a receipt 48.
+Runs in `fanout` commands and the tests. One word of eight bytes records one state of one delivery (an event and its recipient),
+so that millions of deliveries fit into memory. An event takes two bytes, a receipt 48.
 """
 
 from __future__ import annotations

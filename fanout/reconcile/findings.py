@@ -1,6 +1,6 @@
 """Define the findings of a reconciliation, and the meaning of each kind. Pure.
 
-Runs in the command and the tests.
+Runs in `fanout` commands and the tests.
 """
 
 from __future__ import annotations

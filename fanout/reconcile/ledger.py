@@ -1,6 +1,6 @@
 """Collect what the job recorded: the attempts topic, the dead letters and the rejected records.
 
-Runs in the command, the tests and the load tests.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Select the receipts that are in force, and find offsets without a receipt. Pure.
 
-Runs in the command and the tests. A micro-batch that runs again writes the same receipt again. A lane that was reset, to a
-restored or a new checkpoint, reads the same offsets again in other ranges. The later receipts are in force then.
+Runs in `fanout` commands and the tests. A micro-batch that runs again writes the same receipt again. A lane that was reset, to
+a restored or a new checkpoint, reads the same offsets again in other ranges. The later receipts are in force then.
 """
 
 from __future__ import annotations

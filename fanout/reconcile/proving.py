@@ -1,7 +1,7 @@
 """`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
-Runs in the command, and writes nothing. The job may run meanwhile. Records of the last seconds are not judged. The attempts
-topic is read first, so that every record that it refers to is already in the topics that are read later.
+Runs in `fanout` commands, and writes nothing. The job may run meanwhile. Records of the last seconds are not judged. The
+attempts topic is read first, so that every record that it refers to is already in the topics that are read later.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Redrive and replay: deliver dead letters and past events again.
 
 In: dead letters or event records, and a selection. Out: retry entries in the retries topic; for a redrive also notes about its
-dead letters, beside the retry entries and in the attempts topic. Runs in the command and in `fanout archive`.
+dead letters, beside the retry entries and in the attempts topic. Runs in `fanout` commands and in `fanout archive`.
 """

@@ -1,7 +1,7 @@
 """`fanout dead-letters`: find, show, export and redrive dead letters.
 
-Runs in the command. A command reads the dead-letter topic from its start, or from ten minutes before `--since`. There is no
-index, because these commands are rare. `show` with `partition:offset` reads one record of the topic. `list`, `show` and
+Runs in `fanout` commands. A command reads the dead-letter topic from its start, or from ten minutes before `--since`. There is
+no index, because these commands are rare. `show` with `partition:offset` reads one record of the topic. `list`, `show` and
 `redrive` also read the attempts and retries topics, whose notes say which dead letters were redriven before. Only `redrive`
 writes, by enqueue.py. redrive_plan.py says when a dead letter can be enqueued twice.
 """

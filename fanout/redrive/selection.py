@@ -1,6 +1,6 @@
 """Select dead letters by their fields. Pure, except `from_options`, which reads the clock.
 
-Runs in the command, in `fanout archive` and in the tests.
+Runs in `fanout` commands, in `fanout archive` and in the tests.
 """
 
 from __future__ import annotations

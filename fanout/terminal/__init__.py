@@ -1,5 +1,5 @@
 """Functions that the commands share: settings, printing, times.
 
 In: values. Out: tables, JSON, YAML or names on standard output; errors on standard error.
-Runs in the command.
+Runs in `fanout` commands.
 """

@@ -1,6 +1,6 @@
 """Read settings, print for people and machines, and stop on signals: functions that all commands share.
 
-Runs in the command. All output of a command goes through this module, which escapes control characters of foreign text
+Runs in `fanout` commands. All output of a command goes through this module, which escapes control characters of foreign text
 (delivery.observability.safe_text). A test keeps other modules from writing to standard output.
 """
 

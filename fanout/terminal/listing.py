@@ -1,6 +1,6 @@
 """Print a list as a table, a wide table, JSON, YAML or names, with the options of kubectl.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

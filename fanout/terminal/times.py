@@ -1,6 +1,6 @@
 """Parse times that a person types: `24h`, or a moment. Pure.
 
-Runs in the command.
+Runs in `fanout` commands.
 """
 
 from __future__ import annotations

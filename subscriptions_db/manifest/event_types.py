@@ -1,6 +1,6 @@
 """Check the catalogue's JSON Schemas, and payloads against them. Pure: fetches nothing, and bounds every check.
 
-Runs in the command and in the API. Delivery never uses it: events are delivered byte for byte, whatever a schema says.
+Runs in `fanout` commands and in the API. Delivery never uses it: events are delivered byte for byte, whatever a schema says.
 Operators write the schemas, but any customer may send a payload to explain. So schema and payload are bounded in size and
 depth. Each check is bounded in steps, because a few lines of a schema can double the work a hundred times. Regular expressions
 run in RE2 and cost steps too.

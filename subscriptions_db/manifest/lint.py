@@ -1,6 +1,6 @@
 """Warn about subscriptions that are allowed but probably match no event.
 
-Runs in the command and in the API. With `strict`, the same findings are refused.
+Runs in `fanout` commands and in the API. With `strict`, the same findings are refused.
 
 1. A filter names a top-level field that events do not have.
 2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of such a tenant, and delivers

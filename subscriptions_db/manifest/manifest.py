@@ -1,6 +1,6 @@
 """The types of the YAML document of `fanout apply`, and its check. The whole document is checked before anything is written.
 
-Runs in the command and in the API.
+Runs in `fanout` commands and in the API.
 """
 
 from __future__ import annotations

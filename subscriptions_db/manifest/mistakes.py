@@ -1,7 +1,7 @@
 """Translate pydantic's errors into messages for the author of a document. Pure.
 
-Runs in the command and in the API. pydantic's own messages show regular expressions and Python types, and may quote a secret.
-The messages of this module name the kind of a refused value, never the value.
+Runs in `fanout` commands and in the API. pydantic's own messages show regular expressions and Python types, and may quote a
+secret. The messages of this module name the kind of a refused value, never the value.
 """
 
 from __future__ import annotations

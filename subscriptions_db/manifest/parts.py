@@ -1,6 +1,6 @@
 """The types of the parts of an endpoint in a manifest, and their base.
 
-Runs in the command and in the API. Pure.
+Runs in `fanout` commands and in the API. Pure.
 """
 
 from __future__ import annotations

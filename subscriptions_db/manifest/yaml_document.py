@@ -1,6 +1,6 @@
 """Parse a YAML document, and find the line of each of its fields. Pure.
 
-Runs in the command, for `fanout apply` and `fanout filter try`.
+Runs in `fanout` commands, for `fanout apply` and `fanout filter try`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Postgres: connections, statements, migrations and the audit log.
 
 In: settings and statements by name. Out: rows, or errors of `delivery.errors`. Runs on the driver, in executors with
-look-ups, in the API, in `fanout archive` and in the command.
+look-ups, in the API, in `fanout archive` and in `fanout` commands.
 """

@@ -1,6 +1,6 @@
 """Migrate the schema to this version: numbered files, forward only, each in its own transaction.
 
-`migrate` runs in the command. `require_current` also runs on the driver, in the API and in `fanout archive`. After a
+`migrate` runs in `fanout` commands. `require_current` also runs on the driver, in the API and in `fanout archive`. After a
 migration the previous version of fanout must still work.
 """
 

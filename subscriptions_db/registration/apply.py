@@ -1,7 +1,7 @@
 """Register a manifest: compute the differences to the registry, then write them in one transaction.
 
-Runs in the command and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name stay
-unchanged. Only `prune` deletes rows: endpoints and subscriptions of customers that the manifest names.
+Runs in `fanout` commands and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name
+stay unchanged. Only `prune` deletes rows: endpoints and subscriptions of customers that the manifest names.
 """
 
 from __future__ import annotations

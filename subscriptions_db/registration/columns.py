@@ -1,6 +1,6 @@
 """Convert rows of a manifest to the registry's columns, to compare and to write them. Pure.
 
-Runs in the command and in the API.
+Runs in `fanout` commands and in the API.
 """
 
 from __future__ import annotations

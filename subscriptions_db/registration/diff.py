@@ -1,6 +1,6 @@
 """Compute the changes to the registry that make it equal a manifest. Pure.
 
-Runs in the command and in the API.
+Runs in `fanout` commands and in the API.
 """
 
 from __future__ import annotations

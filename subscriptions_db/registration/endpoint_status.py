@@ -1,7 +1,8 @@
 """Disable and enable endpoints.
 
-Runs on the driver, in the command and in the API. A running job sees the change with the next revision. A trigger of Postgres
-writes the audit entry of a change by the job, this module that of a change by the command, and the API that of its own changes.
+Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. A trigger of
+Postgres writes the audit entry of a change by the job, this module that of a change by the command, and the API that of its own
+changes.
 """
 
 from __future__ import annotations

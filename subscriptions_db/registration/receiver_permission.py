@@ -1,7 +1,7 @@
 """Ask an endpoint's receiver for permission to deliver, and record the permission (docs/delivery-contract.md, Permission).
 
-Runs in the API and in the command. delivery.webhooks.sending.handshake builds the question and interprets the reply. The caller
-sends the question between `begin` and `finish`, outside of any transaction.
+Runs in the API and in `fanout` commands. delivery.webhooks.sending.handshake builds the question and interprets the reply. The
+caller sends the question between `begin` and `finish`, outside of any transaction.
 """
 
 from __future__ import annotations

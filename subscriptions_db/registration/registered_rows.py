@@ -1,6 +1,6 @@
 """Read the registry as plain rows, to show them and to compute differences. Secrets are replaced by a placeholder.
 
-Runs in the command and in the API; `revision` also on the driver and in `fanout archive`.
+Runs in `fanout` commands and in the API; `revision` also on the driver and in `fanout archive`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Request, list and cancel replays, of a time range or of one delivery.
 
-Runs in the API and in the command, in the caller's transaction if there is one. `fanout archive` carries out the replays
+Runs in the API and in `fanout` commands, in the caller's transaction if there is one. `fanout archive` carries out the replays
 (progress.py).
 """
 

@@ -1,6 +1,6 @@
 """The secrets of an endpoint: their purposes, and their conversion from and to rows.
 
-Runs on the driver, in executors with look-ups, in the command and in the API.
+Runs on the driver, in executors with look-ups, in `fanout` commands and in the API.
 """
 
 from __future__ import annotations

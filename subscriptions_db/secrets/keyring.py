@@ -1,6 +1,6 @@
 """Seal customers' secrets for Postgres, and open them again.
 
-Runs on the driver, in executors with look-ups, in the command and in the API. AES-256-GCM (NIST SP 800-38D) with a random
+Runs on the driver, in executors with look-ups, in `fanout` commands and in the API. AES-256-GCM (NIST SP 800-38D) with a random
 96-bit nonce. The associated data binds a sealed secret to its row: a secret moved to another customer, endpoint or purpose
 does not open.
 """

@@ -1,7 +1,7 @@
 """Check an endpoint, with the same rules when it is registered and when it is read.
 
-Runs on the driver, in executors with look-ups, in the command and in the API. Plain SQL can register endpoints too, and the
-guard's rules may change. So endpoints are checked again when they are read, and quarantined if a check fails.
+Runs on the driver, in executors with look-ups, in `fanout` commands and in the API. Plain SQL can register endpoints too, and
+the guard's rules may change. So endpoints are checked again when they are read, and quarantined if a check fails.
 """
 
 from __future__ import annotations

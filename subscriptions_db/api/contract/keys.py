@@ -1,7 +1,7 @@
 """Create, authenticate, list and revoke API keys.
 
-Runs in the API and in the command. A key is `fk_<12 characters>_<256 random bits>`. The part before the second underscore is
-its id and not secret. Postgres stores a SHA-256 digest of the key only; 256 random bits need no slow hash.
+Runs in the API and in `fanout` commands. A key is `fk_<12 characters>_<256 random bits>`. The part before the second underscore
+is its id and not secret. Postgres stores a SHA-256 digest of the key only; 256 random bits need no slow hash.
 """
 
 from __future__ import annotations

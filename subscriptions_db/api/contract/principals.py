@@ -1,6 +1,6 @@
 """The principal of a request, and the scopes of API keys.
 
-Runs in the API and in the command.
+Runs in the API and in `fanout` commands.
 """
 
 from __future__ import annotations

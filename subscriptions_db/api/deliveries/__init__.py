@@ -1,5 +1,5 @@
 """Handlers of deliveries: deliveries, attempts, statistics, dead letters, consumers, replays.
 
 In: a checked call in a transaction. Out: an answer, or a problem. Runs in the API, on worker threads. Conversions of
-consumers, replays and statistics also run in the command.
+consumers, replays and statistics also run in `fanout` commands.
 """

@@ -1,6 +1,6 @@
 """Create, list, change, seek and delete consumers of dead letters.
 
-Runs in the API; `shown` also in the command.
+Runs in the API; `shown` also in `fanout` commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Request, list and cancel replays: of a time range of an endpoint, or of the delivery of one attempt.
 
-Runs in the API, which only stores the request; `shown` also in the command. `fanout archive` carries out the replays.
+Runs in the API, which only stores the request; `shown` also in `fanout` commands. `fanout archive` carries out the replays.
 """
 
 from __future__ import annotations

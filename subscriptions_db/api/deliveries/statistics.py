@@ -1,6 +1,6 @@
 """Statistics of deliveries: of one endpoint, and of all endpoints of a customer.
 
-Runs in the API; `shown` also in the command.
+Runs in the API; `shown` also in `fanout` commands.
 """
 
 from __future__ import annotations

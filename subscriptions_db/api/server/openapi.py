@@ -1,6 +1,6 @@
 """Build the OpenAPI 3.1 document from the route declarations.
 
-Runs in the API and in the command. Pure.
+Runs in the API and in `fanout` commands. Pure.
 """
 
 from __future__ import annotations

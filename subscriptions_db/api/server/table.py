@@ -1,6 +1,6 @@
 """The table of all routes of the API, and searches in it.
 
-Runs in the API and in the command.
+Runs in the API and in `fanout` commands.
 """
 
 from __future__ import annotations

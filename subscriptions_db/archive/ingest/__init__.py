@@ -1,5 +1,5 @@
 """Writing the archive.
 
 In: records of the attempts and dead-letter topics. Out: rows in partitions by day, each exactly once, and hourly statistics.
-Runs in `fanout archive`. hourly_counts.py also runs in the API and in the command, which read statistics.
+Runs in `fanout archive`. hourly_counts.py also runs in the API and in `fanout` commands, which read statistics.
 """

@@ -1,6 +1,6 @@
 """Counts of deliveries in one hour, which merge, and the scale of their histograms. Pure.
 
-Runs in `fanout archive`, in the API and in the command. A histogram has four buckets for each doubling of a time. So a
+Runs in `fanout archive`, in the API and in `fanout` commands. A histogram has four buckets for each doubling of a time. So a
 percentile is an estimate, at most 10 % off the exact time, between 1 ms and 12 days.
 """
 

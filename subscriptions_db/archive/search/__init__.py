@@ -1,5 +1,6 @@
 """Reading the archive.
 
 In: the search criteria or the poll of a customer. Out: dead letters, attempts, deliveries, statistics, leases of consumers, and
-requested redrives. Runs in the API. Counts and statistics also run in the command, and redrive_requests.py in `fanout archive`.
+requested redrives. Runs in the API. Counts and statistics also run in `fanout` commands, and redrive_requests.py in `fanout
+archive`.
 """

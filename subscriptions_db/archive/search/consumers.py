@@ -1,6 +1,6 @@
 """Consumers of dead letters: pollers of one customer lease dead letters, and seek. receipts.py acks, nacks and extends leases.
 
-Runs in the API, in the caller's transaction; `list_consumers` also in the command. A consumer leases a dead letter to one
+Runs in the API, in the caller's transaction; `list_consumers` also in `fanout` commands. A consumer leases a dead letter to one
 poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer.
 """
 

@@ -1,7 +1,7 @@
 """Count the dead letters that wait: those that match search criteria, and those of consumers.
 
-Runs in the API and in the command. A count examines a bounded number of rows, so it costs no more for a million dead letters.
-Above the bound, a count has the matches in the oldest rows only, and `is_exact` is False.
+Runs in the API and in `fanout` commands. A count examines a bounded number of rows, so it costs no more for a million dead
+letters. Above the bound, a count has the matches in the oldest rows only, and `is_exact` is False.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encode and decode positions in the archive as opaque text: cursors and receipt handles. Pure.
 
-Runs in the API and in the command. A cursor is neither a secret nor a right: every query also names the customer of the
+Runs in the API and in `fanout` commands. A cursor is neither a secret nor a right: every query also names the customer of the
 request.
 """
 

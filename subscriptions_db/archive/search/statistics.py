@@ -1,6 +1,6 @@
 """Read the statistics of an endpoint or of a customer: counts and estimated percentiles by hour or by day.
 
-Runs in the API and in the command. The statistics are as new as the archive.
+Runs in the API and in `fanout` commands. The statistics are as new as the archive.
 """
 
 from __future__ import annotations
