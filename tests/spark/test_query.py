@@ -71,6 +71,6 @@ def test_a_micro_batch_that_hangs_does_not_keep_the_job_from_ending(spark, kafka
     )
     topic.publish(b"tick")
     config = settings.Spark(checkpoint=str(tmp_path))
-    with pytest.raises(errors.LaneFailed, match=r"lane batch was asked to stop 0 s ago.* interrupts it"):
+    with pytest.raises(errors.LaneFailed, match=r"lane batch was asked to stop 0 s ago.* is interrupted"):
         lane.run(lambda: records_of(topic, spark), config, 0.1, once=False)
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
