@@ -1,1 +1,1 @@
-"""The platform's data in Postgres: the registry, the archive and replays. With the HTTP API, which also publishes events."""
+"""The platform's data in Postgres (registry, archive, replays), and the HTTP API, which also publishes events."""

@@ -1,4 +1,4 @@
-"""Bound the answers to list requests in bytes, whatever the number of items. Pure.
+"""Bound the answers to list requests in bytes, beside their bound in items. Pure.
 
 Runs in the API. The bound keeps pollers and the API from holding forty dead letters of 1 MB each in memory.
 """
@@ -12,9 +12,9 @@ MAX_BYTES = 1024 * 1024
 
 
 def count(sizes: Iterable[int], *, held: int = 0) -> int:
-    """Return the number of leading items that fit into an answer which has `held` bytes already. `sizes` are their bytes.
+    """Return how many of the first items fit into an answer that has `held` bytes already. `sizes` has the bytes of each item.
 
-    An empty answer takes at least one item, however large, so that paging always advances.
+    An answer without items takes at least one item, of any size, so that paging always advances.
     """
     fitting = 0
     for size in sizes:

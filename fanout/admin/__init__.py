@@ -1,4 +1,4 @@
-"""Commands of operators: register, diagnose, accept a loss, smoke test.
+"""Run the commands of operators: register, diagnose, accept the loss of records, smoke-test.
 
 In: settings, the registry, Kafka and the checkpoint. Out: changes of the registry and of checkpoints, a test event, and
 findings with the repair of each fault. Runs in `fanout` commands.

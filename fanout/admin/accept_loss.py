@@ -27,7 +27,10 @@ class Accepted(NamedTuple):
     loss: losses.Loss
 
     def document(self) -> dict[str, Any]:
-        """Return the loss as a dictionary, for the output of the command and for the audit log."""
+        """Return the loss as a dictionary, for the output of the command and for the audit log.
+
+        `records` is the number of lost records; None: unknown.
+        """
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}
 
@@ -73,7 +76,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
 
 
 def _event_topics(config: settings.Settings, scanner: topic_scanner.Scanner, lane: str) -> list[str]:
-    """Return the event topics that a lane reads."""
+    """Return the event topics that a lane reads now; none for the retry lane."""
     if lane == "retry":
         return []
     found = [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]

@@ -1,4 +1,4 @@
-"""Change and show the registry, for the commands apply, get, endpoints … and keys rotate.
+"""Change and show the registry, for `fanout apply`, `get`, `endpoints …` and `keys rotate`, the smoke test and the demo.
 
 Runs in `fanout` commands.
 """
@@ -61,7 +61,10 @@ LISTED = (
 
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
-    """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file."""
+    """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file.
+
+    With `dry_run`, change nothing. Raise RegistrationError with file and line if the manifest is refused or cannot be read.
+    """
     with _garbage_collection_paused():
         return _apply_file(config, file, dry_run=dry_run, prune=prune, strict=strict)
 
@@ -120,7 +123,10 @@ def apply_manifest(
 
 
 def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> None:
-    """Raise before a secret is sealed with another key of the same id: the job would quarantine its endpoint."""
+    """Raise RegistryOutdated if the schema is not current, and SettingsError if the key ring does not open the stored secrets.
+
+    Without this check, a secret could be sealed with another key of the same id, and the job would quarantine its endpoint.
+    """
     migrate.require_current(connection)
     keyring.require_fits(connection, ring)
 
@@ -185,7 +191,7 @@ def kind_of(text: str) -> Listed:
 
 
 def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a kind, or the one with this id."""
+    """Return the rows of a kind, or the one with this id. Raise RegistrationError if no row has the id."""
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         rows = registered_rows.document(connection)[listed.kind]
@@ -199,14 +205,17 @@ def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[d
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a person, with certificates shortened to their digests."""
+    """Return a row for a person: certificates in PEM are replaced by their digests."""
     return {name: _short(value) for name, value in row.items()}
 
 
 def rotate_secret(
     config: settings.Settings, endpoint_id: str, *, scheme: SignatureScheme, overlap: dt.timedelta
 ) -> dict[str, Any]:
-    """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs."""
+    """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs.
+
+    Older secrets still sign for `overlap`, or until an earlier end that is set already.
+    """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         _require_usable(connection, ring)
@@ -231,7 +240,8 @@ def overlap_of(text: str) -> dt.timedelta:
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(
-            "--overlap", f"must be a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d"
+            "--overlap",
+            f"must be a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d; {text!r} is not",
         )
     return overlap
 
@@ -244,7 +254,7 @@ def enable(config: settings.Settings, endpoint_id: str) -> None:
 
 
 def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint."""
+    """Disable an endpoint, whatever its status. Raise RegistrationError if it does not exist."""
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.disable(connection, endpoint_id, reason)

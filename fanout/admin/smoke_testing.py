@@ -3,7 +3,7 @@
 Runs in `fanout` commands. Registers an endpoint and a subscription, publishes an event to Kafka, and waits for two proofs:
 
 1. The delivery log (the attempts topic) has an attempt that the endpoint answered with 2xx.
-2. If the endpoint is the command's own receiver: it received the event with a valid signature.
+2. If the endpoint is the receiver that the command opens: the receiver got the event with a valid signature.
 
 The tenant, the customer and the topic of the test stay. A deleted topic would stop the lanes. A deleted tenant would turn an
 event that another lane has not read yet into a rejected record. Run one test at a time on a registry, because the clean-up
@@ -40,7 +40,7 @@ PUBLISH_EVERY_S = 5
 """Seconds after which the event is published again. A micro-batch that was planned before the endpoint was registered routes
 the first copy by the older registry."""
 POLL_S = 0.25
-"""Seconds between two looks at the delivery log and the receiver."""
+"""Seconds between two checks of the delivery log and the receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Result:
 
     url: str
     is_signature_checked: bool
-    """False if the endpoint is not the command's own receiver: then only its answer is known."""
+    """False if the endpoint is not the receiver of the command: then only the status of its answer is known."""
     published: int
     """Copies of the event. More than one: no copy was delivered within PUBLISH_EVERY_S."""
     delivered_after_s: float | None
@@ -84,7 +84,10 @@ def run(
     timeout_s: float,
     sleep: Callable[[float], None],
 ) -> Result:
-    """Deliver an event to `endpoint_url`, or to a receiver in this process at `host` and `port`; return the result."""
+    """Deliver an event to `endpoint_url`, or to a receiver in this process at `host` and `port`; return the result.
+
+    Give up after `timeout_s`. Raise SettingsError, before anything is published, if the job would not deliver the event.
+    """
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))
     require_readable(config, message)
@@ -183,13 +186,13 @@ def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterato
 
 @dataclass(slots=True)
 class Arrivals:
-    """Remembers whether the command's own receiver got a request with a valid signature."""
+    """Remembers whether the receiver of the command got a request with a valid signature."""
 
     secret: str = ""
     has_verified: bool = False
 
     def receiving(self, host: str, port: int) -> receiver.Receiver:
-        """Return a receiver, not open yet, that reports its requests to this object."""
+        """Return a receiver that reports its requests to this object. Entering its context opens it."""
         return receiver.Receiver(
             secrets_of=lambda _: [self.secret], on_received=self._add, verify=is_signed, host=host, port=port
         )
@@ -201,7 +204,8 @@ class Arrivals:
 def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
     """Return True if one of the secrets made the signature, by Standard Webhooks 1.0.
 
-    This code shares nothing with the code that signs. The library of customers, used by `fanout listen`, is not in the image.
+    This code shares nothing with the code that signs. `fanout listen` verifies with the package that customers use, but the
+    image does not have that package.
     """
     signed = f"{headers.get('webhook-id')}.{headers.get('webhook-timestamp')}.".encode() + body
     given = headers.get("webhook-signature", "").split()
@@ -232,7 +236,10 @@ class Seen:
 
 
 class DeliveryLog:
-    """Follow the attempts topic from its present end, for one endpoint."""
+    """Read the records about one endpoint that arrive in the attempts topic after this object was created.
+
+    Raise KafkaUnavailable if there is no attempts topic.
+    """
 
     def __init__(self, config: settings.Settings, endpoint_id: str) -> None:
         name = config.delivery.attempts_topic

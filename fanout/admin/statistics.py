@@ -18,13 +18,14 @@ from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 
 TIMES = ("duration_ms", "latency_ms")
-"""Fields with percentiles: of the duration of attempts, and of the latency of deliveries."""
+"""Fields with percentiles, in milliseconds: the duration of attempts, and the latency of deliveries."""
 
 
 def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: Granularity) -> FoundStatistics:
-    """Return the statistics of an endpoint since a time, as a person types it.
+    """Return the statistics of an endpoint from `since` until now, by hour or by day.
 
-    Raise SettingsError if `since` is no time, or further back than `by` permits, and RegistrationError for a missing endpoint.
+    `since` is a time ago, such as `24h`, or a moment. Raise SettingsError if `since` is neither, is in the future, or is
+    further back than `by` permits. Raise RegistrationError if there is no such endpoint.
     """
     now_ms = round(time.time() * 1000)
     first = dt.datetime.fromtimestamp(times.moment_ms("--since", since, now_ms=now_ms) / 1000, dt.UTC)
@@ -40,7 +41,7 @@ def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: 
 
 
 def table(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows for a person: each hour or day with deliveries, then the total."""
+    """Return the rows of a table: each hour or day in `document`, the statistics as the API shows them, then the total."""
     rows = [*document["items"], document["total"] | {"start": "total"}]
     return [
         {

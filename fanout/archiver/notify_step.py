@@ -1,6 +1,7 @@
 """Publish operational events, which the job delivers to their subscribers like other events.
 
-Runs in `fanout archive`. The events are CloudEvents in binary mode, which the job reads in one way under all settings `source`.
+Runs in `fanout archive`. The events are CloudEvents in binary mode, because the settings `source.*` do not change how
+the job reads that mode.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ SOURCE = "fanout"
 
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:
-    """Publish a page of the outbox; return its number of events. Raise KafkaUnavailable: the next call repeats the page.
+    """Publish the oldest operational events of the outbox, at most one page; return their number.
 
-    A repeated event keeps its id, and so its `webhook-id`.
+    Raise KafkaUnavailable if Kafka does not confirm all of them. Then the next call publishes the page again, and each event
+    keeps its id, and so its `webhook-id`.
     """
     with outbox.claim_page(connection) as waiting:
         if waiting:

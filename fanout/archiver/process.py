@@ -45,15 +45,17 @@ WAIT_S = 0.5
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction."""
 MAINTENANCE_S = 60.0
-"""Seconds between two maintenances: of the day partitions, of rows past their retention, and of keys that expire soon."""
+"""Seconds between two maintenance runs. A run creates and drops the partitions of days, deletes other rows past their
+retention, and records a notice about each API key that expires soon."""
 REPORT_S = 60.0
 """Seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
-"""Seconds between two looks for disabled endpoints."""
+"""Seconds between two checks for endpoints that were disabled. Their customers get an operational event."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
 UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
-"""Errors after which the process pauses, and begins again at the archived offsets. With `once` they end it."""
+"""Errors after which the process pauses, and begins again at the archived offsets. With `once`, such an error ends the
+process."""
 
 
 def pause_s(failures: int) -> float:
@@ -64,8 +66,8 @@ def pause_s(failures: int) -> float:
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
     """Archive, and run redrives, replays and operational events, until `stop` is set.
 
-    With `once`: until the records now in Kafka are archived, and nothing is left to redrive, replay or publish. Raise if a
-    server is unavailable.
+    With `once`, return when the records now in Kafka are archived, and nothing is left to redrive, replay or publish. Then also
+    raise the error of a server that is unavailable.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
@@ -84,7 +86,7 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
 
 
 class Archiver:
-    """Copy the topics to the archive, and run redrives, replays and operational events in between."""
+    """Copy the topics to the archive. Between two writes, run redrives and replays, and publish operational events."""
 
     def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
         self.watch = health.Watch(pause_reason=self._current_pause_reason, stop=stop)
@@ -102,7 +104,7 @@ class Archiver:
         self._totals = _Totals()
 
     def follow(self, *, once: bool) -> None:
-        """Archive until stopped, or until new partitions appear, which the next call reads too.
+        """Archive until `stop` is set, or until a topic has new partitions, which the next call reads too.
 
         With `once`, archive the records now in Kafka, and raise SchemaRegistryUnavailable if a replay needs a schema that
         cannot be read now. Raise one of UNAVAILABLE if Kafka or Postgres does not answer, or the schema is too old.
@@ -126,7 +128,7 @@ class Archiver:
         log.info("stopped in order: all records that were read are archived, %s", self._totals.in_all())
 
     def failed(self, exc: errors.FanoutError) -> None:
-        """Log that a server is unavailable, and pause: longer after each failure in a row, and not beyond `stop`."""
+        """Log that a server is unavailable, and pause. The pause doubles with each failure in a row. `stop` ends the pause."""
         self._failures += 1
         self._pause_reason = str(exc)
         log.warning("the archive pauses for %.1f s, then tries again; deliveries continue: %s", pause_s(self._failures), exc)
@@ -173,7 +175,7 @@ class Archiver:
 
     def _write(self, connection: connect.Connection, source: Source, messages: Sequence[confluent_kafka.Message]) -> None:
         now = _now()
-        taken = [self._taken(message, now) for message in messages]
+        taken = [self._archived_record(message, now) for message in messages]
         written = writer.write(connection, taken, self._kept, now=now, policy=self._policy)
         for message in messages:
             source.reached(message)
@@ -187,10 +189,10 @@ class Archiver:
         self._totals.count(written)
 
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
-        """Publish a page of operational events, enqueue a page of redrives, and run replays for about a second.
+        """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
-        Return the number of events, dead letters and replay chunks; 0 while the steps pause. They pause for LONGEST_PAUSE_S if
-        Kafka refuses their records, or if a replay needs a schema that cannot be read now. Archiving continues meanwhile.
+        Return the sum of the events, dead letters and replay chunks; 0 while these steps pause. They pause for LONGEST_PAUSE_S
+        if Kafka refuses their records, or if a replay needs a schema that cannot be read now. Archiving continues meanwhile.
         """
         if time.monotonic() < self._steps_allowed_at:
             return 0
@@ -215,8 +217,11 @@ class Archiver:
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
         return notified + redriven + replayed
 
-    def _taken(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
-        """Return the rows of a record. A record that the job cannot have written is logged, counted and left out."""
+    def _archived_record(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
+        """Return the rows of the archive for a record.
+
+        A record that this version cannot read is logged and counted, without rows.
+        """
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)
         try:
@@ -285,7 +290,7 @@ class Archiver:
 
 
 class _Totals:
-    """Numbers of archived records, for the log."""
+    """Numbers of archived rows since the start, for the log."""
 
     def __init__(self) -> None:
         self._letters = self._attempts = self._reported_letters = self._reported_attempts = 0
@@ -296,7 +301,7 @@ class _Totals:
         self._attempts += written.attempts
 
     def since_last(self) -> str:
-        """Return the counts since the last call as text; empty if nothing was archived."""
+        """Return the counts since the last call as text; an empty text if nothing was archived."""
         letters, attempts = self._letters - self._reported_letters, self._attempts - self._reported_attempts
         self._reported_letters, self._reported_attempts = self._letters, self._attempts
         return _counted(letters, attempts) if letters or attempts else ""
@@ -311,7 +316,10 @@ def _counted(letters: int, attempts: int) -> str:
 
 
 def policy_of(config: settings.Settings) -> Policy | None:
-    """Return the policy for operational events; None if they are off. Raise SettingsError if the job would not read them."""
+    """Return the policy for operational events; None if operations.topic is empty.
+
+    Raise SettingsError if the job would not read operations.topic.
+    """
     operations = config.operations
     if not operations.topic:
         return None

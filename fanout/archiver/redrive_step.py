@@ -1,7 +1,7 @@
 """Redrive the dead letters of the archive that were requested over the API, as `fanout dead-letters redrive` does.
 
-Runs in `fanout archive`. All dead letters of one page are enqueued together. So those of one batch make one request again,
-if one page has all of them.
+Runs in `fanout archive`. All dead letters of one page are enqueued together. So the dead letters of one batch make one request
+again, if one page has all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from subscriptions_db.postgres import connect
 
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
-    """Enqueue one page of requested dead letters, only the newest of each delivery; return their number."""
+    """Enqueue one page of requested dead letters, only the newest of each delivery; return their number.
+
+    Raise KafkaUnavailable if Kafka does not confirm all of them. The next call then enqueues the page again.
+    """
     with archive.claim_page(connection, now=now) as requested:
         if not requested:
             return 0

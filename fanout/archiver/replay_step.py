@@ -36,8 +36,9 @@ MAX_RECORDS = 1000
 """Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so a chunk has at most
 250 MiB."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
-"""Reasons of failed replays. EVENT_GONE: Kafka no longer has the event of the delivery. NOT_COUNTED: `archive.attempts` is off,
-so the number of deliveries without an outcome is unknown."""
+"""Reasons of failed replays. ENDPOINT_DELETED: the endpoint was deleted, or has another customer now. EVENT_GONE: Kafka no
+longer has the event of the delivery. NOT_COUNTED: `archive.attempts` is off, so the number of deliveries without an outcome is
+unknown."""
 
 
 class Replayer:
@@ -55,7 +56,7 @@ class Replayer:
     def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Advance all running replays by one chunk each, repeatedly for about STEP_S; return the number of chunks.
 
-        Raises KafkaUnavailable and SchemaRegistryUnavailable. The next step repeats the chunk. `clock` is for tests.
+        Raise KafkaUnavailable or SchemaRegistryUnavailable; the next step then repeats the chunk. `clock` is for tests.
         """
         began, chunks = clock(), 0
         try:
@@ -154,7 +155,7 @@ class Replayer:
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
     def _find(self, asked: ReplayOne, endpoint: Endpoint) -> replay_plan.Due | None:
-        """Return the event of a delivery, and its subscription; None if Kafka no longer has it, or has another record there."""
+        """Return the event of a delivery, and its subscription; None if Kafka no longer has the event at its offset."""
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
         low, high = self._reader().bounds(place)
         if not low <= asked.offset < high:

@@ -1,4 +1,4 @@
-"""Read topics from the archived offsets on, as records arrive.
+"""Read records of topics as they arrive, beginning at the offsets up to which the topics are archived.
 
 Runs in `fanout archive`, in one thread. The consumer commits no offsets to Kafka: Postgres stores the archived offsets beside
 the rows.
@@ -59,7 +59,7 @@ def start_of(archived_until: int | None, low: int, high: int) -> Start:
 
 
 class Source:
-    """Read records as they arrive, in order within each partition."""
+    """Read records as they arrive, in order within each partition. Used by one thread."""
 
     def __init__(self, kafka: settings.Kafka, names: list[str]) -> None:
         self._kafka = kafka
@@ -80,7 +80,10 @@ class Source:
         self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
 
     def begin(self, archived_until: Mapping[Place, int]) -> dict[Place, Start]:
-        """Begin to read every partition at its start (see `start_of`), and return the starts. Raise KafkaUnavailable."""
+        """Begin to read every partition at its start (see `start_of`), and return the starts.
+
+        Raise KafkaUnavailable if Kafka does not answer, or refuses a request.
+        """
         with self._translated():
             places = self._places()
             marks = {place: self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S) for place in places}
@@ -103,7 +106,7 @@ class Source:
         return records
 
     def reached(self, message: confluent_kafka.Message) -> None:
-        """Advance past a record that is archived."""
+        """Advance the position of a partition past this record, because the record is archived."""
         place, after = place_of(message), (message.offset() or 0) + 1
         self._positions[place] = after
         if after >= self._ends.get(place, after + 1):
@@ -130,9 +133,9 @@ class Source:
         return not self._ends
 
     def has_new_partitions(self) -> bool:
-        """Return True if there are partitions that are not read. Ask Kafka at most once every PARTITION_CHECK_S.
+        """Return True if the topics have partitions that this source does not read.
 
-        Return False in between. Raise KafkaUnavailable.
+        Ask Kafka at most once every PARTITION_CHECK_S; between two requests, return False. Raise KafkaUnavailable.
         """
         if time.monotonic() - self._checked_at < PARTITION_CHECK_S:
             return False

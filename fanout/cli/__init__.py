@@ -1,4 +1,4 @@
-"""The commands: their names, options and output.
+"""Define the `fanout` commands: their names, options and output.
 
 In: the arguments of a command line. Out: text or JSON, and an exit code. Runs in `fanout` commands.
 """

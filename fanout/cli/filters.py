@@ -77,4 +77,8 @@ def _content(option: str, text: str) -> bytes:
     try:
         return Path(text).read_bytes()
     except OSError as exc:
-        raise errors.RegistrationError(option, f"is neither JSON nor a readable file: {exc.strerror}") from None
+        raise errors.RegistrationError(
+            option,
+            f"is neither JSON nor a readable file ({exc.strerror}), so the filter was not tried: write JSON that begins with "
+            "{ or [, or name a file",
+        ) from None

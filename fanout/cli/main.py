@@ -1,6 +1,6 @@
-"""Define the `fanout` command: its subcommands, their options, and the functions they call.
+"""Define `fanout` and its commands: their options, and the functions that they call.
 
-Each command reads the settings, calls one function and prints. A FanoutError ends as a message on standard error.
+Each command reads the settings, calls one function and prints. For a FanoutError it prints one message to standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare the due deliveries with the requests of the receivers and the records of the job. Pure.
+"""Compare the due deliveries of the demo with the requests to the receivers and the records of the job. Pure.
 
 Runs in `fanout` commands and the tests. A pair is a delivery: an event and a subscription, by their ids.
 """
@@ -52,11 +52,13 @@ class LaneAccount:
     dead_lettered: int
     """Pairs that stayed dead letters."""
     skipped: dict[str, int]
+    """Skip reason → number of pairs."""
     pending: int
     """Events that the lane did not handle."""
     lost: tuple[Pair, ...]
+    """Due pairs without a permitted outcome."""
     duplicates: int
-    """Acceptances after the first acceptance of a pair."""
+    """Number of times that a receiver accepted a pair again."""
     latency_ms: dict[str, float]
     """Milliseconds from the append of an event to the answer that accepted it, without redriven pairs."""
 
@@ -76,18 +78,18 @@ class LaneAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHttp:
-    """Numbers of the dead letters that the failing customer (scenario.FAILING_CUSTOMER) polls, each delivery once."""
+    """Numbers of deliveries to scenario.FAILING_CUSTOMER that became dead letters. Each delivery counts once."""
 
     customer: str
     dead_letters: int
-    """Dead letters by their topic, and any others that were polled or redriven."""
+    """Deliveries with a dead letter in the dead-letter topic, in a poll, or among the redriven ones."""
     polled: int
-    """Polled over HTTP with the payload byte for byte as published."""
+    """Deliveries whose dead letter was polled over HTTP, with the payload byte for byte as published."""
     acknowledged: int
     redriven: int
-    """Redriven, by the attempts topic."""
+    """Deliveries that were redriven, as the attempts topic says."""
     delivered: int
-    """Delivered after the redrive, by the receivers. Before the redrive, the receivers accepted none of these."""
+    """Deliveries that a receiver accepted after the redrive. No receiver accepted one of them before."""
 
     @property
     def holds(self) -> bool:
@@ -104,6 +106,7 @@ class Account:
     rejected: int
     """Records that the job rejected."""
     lanes: dict[str, LaneAccount]
+    """Lane name → account of its pairs."""
     batches: dict[str, int]
     """Number of sent batches, by the reason for which they were closed."""
     over_http: OverHttp
@@ -114,6 +117,7 @@ class Account:
     findings: tuple[str, ...]
     """Findings of `fanout reconcile`, which knows neither the oracle nor the receivers."""
     wall_s: float
+    """Seconds that the demo took, before it printed the account."""
 
     @property
     def holds(self) -> bool:

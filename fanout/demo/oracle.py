@@ -21,9 +21,9 @@ def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) 
 
 
 def skip_reason(subscription: Mapping[str, Any], document: Mapping[str, Any]) -> str | None:
-    """Return the reason for which a registry skips a delivery: the registry that routed the event, or a later one.
+    """Return the reason for which the registry in `document` skips a delivery of `subscription`; None: the delivery is sent.
 
-    None: the event is sent. If the endpoint is paused or disabled, it is sent later.
+    `document` is the registry that routed the event, or a later one. A delivery to a paused or disabled endpoint is sent later.
     """
     present = next((row for row in document["subscriptions"] if row["id"] == subscription["id"]), None)
     if all(row["id"] != subscription["endpoint"] for row in document["endpoints"]):

@@ -26,8 +26,8 @@ from subscriptions_db.postgres import connect
 CONSUMER = "support"
 """The name of the customer's consumer of dead letters."""
 LETTERS, LEASE_S, WAIT_S = 100, 60, 2
-"""Dead letters of one poll at most, and seconds of their lease and of the wait for one. A short wait lets the demo be
-stopped."""
+"""Maximum dead letters of one poll, seconds of their lease, and seconds for which a poll waits for a dead letter. The wait is
+short, so that the demo can be stopped."""
 REQUEST_TIMEOUT_S = 30
 """Seconds to wait for an answer of the API."""
 MAX_TRIES = 10
@@ -51,7 +51,7 @@ class Polled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Client of the API with one key."""
+    """Client of the HTTP API on this machine, with one API key."""
 
     port: int
     key: Secret
@@ -63,14 +63,20 @@ class Client:
         return False
 
     def post(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a POST. Raise LocalStackError for a refusal. Repeat the request if the API is busy."""
+        """Return the answer to a POST request. Repeat the request while the API is busy, MAX_TRIES times in all.
+
+        Raise LocalStackError if the API refuses the request, is still busy, or does not answer.
+        """
         for _ in range(MAX_TRIES):
             answer = self._ask("POST", path, orjson.dumps(document))
             if answer.status not in BUSY:
                 break
             time.sleep(float(answer.headers.get("retry-after", "1")))
         if answer.status // 100 != 2:  # 2xx
-            raise errors.LocalStackError(f"the API answers {answer.status} to {path}: {answer.body.decode(errors='replace')}")
+            raise errors.LocalStackError(
+                f"the demo failed: the API answers {answer.status} to {path}: {answer.body.decode(errors='replace')}. See "
+                "its log, serve.log"
+            )
         page: dict[str, Any] = orjson.loads(answer.body)
         return page
 
@@ -83,7 +89,7 @@ class Client:
                 answer = connection.getresponse()
                 return _Answer(answer.status, answer.headers, answer.read())
         except (OSError, http.client.HTTPException) as exc:
-            raise errors.LocalStackError(f"the API does not answer: {exc}") from exc
+            raise errors.LocalStackError(f"the demo failed: the API does not answer ({exc}). See its log, serve.log") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,9 @@ def poll(
         elif wanted <= polled.seen:
             return polled
         elif time.monotonic() - last > timeout_s:
-            raise errors.LocalStackError(f"no dead letter was archived for {timeout_s} s")
+            raise errors.LocalStackError(
+                f"the demo failed: no dead letter was archived for {timeout_s} s. See archive.log and job.log"
+            )
 
 
 def redrive(admin: Client) -> None:

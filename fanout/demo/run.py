@@ -37,19 +37,19 @@ from subscriptions_db.registration import registered_rows
 ROOT = Path(".fanout/demo")
 """Folder of the demo's data and logs. Each run empties it first."""
 EVENTS_PER_S = 500
-"""Events that are published in one second."""
+"""Events that the demo publishes in one second."""
 CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
-"""Shares of the events after which the registry changes, and after which the paused endpoints are resumed."""
+"""Shares of the events: after CHANGE_AFTER the registry changes, after RESUME_AFTER the paused endpoints are resumed."""
 OVERRIDES = {
     "spark.master": "local[6,4]",
     "retry.probe_interval_s": "1",
     "retry.max_probe_interval_s": "4",
 }
-"""Settings of the job. Probes are frequent, because the demo is too short to wait a minute for one."""
+"""Settings of the job. Probes of failing endpoints are frequent, because the demo takes less than a minute."""
 START_TIMEOUT_S = 120
-"""Seconds without a record of the job after which the demo fails, while the job and the API start."""
+"""Seconds after which the demo fails if the job writes no record, while the job and the API start."""
 QUIET_TIMEOUT_S = 60
-"""Seconds without any progress after which the demo fails."""
+"""Seconds after which the demo fails if the job writes no record."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

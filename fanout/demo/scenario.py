@@ -20,9 +20,11 @@ from fanout.kafka import publishing
 from fanout.local import receiver
 
 TENANTS = 200
+"""Number of tenants: tenant-1 to tenant-200."""
 ENDPOINTS = 60
-"""Endpoints that get single events. Endpoints in batch mode come in addition."""
+"""Number of endpoints that get single events. Endpoints in batch mode come in addition."""
 CUSTOMERS = 12
+"""Number of customers."""
 TOPIC_PREFIX = "events."
 EVENT_TYPES = (
     "order.created", "order.paid", "order.cancelled", "order.item.added", "invoice.issued", "invoice.paid",
@@ -51,7 +53,7 @@ SUSPENDED_TENANT = "tenant-200"
 
 @dataclass(slots=True)
 class Repairs:
-    """The groups of endpoints that were repaired, and accept requests by now."""
+    """The groups of endpoints that have been repaired, so that they accept requests."""
 
     recovering: bool = False
     """True: RECOVERING_ENDPOINTS accept requests."""
@@ -114,7 +116,7 @@ def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
 
 
 def answer(path: str, repairs: Repairs) -> int | None:
-    """Return the status of a receiver's answer; None: it never answers."""
+    """Return the status with which the receiver at `path` answers a request; None: it never answers."""
     name = path.rsplit("/", 1)[1]
     if name in FAILING_ENDPOINTS and not repairs.failing:
         return 500
@@ -124,7 +126,7 @@ def answer(path: str, repairs: Repairs) -> int | None:
 
 
 def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
-    """Return the manifest after the changes during the run of the job."""
+    """Return the manifest of the first change of the registry, which the demo makes while the job runs."""
     endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
     endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
@@ -145,13 +147,13 @@ def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
 
 
 def resumed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest after the paused endpoints are resumed."""
+    """Return the manifest of the second change of the registry, which resumes the paused endpoints."""
     endpoints = [row | ({"status": "active"} if row["id"] in PAUSED_ENDPOINTS else {}) for row in document["endpoints"]]
     return document | {"endpoints": endpoints}
 
 
 def rejects(path: str, event: receiver.BatchEvent) -> bool:
-    """Return True if a receiver rejects an event of a batch: REJECTING_ENDPOINT rejects every tenth event."""
+    """Return True if the receiver at `path` rejects an event of a batch. REJECTING_ENDPOINT rejects about every tenth event."""
     return path.endswith(f"/{REJECTING_ENDPOINT}") and event.event_id.endswith("7")
 
 

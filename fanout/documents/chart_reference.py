@@ -22,7 +22,7 @@ OF_THE_CHART = frozenset(
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
     )
 )
-"""Settings that the chart sets itself. `config` does not accept them."""
+"""Settings that the chart sets itself. Its value `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
 """Settings that pass options to Spark and librdkafka. The schema does not check their keys."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
@@ -56,7 +56,7 @@ def _plain(field: dict[str, Any]) -> dict[str, Any]:
 
 
 class Value(NamedTuple):
-    """A value of the chart: a line of the table in its README.md."""
+    """A value of the chart: a row of the table in the chart's README.md."""
 
     path: str
     default: str
@@ -72,7 +72,10 @@ def readme(chart: Path) -> str:
 
 
 def values(text: str) -> list[Value]:
-    """Return each value with the comment above it, in order. A mapping in block style is a heading for its values."""
+    """Return each value in a values.yaml with the comment above it, in order.
+
+    A mapping in block style is listed, without a default, only if it has a comment. The values below it follow.
+    """
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode), "values.yaml is a mapping"  # noqa: S101
     return list(_values(document, "", text, text.splitlines()))

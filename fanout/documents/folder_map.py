@@ -22,7 +22,7 @@ class Area(NamedTuple):
     name: str
     note: str
     floors: tuple[str, ...]
-    """The floors from the ground up, each as the names of its folders, separated by a blank."""
+    """The floors from the ground up. Each floor has the names of its folders, separated by blanks."""
 
 
 AREAS = (

@@ -1,6 +1,6 @@
-"""Describe the records of the topics field by field, from the types that write and read them: docs/record-formats.md.
+"""Describe the records of the four topics that the job writes, field by field, from the types that write and read them.
 
-Runs in `python -m fanout.documents.generate` and the tests.
+The text is docs/record-formats.md. Runs in `python -m fanout.documents.generate` and the tests.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Field(NamedTuple):
     type: str
     unit: str
     written: str
+    """`always`, `where set`, or since when the field is written."""
     meaning: str
 
 

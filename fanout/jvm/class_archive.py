@@ -1,9 +1,9 @@
-"""Archive the classes that Spark loads at its start. The JVM maps the archive into memory, instead of parsing 100 jars.
+"""Archive the classes that Spark loads at its start. A JVM maps the archive into memory, and then need not parse 100 jars.
 
-Runs in `fanout` commands and on the driver, before Spark. The archive is class data sharing, JEP 350. `fanout prepare` builds
-it in a Spark session, once for a Java, a PySpark and the jars of the Kafka connector. A JVM ignores an archive that does not
-fit. Measured on two busy cores: a session with its first micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds
-instead of 23.7. The connector's classes save a direct lane with one micro-batch another 1.5 CPU seconds of 11.5.
+Runs in `fanout` commands and on the driver, before Spark. The archive is one of class data sharing (JEP 350). `fanout prepare`
+builds it in a Spark session, once for a Java, a PySpark and the jars of the Kafka connector. A JVM ignores an archive that does
+not fit. Measured on two busy cores: a session with its first micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU
+seconds instead of 23.7. The connector's classes save a direct lane with one micro-batch another 1.5 CPU seconds of 11.5.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ TRAINING_TIMEOUT_S = 300
 
 
 def find(folder: Path = jars.IVY_FILE.parent / "lib") -> Path | None:
-    """Return the archive for this Java and this PySpark; None: it was not built. Raise LocalStackError without a Java."""
+    """Return the archive for this Java, this PySpark and these jars; None: it was not built.
+
+    Raise LocalStackError if there is no supported Java.
+    """
     archive = _archive(folder)
     return archive if archive.is_file() else None
 
 
 def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
-    """Return the archive. Build it if it is missing, which takes about a minute, once. Raise LocalStackError if that fails."""
+    """Return the archive; build it first if it is missing, which takes about a minute. Raise LocalStackError if that fails."""
     archive = _archive(folder)
     with (folder / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -45,9 +48,9 @@ def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
 
 
 def _archive(folder: Path) -> Path:
-    """Return the path of the archive, named by everything that a JVM compares.
+    """Return the path of the archive, named by a digest of everything that a JVM compares: Java and jars.
 
-    A JVM silently ignores an archive of other jars, and jars that were installed again are other jars.
+    A JVM silently ignores an archive of other jars. Jars that were installed again are other jars, because their times differ.
     """
     binary = java.find().resolve()
     folder = folder.resolve()
@@ -77,5 +80,7 @@ def _make(archive: Path) -> None:
             ) from None
         if done.returncode or not made.is_file():
             [*_, problem] = done.stderr.strip().splitlines() or ["Java printed no reason"]
-            raise errors.LocalStackError(f"Spark's classes are not archived: {problem}")
+            raise errors.LocalStackError(
+                f"Spark's classes are not archived: {problem}. Correct the cause, and run `fanout prepare` again"
+            )
         made.rename(archive)

@@ -1,4 +1,4 @@
-"""Run Spark as the job does, on generated rows, so that the JVM archives the loaded classes.
+"""Run Spark as the job does, on generated rows, so that the JVM archives the classes that it loads.
 
 Runs as its own process, started by fanout/jvm/class_archive.py.
 """

@@ -12,12 +12,12 @@ from delivery import errors
 
 
 def written(folder: Path) -> str:
-    """Return the lock of the jars in the folders of `folder`: one line for each, by name."""
+    """Return the text of a lock for the jars in the subfolders of `folder`: one line for each jar, sorted by name."""
     return "".join(f"{digest}  {name}\n" for name, digest in _digests(folder).items())
 
 
 def check(folder: Path, lock_file: Path) -> None:
-    """Raise LocalStackError with the names of jars in the folders of `folder` that differ from the lock."""
+    """Raise LocalStackError if jars in the subfolders of `folder` are changed, missing or extra, compared with the lock."""
     lines = (line.partition("  ") for line in lock_file.read_text().splitlines())
     locked = {name: digest for digest, _, name in lines}
     found = _digests(folder)

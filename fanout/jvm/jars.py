@@ -25,7 +25,7 @@ IVY_FILE = Path(__file__).parents[2] / "deploy" / "jars" / "ivy.xml"
 MARKER = "ivy.sha256"
 """File with the digest of the ivy.xml from which the jars beside it were downloaded."""
 FETCH_TIMEOUT_S = 900
-"""Seconds for a download."""
+"""Seconds after which a download of all jars fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,10 @@ def _say(text: str) -> None:
 
 
 def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars:
-    """Return the jars. Download them if they are missing, or if `ivy_file` has changed.
+    """Return the jars. Download them first if they are missing, or if `ivy_file` has changed.
 
-    Raise LocalStackError if the jars differ from the lock. The comparison, at each call, takes a twentieth of a second of CPU.
+    Raise LocalStackError if the download fails, or if the jars differ from the lock. The comparison, at each call, takes a
+    twentieth of a second of CPU.
     """
     # Without links, because a JVM compares the paths of jars with those in its class archive.
     library = (ivy_file.parent / "lib").resolve()
@@ -67,7 +68,10 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
 
 
 def write_lock(ivy_file: Path = IVY_FILE) -> None:
-    """Write the lock from a download that bypasses Ivy's copies. The download is trusted: review the difference."""
+    """Download the jars without Ivy's cache, and write their lock.
+
+    Nothing checks this download: review what changes in the lock.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         fetched = Path(scratch) / "lib"
         _fetch(ivy_file, fetched, "-cache", f"{scratch}/cache")
@@ -117,12 +121,14 @@ def _fetch(ivy_file: Path, into: Path, *options: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise errors.LocalStackError(
-            f"downloading the jars from Maven Central took more than {FETCH_TIMEOUT_S} s: check the network, and try again"
+            f"downloading the jars from Maven Central took more than {FETCH_TIMEOUT_S} s, so nothing was started: check the "
+            "network, and try again"
         ) from None
     if done.returncode or not list((into / "broker").glob("kafka_*.jar")):
         problem = next((line.strip() for line in done.stdout.splitlines() if "not found" in line or "ERROR" in line), "")
         raise errors.LocalStackError(
-            f"the jars could not be downloaded from Maven Central: check the network, and try again. {problem}".strip()
+            "the jars could not be downloaded from Maven Central, so nothing was started: check the network, and try again"
+            + (f" ({problem})" if problem else "")
         )
 
 

@@ -1,4 +1,4 @@
-"""Define `Place`, the name of a partition. Runs in `fanout` commands and in `fanout archive`."""
+"""Define `Place`, a partition as topic and number. Runs in `fanout` commands and in `fanout archive`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _OPTIONS: dict[str, str | int | float | bool] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A record to publish."""
+    """A record to publish. Without a key, the client chooses a partition at random."""
 
     topic: str
     value: bytes | None
@@ -57,13 +57,13 @@ class Placed:
     partition: int
     offset: int
     appended_at_ms: int
-    """Timestamp that readers see: when the client got the message, unless the topic uses the time of the append."""
+    """The record's timestamp: the time when the client got the message, or of its append if the topic is configured so."""
 
 
 class Publisher:
-    """Publish messages to Kafka. Call `on_placed` with the partition and offset of each message that Kafka has confirmed.
+    """Publish messages to Kafka, and call `on_placed` for each message that Kafka has confirmed.
 
-    Used by one thread. Records are in Kafka only after `flush` has returned.
+    Used by one thread. A message is sure to be in Kafka only when `flush` has returned.
     """
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
@@ -72,7 +72,7 @@ class Publisher:
         self._failure: str | None = None
 
     def publish(self, message: Message) -> None:
-        """Give one message to the client. Waits while the client's buffer is full.
+        """Give one message to the client, which sends it in the background. Wait while the client's buffer is full.
 
         Raise KafkaUnavailable if the client refuses the message, for example because it has more than MAX_RECORD_BYTES.
         """
@@ -106,7 +106,10 @@ class Publisher:
                 return
 
     def flush(self) -> None:
-        """Wait until Kafka has every message; raise KafkaUnavailable if it refuses one, or after FLUSH_TIMEOUT_S."""
+        """Wait until Kafka has confirmed every message.
+
+        Raise KafkaUnavailable if Kafka refused a message, or has not confirmed all after FLUSH_TIMEOUT_S.
+        """
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
             raise errors.KafkaUnavailable(_refused(self._failure))
@@ -136,7 +139,7 @@ def _refused(refusal: str) -> str:
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
     """Publish `messages`, creating missing topics; return the number of messages for each topic.
 
-    If the iterator raises, Kafka has all messages before the failure.
+    If `messages` raises, Kafka has all messages before the failure. Raise KafkaUnavailable, as Publisher does.
     """
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)
@@ -154,9 +157,10 @@ def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[
 def from_lines(
     lines: Iterable[bytes], source: settings.Source, topic: str | None, layout: parsing.Layout | None
 ) -> Iterator[Message]:
-    """Yield a message for each NDJSON line; raise RegistrationError with the number of the first line that is not an event.
+    """Yield a message for each NDJSON line. Empty lines are skipped.
 
-    With `layout`, a line that the job would reject is refused. Without it, any JSON is accepted.
+    Raise RegistrationError with the number of a line that is not JSON, that names no topic, or that the job would reject by
+    `layout`. Without `layout`, any JSON is accepted.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -1,4 +1,4 @@
-"""Read topics up to their present ends.
+"""Read the records that topics have now, up to the ends at the time of the call.
 
 Runs in `fanout` commands and in `fanout archive`. Reads the same records as Spark, including those of aborted transactions.
 """
@@ -26,7 +26,8 @@ TIMEOUT_S = 30
 MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
 """Maximum records of one poll, and seconds to wait for them."""
 Consume = Callable[[confluent_kafka.Message], None]
-"""Takes one record that was read."""
+"""A function that `Scanner.read` calls with each record. It raises LookupError, TypeError or ValueError for an unreadable
+one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,15 @@ class Extent:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if Kafka has deleted no record of the requested time. Without a requested time: no record ever."""
+        """Return True if no record is missing that the range should have.
+
+        With `since_ms`: Kafka has deleted no record of that time or later. Without: Kafka has never deleted a record.
+        """
         return self.low == 0 or self.first > self.low
 
 
 class Scanner:
-    """Read topics one after the other. Used by one thread. Its methods raise KafkaUnavailable."""
+    """Read topics. Used by one thread. Its methods raise KafkaUnavailable if Kafka does not answer, or refuses a request."""
 
     def __init__(self, kafka: settings.Kafka, console: rich.console.Console | None = None) -> None:
         self._kafka = kafka
@@ -64,14 +68,14 @@ class Scanner:
         self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
 
     def names(self) -> list[str]:
-        """Return the names of all topics."""
+        """Return the names of all topics that the login may describe, sorted."""
         with self._translated():
             return sorted(self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics)
 
     def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
-        """Return the present extents of these topics, from the first record that is not older than `since_ms`.
+        """Return the ranges of offsets that the partitions of these topics have now. Topics that do not exist are left out.
 
-        Topics that do not exist are left out.
+        With `since_ms`, a range begins at the first record that is not older. It is empty if all records are older.
         """
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
@@ -158,7 +162,7 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
-    """Return those of the `known` topics that hold events, by `source.topic_pattern`."""
+    """Return those of the `known` topics that match `source.topic_pattern`, without topics that the job itself writes."""
     own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
 

@@ -1,4 +1,4 @@
-"""Stop a process when the parent of this guardian has ended, also if the parent was killed.
+"""Stop a process when the process that started this guardian (the parent) has ended, also if the parent was killed.
 
 Runs as its own process (`python -m fanout.local.guardian PID`). The guardian's standard input is a pipe from its parent. The
 pipe closes when the parent ends, by SIGKILL too. A parent that ends in order stops the process and then the guardian. The
@@ -17,18 +17,22 @@ import time
 from pathlib import Path
 
 APPEARS_S = 3.0
-"""Seconds in which a starting process writes its pid file. Not longer: a second start on the same data writes the same file."""
+"""Seconds for which the guardian waits for the pid file. A longer wait could find the pid of a second start on the same
+data."""
 
 
 def watch(process: int | Path) -> subprocess.Popen[bytes]:
-    """Start a guardian for a process, by its pid or pid file. Dismiss the guardian after the process was stopped in order."""
+    """Start a guardian for a process, named by its pid or its pid file.
+
+    The caller must `dismiss` it after stopping the process.
+    """
     # Its own session, so that Ctrl-C in the terminal reaches only the parent.
     command = [sys.executable, "-m", "fanout.local.guardian", str(process)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    """End a guardian whose process was stopped: the pid may belong to another process by now."""
+    """End a guardian whose process was stopped, because the pid may belong to another process by now."""
     guardian.kill()
     guardian.wait()
     if guardian.stdin is not None:

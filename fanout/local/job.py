@@ -19,5 +19,5 @@ LOG = "job.log"
 def running(
     folder: Path, overrides: Mapping[str, str] | None = None, *arguments: str
 ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run the job in `folder`, as `process.running` does. `arguments` are options of `fanout run`."""
+    """Run the job in `folder`, as `process.running` does, with LOG as its log. `arguments` are options of `fanout run`."""
     return process.running(folder, "run", *arguments, log=LOG, overrides=overrides)

@@ -24,12 +24,13 @@ from fanout.jvm import jars, java
 from fanout.local import guardian
 
 START_TIMEOUT_S = 180
-"""Seconds to wait for a broker's first answer. On an overloaded machine a broker took more than 60 s. A broker that fails exits
-at once."""
+"""Seconds to wait for a broker's first answer. On an overloaded machine a broker took more than 60 s. A broker that cannot
+start exits at once."""
 STOP_TIMEOUT_S = 20
 """Seconds that a broker may take to stop before it is killed."""
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-"""With the quick compiler only, a start takes two thirds of the CPU time, and 300,000 events half of it (docs/adr/0024)."""
+"""Options of the broker's JVM. With the quick compiler only, a start takes two thirds of the CPU time, and 300,000 events take
+half (docs/adr/0024)."""
 BROKER_PASSWORD = "broker"  # noqa: S105  # only this machine reaches the broker
 PROPERTIES = """\
 process.roles=broker,controller
@@ -78,7 +79,7 @@ class Seat:
 
 
 def seats(count: int) -> list[Seat]:
-    """Return the seats of a cluster of `count` brokers. Start the brokers together: none answers before a majority runs."""
+    """Return the seats of a new cluster of `count` brokers. Start all of them: no broker answers before a majority runs."""
     cluster_id = uuid.uuid4().hex[:22]
     controller_ports = tuple(free_port() for _ in range(count))
     return [Seat(node_id=number, cluster_id=cluster_id, controller_ports=controller_ports) for number in range(1, count + 1)]
@@ -212,7 +213,7 @@ class EmbeddedKafka:
 
     def _failure(self) -> errors.LocalStackError:
         return errors.LocalStackError(
-            f"the Kafka broker did not start; the reason is at the end of {self._root / 'broker.log'}"
+            f"the Kafka broker did not start, and nothing else runs. The reason is at the end of {self._root / 'broker.log'}"
         )
 
 
@@ -230,7 +231,7 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, name: str) -> None:
-    """Raise LocalStackError if a process listens on the port."""
+    """Raise LocalStackError if a process listens on the port. The message names the option `--<name>-port`."""
     if not is_free(port):
         raise errors.LocalStackError(
             f"port {port} is in use: stop the process that uses it, or choose another port with --{name}-port"

@@ -54,7 +54,7 @@ class EmbeddedPostgres:
         return str(self._server.get_uri(database))
 
     def start(self) -> None:
-        """Start the server, or adopt one that already runs on this data, and create the database."""
+        """Start the server, or use the one that already runs on this data. Create the database if it is missing."""
         self._forget_dead_server()
         watching = guardian.watch(self._lock)  # before the server: a process killed in between would leave a server behind
         try:
@@ -87,7 +87,10 @@ class EmbeddedPostgres:
             time.sleep(0.01)
 
     def _forget_dead_server(self) -> None:
-        """Remove the lock files of a crashed server: Postgres respects them while any process has that pid."""
+        """Remove the lock files of a crashed server.
+
+        Postgres would not start while any process has the pid in the lock file.
+        """
         if not self._lock.is_file():
             return
         pid, _, _, port, socket_folder, *_ = self._lock.read_text().splitlines() + [""] * 5
@@ -110,7 +113,10 @@ def _is_server_of(data: Path, pid: int) -> bool:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """Return the server and its children: if only the server is killed, its children use the data for a moment longer."""
+    """Return the server's process and its children.
+
+    When only the server is killed, its children still use the data for a moment.
+    """
     try:
         server = psutil.Process(pid)
         return [server, *server.children()]

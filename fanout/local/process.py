@@ -24,9 +24,9 @@ STOP_TIMEOUT_S = 60
 def running(
     folder: Path, *words: str, log: str, overrides: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `fanout <words>` in `folder`, with the folder's local.toml; `overrides` replace settings (`area.field`).
+    """Run `fanout <words>` in `folder` with the settings of its local.toml, and yield the process.
 
-    The file `log` in the folder gets its output.
+    `overrides` replace settings (`area.field`). The file `log` in the folder gets the output, without that of earlier runs.
     """
     replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     (folder / log).unlink(missing_ok=True)
@@ -39,10 +39,10 @@ def running(
 def running_command(
     command: Sequence[str], folder: Path, *, log: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in `folder`, without the settings in this process's environment; append its output to the file `log`.
+    """Run a command in `folder`, append its output to the file `log` there, and yield the process.
 
-    At the end the process gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Then the `returncode` of the yielded process says how
-    the process ended.
+    The process does not inherit settings (variables FANOUT_…) from this process. At the end it gets SIGTERM, and SIGKILL after
+    STOP_TIMEOUT_S. Then the `returncode` of the yielded process says how the process ended.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(loader.PREFIX)}
     with (folder / log).open("ab") as file:

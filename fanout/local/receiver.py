@@ -1,6 +1,6 @@
-"""Receive webhooks as a customer does: an HTTP server that verifies each signature with the public library.
+"""Receive webhooks as a customer does: with an HTTP server that verifies the signature of each request.
 
-Runs in `fanout` commands, the demo and the tests. By default the package `standardwebhooks` verifies, which customers use and
+Runs in `fanout` commands, the demo and the tests. By default the package `standardwebhooks` verifies. Customers use it, and
 the image leaves out: code of this project must not judge its own signatures. The server decompresses bodies, as many servers
 do. The signature is that of the body before compression.
 """
@@ -25,7 +25,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 class BatchEvent(NamedTuple):
-    """Identity of an event of a batch, as CloudEvents defines it."""
+    """The identity of an event in a batch: its CloudEvents attributes `source` and `id`."""
 
     source: str
     event_id: str
@@ -50,12 +50,12 @@ class Received:
 
     @property
     def is_accepted(self) -> bool:
-        """Return True if the answer accepts the request; events in `rejected` are excepted."""
+        """Return True if the answer accepts the request, apart from the events in `rejected`."""
         return is_success(self.status)
 
     @property
     def accepted(self) -> tuple[BatchEvent, ...]:
-        """Return the events of a batch that the answer accepts."""
+        """Return the events of the batch that the answer accepts; none if the request is no batch."""
         if not self.is_accepted or self.batch is None:
             return ()
         return tuple(event for index, event in enumerate(self.batch) if index not in self.rejected)
@@ -67,7 +67,7 @@ def is_success(status: int | None) -> bool:
 
 
 class Receiver:
-    """Serve on 127.0.0.1 in its own thread, so that callers may block.
+    """Serve POST requests at `host` and `port` in its own thread, so that callers may block. Port 0: a free port.
 
     * `secrets_of` returns the valid signing secrets (`whsec_…`) for a path.
     * `answer` returns the status for a path; None: the request is never answered.
@@ -111,7 +111,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Return the base URL; any path below it is served."""
+        """Return the base URL. The receiver answers every path below it."""
         return f"http://{in_url(self._host)}:{self.port}"
 
     async def _open(self) -> None:
@@ -123,7 +123,10 @@ class Receiver:
         try:
             await web.TCPSite(self._runner, self._host, self.port, backlog=1024).start()
         except OSError as exc:
-            raise errors.LocalStackError(f"port {self.port} is in use: choose another port with --port") from exc
+            raise errors.LocalStackError(
+                f"{self._host}:{self.port} cannot be opened ({exc.strerror}), so nothing is received: choose another port with "
+                "--port, or an address of this machine"
+            ) from exc
         self.port = self._runner.addresses[0][1]
 
     async def _handle(self, request: web.Request) -> web.Response:
@@ -165,12 +168,12 @@ def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
 
 
 def in_url(host: str) -> str:
-    """Return a host for a URL, with brackets around an IPv6 address."""
+    """Return a host as a URL spells it: with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
 
 
 def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
-    """Return True if one of the secrets made the signature, by the package `standardwebhooks`."""
+    """Return True if the package `standardwebhooks` accepts the signature with one of the secrets."""
     import standardwebhooks  # noqa: PLC0415  # in the extra `local`
 
     for secret in secrets:

@@ -1,4 +1,4 @@
-"""Start Postgres and Kafka together below one folder, and stop them together.
+"""Start Postgres and Kafka with their data in one folder, and stop both together.
 
 Runs in `fanout` commands, the tests and the load tests.
 """
@@ -68,7 +68,10 @@ class Stack:
 
 
 def write_local_settings(root: Path, stack: Stack) -> None:
-    """Write local.toml, from which commands read the addresses. An existing encryption key is kept."""
+    """Write local.toml in `root`, from which commands read the addresses of the servers.
+
+    An encryption key in an earlier local.toml is kept.
+    """
     path = root / "local.toml"
     known = tomllib.loads(path.read_text()) if path.is_file() else {}
     document: dict[str, dict[str, Any]] = {
@@ -94,10 +97,7 @@ def new_key() -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a value as TOML. JSON's literals are valid TOML, except that a table is written with `=`.
-
-    A table must have no tables in it.
-    """
+    """Return a value as TOML. JSON's literals are valid TOML, except those of objects. A table must have no tables in it."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)

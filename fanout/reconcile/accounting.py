@@ -3,8 +3,8 @@
 Runs in `fanout` commands and the tests. The proof has three parts:
 
 1. Every record of an event topic is in a range of offsets that a receipt of the lane covers, or after the last receipt.
-2. A receipt states how many deliveries of its range were due: as many must have ended, by the log and the dead letters, or
-   wait.
+2. A receipt states how many deliveries of its range were due. As many must have ended, as the attempts topic and the dead
+   letters say, or must wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
    no topic: the number of these is the due count of the receipt minus all named deliveries. A delivery may wait for the
    longest `max_wait_s` of all endpoints.
@@ -38,6 +38,7 @@ from fanout.reconcile.evidence import (
 from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 
 LANES = ("direct", "batch")
+"""The lanes that have accounts. Deliveries of the retry lane count for the lane that gave them to it."""
 UNNAMED = "(not named)"
 """Event type and endpoint of due deliveries that no topic names."""
 EXPIRED = "(no longer in Kafka)"
@@ -63,7 +64,8 @@ class Terms:
     max_wait_s: float = 86_400.0
     """Seconds that an event may wait for its batch."""
     from_first: bool = True
-    """True if a lane must have handled a partition from its first record. False: from its first receipt."""
+    """True if a lane must have handled each partition from the partition's first record; False: from the lane's first
+    receipt."""
     retries_complete: bool = True
     """True if the retries topic still has every record of the judged time."""
     rejected_complete: bool = True
@@ -83,9 +85,9 @@ class Counts:
     lost: int = 0
     """Deliveries that were due, and neither ended nor wait."""
     repeated: int = 0
-    """Acceptances after the first acceptance of a delivery."""
+    """Number of times that an endpoint accepted a delivery again."""
     replayed: int = 0
-    """Acceptances of replays, which are in no other number, and change nothing about the original deliveries."""
+    """Accepted deliveries of replays. No other number includes them: they do not prove that a delivery was due."""
 
     @property
     def due(self) -> int:
@@ -126,7 +128,7 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class LaneAccount:
-    """Records that a lane read, by its judged receipts, and the outcomes of the deliveries that were due."""
+    """Records that a lane read, as its judged receipts say, and the outcomes of the deliveries that were due."""
 
     records: int = 0
     rejected: int = 0
@@ -163,7 +165,7 @@ class Account:
 
 
 def account(evidence: Evidence, terms: Terms) -> Account:
-    """Return the account of all lanes with any evidence, going through one partition of an event topic after the other."""
+    """Return the account of all lanes of which there is any evidence."""
     result = Account({lane: LaneAccount() for lane in LANES if evidence.has_lane(lane)})
     for place in evidence.places():
         walks = {lane: _Walk(lane, place, evidence, terms, result) for lane in result.lanes}
@@ -181,7 +183,7 @@ def account(evidence: Evidence, terms: Terms) -> Account:
 
 
 class _Walk:
-    """Account for one partition and one lane, in the order of offsets."""
+    """Account for one partition and one lane. The caller adds states in the order of offsets, then calls `finish`."""
 
     def __init__(self, lane: str, place: Place, evidence: Evidence, terms: Terms, result: Account) -> None:
         self._lane, self._place, self._evidence, self._terms, self._result = lane, place, evidence, terms, result
@@ -246,7 +248,7 @@ class _Walk:
                 self._rejected_in_one_lane += 1
 
     def add(self, offset: int, recipient: Recipient, states: list[int]) -> None:
-        """Count one delivery by all its states. Replays are counted apart: they do not prove that a delivery was due."""
+        """Count one delivery by all its states. Replays of the delivery are counted by themselves."""
         if REPLAYED in states:
             self._add_replayed(offset, recipient, states.count(REPLAYED))
             states = [state for state in states if state != REPLAYED]
@@ -383,7 +385,7 @@ class _Walk:
 
 
 def _outcome(state: int, *, is_redriven: bool) -> str | None:
-    """Return the outcome that a state records; None: the state is no outcome."""
+    """Return the outcome that a state stands for; None: the state is no outcome."""
     if state == DELIVERED:
         return "delivered"
     if state == DEAD or (state == DEAD_IN_LOG and not is_redriven):

@@ -23,9 +23,10 @@ from delivery.webhooks.routing import intake
 from fanout.kafka.places import Place
 
 DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE, REPLAYED = range(1, 10)
-"""States in a word. REDRIVEN: a dead letter that was redriven since. DEAD_IN_LOG: given up unattempted, by the log. POSTPONED:
-given to the retry lane, by the log. REJECTED_BY_A_LANE: rejected for a reason that only one lane has. REPLAYED: delivered by
-a replay. Other outcomes of replays prove nothing about due deliveries, and are not stored."""
+"""States of a delivery, in the low 16 bits of a word. DEAD: a dead letter. REDRIVEN: a dead letter that was redriven since.
+DEAD_IN_LOG: given up without an attempt, as the attempts topic says. POSTPONED: given to the retry lane, as the attempts topic
+says. REJECTED_BY_A_LANE: rejected for a reason that only one lane has. REPLAYED: delivered by a replay. Other outcomes of
+replays prove nothing about due deliveries, and are not stored."""
 SKIPPED = 16
 """A skipped delivery: SKIPPED plus the index of the reason in `Evidence.reasons`."""
 ENQUEUED = 0x8000
@@ -36,11 +37,12 @@ _FIRST_QUARTER = 80_000
 _CHUNK_BITS = 16
 """Low bits of the offset in a word. Words are sorted in chunks of 2**16 offsets."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
-"""Numbers in place of an event type's: of a record that is not an event, and of every type beyond 65,533."""
+"""Numbers that stand for no single event type: one for records that are not events, one for all types after the first
+65,533."""
 
 
 class Recipient(NamedTuple):
-    """Lane, endpoint and subscription of a delivery. A word holds the number of its recipient."""
+    """Lane, endpoint and subscription of a delivery. Recipients are numbered, and a word holds the number."""
 
     lane: str
     endpoint_id: str
@@ -52,7 +54,7 @@ NOBODY = Recipient("", "", "")
 
 
 class HandledRange(NamedTuple):
-    """Range of offsets that a lane handled, from one receipt."""
+    """A range of offsets that a lane handled, and the counts of its receipt."""
 
     first: int
     last: int
@@ -65,7 +67,7 @@ class HandledRange(NamedTuple):
 
 
 class Events:
-    """The event type of each record of one partition of an event topic, from an offset on."""
+    """The event type of each record in one partition of an event topic, from the offset `first` on."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -158,7 +160,9 @@ class Evidence:
         return REDRIVEN if isinstance(entry, RedrivenEntry) else DEAD_IN_LOG
 
     def add_retry_message(self, message: retry_messages.Postponed | retry_messages.Report) -> None:
-        """Add a record of the retries topic. Reports are ignored: the log has the outcomes that they name.
+        """Add a record of the retries topic.
+
+        Entries of replays are ignored, and so are reports: the attempts topic has their outcomes.
 
         The caller adds a note in the record's header as a record of the attempts topic.
         """
@@ -179,7 +183,7 @@ class Evidence:
                 self._add(place, event.offset, recipient, ENQUEUED | quarter)
 
     def add_dead_letter(self, letter: DeadLetter) -> None:
-        """Add a dead letter."""
+        """Add a dead letter. Dead letters of replays are ignored."""
         if letter.replay:
             return
         lane = DeliveryMode.BATCH if letter.is_of_batch else DeliveryMode.DIRECT
@@ -189,9 +193,9 @@ class Evidence:
         self._add(place, offset, recipient, REDRIVEN if is_redriven else DEAD)
 
     def add_rejected(self, record: RejectedRecord) -> None:
-        """Add a rejected record."""
+        """Add a rejected record. An unreadable retry entry is ignored, because its event is unknown."""
         if record.reason == intake.UNREADABLE:
-            return  # an unreadable retry entry: its event record is unknown
+            return
         state = REJECTED_BY_A_LANE if record.reason in intake.LANE_SPECIFIC else REJECTED
         self._add(_place_of(record.topic, record.partition), record.offset, 0, state)
 
@@ -214,7 +218,10 @@ class Evidence:
         return any(name == lane for name, _ in self._receipts) or any(recipient.lane == lane for recipient in self._recipients)
 
     def statements(self, place: Place, first: int = 0, last: int = 2**62) -> Iterator[tuple[int, Recipient, list[int]]]:
-        """Yield the offset, the recipient and all states of each delivery, in the order of offsets."""
+        """Yield offset, recipient and all states of each delivery from offset `first` to `last`, in the order of offsets.
+
+        The recipient of a rejected record is NOBODY.
+        """
         chunks = self._words.get(place, {})
         for chunk in sorted(chunks):
             if not first >> _CHUNK_BITS <= chunk <= last >> _CHUNK_BITS:
@@ -242,7 +249,7 @@ class Evidence:
 
     @staticmethod
     def expires_ms(state: int) -> int:
-        """Return the expiry of a delivery in the retries topic: the end of its quarter of a day."""
+        """Return when a delivery in the retries topic expires, in ms since the epoch: the end of its quarter of a day."""
         return ((state & ~ENQUEUED) + _FIRST_QUARTER + 1) * _QUARTER_MS
 
     def _skipped(self, reason: str) -> int:

@@ -113,6 +113,7 @@ class Finding(NamedTuple):
     subscription_id: str = ""
     endpoint_id: str = ""
     detail: str = ""
+    """A sentence without its full stop; empty: none."""
 
     def document(self) -> dict[str, Any]:
         """Return the finding as a dictionary for JSON output."""
@@ -141,7 +142,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Findings:
-    """All findings counted, the first MAX_KEPT of them kept."""
+    """The number of findings of each kind, and the first MAX_KEPT findings in full."""
 
     kept: list[Finding] = field(default_factory=list)
     by_kind: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""Collect what the job recorded: the attempts topic, the dead letters and the rejected records.
+"""Collect what the job wrote to the attempts topic, the dead-letter topic and the topic of rejected records.
 
 Runs in `fanout` commands, the tests and the load tests.
 """
@@ -21,7 +21,7 @@ from fanout.kafka.places import Place
 
 @dataclass(slots=True)
 class Ledger:
-    """The outcomes of deliveries (`Due`) and the other facts of all records added so far."""
+    """The outcomes of deliveries, and other facts, from the records that were added. A `Due` identifies a delivery."""
 
     attempts: int = 0
     """Number of requests. A batch is one request."""
@@ -31,10 +31,12 @@ class Ledger:
     dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
     """By event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
+    """Skipped deliveries, each with its skip reason."""
     postponed: dict[Due, str] = field(default_factory=dict)
-    """Deliveries that a lane gave to the retry lane unattempted, with the reason. `attempts` counts the attempted ones."""
+    """Deliveries that a lane gave to the retry lane without an attempt, each with the reason."""
     redriven: dict[Due, int] = field(default_factory=dict)
-    """`dead_lettered_at_ms` of the dead letter that was redriven. Dead letters of the delivery up to this time are settled."""
+    """Redriven deliveries, each with the time of the redriven dead letter, in ms since the epoch. Dead letters of the delivery
+    up to this time no longer count."""
     batches: dict[str, str] = field(default_factory=dict)
     """Reasons for which batches were closed, by `webhook-id`."""
     rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class Ledger:
         }
 
     def revision_at(self, lane: str, place: Place, offset: int) -> int | None:
-        """Return the revision by which a lane last routed a record; None: the lane has not routed it."""
+        """Return the registry revision with which a lane last routed a record; None: the lane has not routed the record."""
         for receipt in reversed(self.receipts.get((lane, place), ())):
             if receipt.first_offset <= offset <= receipt.last_offset:
                 return receipt.revision
@@ -77,12 +79,12 @@ class Ledger:
             due |= {(lane, place, receipt.first_offset): receipt.due for receipt in receipts}
         return sum(due.values()) - len(self.ended())
 
-    def adders(self, lane: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
+    def adders(self, delivery: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
         """Return topic → the function that adds the value of a record of this topic."""
         return {
-            lane.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
-            lane.dead_letter_topic: lambda written: self.add_dead_letter(dead_letter_records.decode(written)),
-            lane.rejected_topic: lambda written: self.add_rejected(rejected_records.decode(written)),
+            delivery.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
+            delivery.dead_letter_topic: lambda written: self.add_dead_letter(dead_letter_records.decode(written)),
+            delivery.rejected_topic: lambda written: self.add_rejected(rejected_records.decode(written)),
         }
 
     def add_rejected(self, record: RejectedRecord) -> None:
@@ -90,7 +92,7 @@ class Ledger:
         self.rejected[record.topic, record.partition, record.offset] = record
 
     def add_dead_letter(self, letter: DeadLetter) -> None:
-        """Add a dead letter."""
+        """Add a dead letter. It replaces an earlier dead letter of the same event and subscription."""
         self.dead_letters[letter.event_id, letter.subscription_id] = letter
 
     def add_log(self, record: AttemptsRecord | None) -> None:
@@ -118,11 +120,14 @@ class Ledger:
 
 
 class Reader:
-    """Follow the attempts topic, the dead letters and the rejected records from their beginning. The topics must exist."""
+    """Read the attempts topic, the dead-letter topic and the topic of rejected records from their beginning, as records arrive.
 
-    def __init__(self, kafka: settings.Kafka, lane: settings.Delivery) -> None:
+    The topics must exist.
+    """
+
+    def __init__(self, kafka: settings.Kafka, delivery: settings.Delivery) -> None:
         self.ledger = Ledger()
-        self._adders = self.ledger.adders(lane)
+        self._adders = self.ledger.adders(delivery)
         self._consumer = confluent_kafka.Consumer(
             {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
             | kafka_clients.for_librdkafka(kafka)
@@ -137,7 +142,7 @@ class Reader:
         )
 
     def poll(self, timeout_s: float) -> int:
-        """Add the records that arrive within `timeout_s`, at most 2,000, and return their number."""
+        """Add the records that arrive within `timeout_s` to `ledger`, at most 2,000, and return their number."""
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:

@@ -1,7 +1,8 @@
-"""Select the receipts that are in force, and find offsets without a receipt. Pure.
+"""Select the offset receipts that count, and find offsets without a receipt. Pure.
 
 Runs in `fanout` commands and the tests. A micro-batch that runs again writes the same receipt again. A lane that was reset, to
-a restored or a new checkpoint, reads the same offsets again in other ranges. The later receipts are in force then.
+a restored or a new checkpoint, reads the same offsets again in other ranges. Then only the later receipts count: they are in
+force.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fanout.reconcile.evidence import HandledRange
 
 
 class Effective(NamedTuple):
-    """Receipts in force of one lane and one partition."""
+    """The receipts of one lane and one partition that are in force."""
 
     ranges: list[HandledRange]
     """In the order of offsets, without overlaps."""
@@ -55,7 +56,7 @@ def effective(receipts: Sequence[HandledRange]) -> Effective:
 
 
 def gaps(receipts: Effective, begin: int) -> Iterator[Gap]:
-    """Yield the offsets from `begin` on that no receipt covers, in force or partly read again."""
+    """Yield the offsets from `begin` on that neither a receipt in force nor a partly read one covers, as ranges."""
     at = begin
     for handled in sorted([*receipts.ranges, *receipts.partly_read_again]):
         if handled.first > at:

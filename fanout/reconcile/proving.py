@@ -31,13 +31,14 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes. The job's topics are read from this long before `--since`: results come before their receipt."""
+"""Milliseconds, ten minutes. The topics that the job writes are read from this long before `--since`, because results are
+written before their receipt."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
 
 
 class Proof(NamedTuple):
-    """Account of a reconciliation, with notes about topics that are incomplete."""
+    """The account of a reconciliation, and notes about what the account cannot cover."""
 
     account: Account
     notes: list[str]
@@ -57,7 +58,7 @@ def reconcile(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Proof:
-    """Read all topics and return the account.
+    """Read the event topics and the topics that the job writes, and return the account of the lanes.
 
     Records of the last `settle_s` seconds are not judged. `settle_s` 0 means that the job is stopped. Raise SettingsError if
     there is no attempts topic, and KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if a topic cannot be read.
@@ -114,11 +115,11 @@ class _Reading:
 
         Return for each of the first three topics True if none of its records has expired.
         """
-        lane = self._config.delivery
+        delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {
-            "retries_complete": (lane.retries_topic, self._add_retries),
-            "rejected_complete": (lane.rejected_topic, self._add_rejected),
-            "letters_complete": (lane.dead_letter_topic, self._add_dead_letter),
+            "retries_complete": (delivery.retries_topic, self._add_retries),
+            "rejected_complete": (delivery.rejected_topic, self._add_rejected),
+            "letters_complete": (delivery.dead_letter_topic, self._add_dead_letter),
         }
         known = {}
         for term, (name, add) in adders.items():
@@ -132,7 +133,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return an extent that begins early enough to hold every judged range, as far as Kafka still has its records."""
+        """Return the extent, begun early enough for every judged range of offsets, as far as Kafka still has the records."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 
@@ -162,16 +163,21 @@ class _Reading:
 
 def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[str]:
     """Return notes about what the account cannot cover."""
-    lane = config.delivery
+    delivery = config.delivery
     known = {
-        lane.retries_topic: terms.retries_complete,
-        lane.dead_letter_topic: terms.letters_complete,
-        lane.rejected_topic: terms.rejected_complete,
+        delivery.retries_topic: terms.retries_complete,
+        delivery.dead_letter_topic: terms.letters_complete,
+        delivery.rejected_topic: terms.rejected_complete,
     }
     return [
-        *(f"lane {name} has no receipt: it has not run in this time" for name in accounting.LANES if name not in account.lanes),
         *(
-            f"the oldest records of topic {name} have expired: deliveries that only this topic names cannot be judged"
+            f"lane {name} has no receipt: it has not run in this time, or its receipts have expired"
+            for name in accounting.LANES
+            if name not in account.lanes
+        ),
+        *(
+            f"the oldest records of topic {name} have expired: deliveries that only this topic names cannot be judged. "
+            "Reconcile more often, or lengthen the topic's retention"
             for name, is_known in known.items()
             if not is_known
         ),

@@ -34,13 +34,13 @@ from fanout.redrive.selection import Selection
 from fanout.terminal import commands, times
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes, by which topics are read before `--since`: the clocks of writers and brokers differ."""
+"""Milliseconds, ten minutes, by which reading begins before `--since`, because the clocks of writers and brokers differ."""
 _PLACE = re.compile(r"(?:(?P<topic>.+):)?(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A dead letter and its place in the topic."""
+    """A dead letter, its place in the topic, and whether it was redriven."""
 
     place: Place
     offset: int
@@ -49,7 +49,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Return the name by which `fanout dead-letters show` finds the dead letter."""
+        """Return `partition:offset`, by which `fanout dead-letters show` finds the dead letter."""
         return f"{self.place.partition}:{self.offset}"
 
     def row(self) -> dict[str, Any]:
@@ -94,7 +94,10 @@ class Reader:
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Return which dead letters were redriven, at least those written since `since_ms`."""
+        """Read the notes of redrives, and return which of the dead letters written since `since_ms` were redriven.
+
+        None: of all.
+        """
         redriven = Redriven()
         since_ms = _earlier(since_ms)
 
@@ -113,23 +116,23 @@ class Reader:
         return redriven
 
     def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:
-        """Return the extents of the dead-letter topic with all dead letters written since `since_ms`, up to now."""
+        """Return the ranges of offsets with all dead letters that were written since `since_ms`, up to now. None: with all."""
         return self._scanner.extents([self._config.dead_letter_topic], since_ms=_earlier(since_ms))
 
     def read(self, extents: list[topic_scanner.Extent], take: Callable[[Place, int, bytes], None]) -> None:
-        """Call `take` with the place, the offset and the value of every dead letter."""
+        """Call `take` with the place, the offset and the value of every dead letter in `extents`."""
 
         def taken(message: confluent_kafka.Message) -> None:
             take(Place(str(message.topic()), message.partition() or 0), message.offset() or 0, message.value() or b"")
 
         self._scanner.read(extents, "dead letters", taken)
 
-    def has_retry_lane(self) -> bool:
+    def has_retries_topic(self) -> bool:
         """Return True if the retries topic exists."""
         return self._config.retries_topic in self._scanner.names()
 
     def close(self) -> None:
-        """Close the scanner."""
+        """Close the connection to Kafka."""
         self._scanner.close()
 
 
@@ -208,7 +211,10 @@ def show(console: rich.console.Console, found: Found) -> None:
 
 
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
-    """Write the first `limit` selected dead letters, or all of them, unchanged and one a line; return their number."""
+    """Write selected dead letters to `to`, unchanged and one a line; return their number.
+
+    With a `limit`, write at most that many, the first in the topic.
+    """
     count = 0
 
     def take(_: Place, __: int, written: bytes) -> None:
@@ -230,11 +236,11 @@ def redrive(
     dry_run: bool = False,
     now_ms: int | None = None,
 ) -> enqueue.Summary:
-    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven; at most the `limit` oldest.
+    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven. A `limit` keeps the oldest.
 
     With `dry_run`, nothing is written. Raise SettingsError if there is no retries topic.
     """
-    if not reader.has_retry_lane():
+    if not reader.has_retries_topic():
         raise errors.SettingsError(
             f"there is no topic {config.delivery.retries_topic} on {config.kafka.bootstrap_servers}, so nothing was redriven: "
             "the retry lane has never run on this Kafka, or the topic has another name. Start the job, or set "

@@ -18,10 +18,11 @@ from fanout.kafka import publishing
 from fanout.redrive import redrive_plan
 
 NOTES_PER_FLUSH = 1000
-"""Records of the retries topic after which Kafka must confirm all of them, before their notes go to the attempts topic."""
+"""Number of records of the retries topic after which the enqueuer waits for Kafka, then writes their notes to the attempts
+topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
-"""Number of dead letters, or bytes of payload in base64, at which the buffer is written. Dead letters of one endpoint that are
-written together share records. A batch stays in the buffer until all its chosen dead letters were added, or until
+"""Number of dead letters, or bytes of payload in base64, at which the enqueuer writes its buffer. Dead letters of one endpoint
+that are written together share records. A batch stays in the buffer until all its chosen dead letters were added, or until
 `finish`."""
 
 

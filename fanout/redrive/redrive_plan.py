@@ -60,7 +60,7 @@ class Newest(NamedTuple):
 
 
 class Redriven:
-    """Which dead letters were redriven before: for each delivery, the time of its newest dead letter with a note."""
+    """Which dead letters were redriven before. Keeps, for each delivery, the time of its newest dead letter with a note."""
 
     def __init__(self) -> None:
         self._until_ms: dict[Delivery, int] = {}
@@ -94,7 +94,7 @@ class Plan:
         self.redriven_before = 0
 
     def add(self, letter: DeadLetter, place: Place, offset: int) -> None:
-        """Add a dead letter. The dead letters of one delivery come in the order in which they were written."""
+        """Add a dead letter. Add the dead letters of one delivery in the order in which they were written."""
         delivery = delivery_of(letter)
         if not self._selection.matches(letter):
             self._newest.pop(delivery, None)
@@ -141,7 +141,7 @@ class Record(NamedTuple):
 
 
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
-    """Yield the records for dead letters of one endpoint, grouped by request."""
+    """Yield the records that enqueue dead letters of one endpoint. Each sequence in `requests` goes in one request."""
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
         mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT

@@ -1,8 +1,8 @@
 """Decide which retry entries a replay writes. Pure.
 
-Runs in `fanout archive` and the tests. delivery.webhooks.routing.intake, as in the lanes, decides by the present registry which
-events are due. Each retry entry carries the id of the replay, and so do all records about it. By the id, replays do not
-count as due in the account of a lane. The `webhook-id` comes from the event and the subscription, as in the first delivery.
+Runs in `fanout archive` and the tests. As in the lanes, delivery.webhooks.routing.intake decides with the present registry
+which events are due. Each retry entry carries the id of the replay, and so do all later records about the entry. So replays do
+not count as due in the account of a lane. The `webhook-id` comes from the event and the subscription, as in the first delivery.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Due(NamedTuple):
 
 
 class Routes:
-    """Decide by a snapshot of the registry which events are due to one endpoint."""
+    """Decide with a snapshot of the registry which events are due to one endpoint."""
 
     def __init__(
         self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout, formats: decoder.Decoder | None = None
@@ -46,9 +46,9 @@ class Routes:
         self._formats = formats
 
     def due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
-        """Return the deliveries of these records that are due to the endpoint, without those of other types than `event_types`.
+        """Return the deliveries of these records that are due to the endpoint and have one of the `event_types`.
 
-        None: of all types. Records that the lanes reject are left out without a report.
+        `event_types` may have prefix wildcards; None: every type. Records that the lanes reject are left out without a report.
         Raise SchemaRegistryUnavailable if the schema of a record cannot be read now.
         """
         return asyncio.run(self._due(records, event_types))
@@ -93,7 +93,7 @@ def entry_of(
 
 
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, resends: bool) -> Iterator[bytes]:
-    """Yield the values of records for the retries topic, whose key is the id of the endpoint.
+    """Yield the values of the records that enqueue `due` in the retries topic. The key of each record is the endpoint's id.
 
     With `resends`, each delivery was requested by itself. If it still waits in the retry lane, its next attempt is brought
     forward to now, and no second retry entry is made.

@@ -22,8 +22,11 @@ class Selection:
     """An exact type, or a prefix wildcard such as `order.*`."""
     tenant_id: str | None = None
     reason: str | None = None
+    """The reason for which the delivery was given up, such as `timeout`."""
     since_ms: int | None = None
+    """Only deliveries that were given up at or after this time, in ms since the epoch."""
     until_ms: int | None = None
+    """Only deliveries that were given up before this time, in ms since the epoch."""
 
     @classmethod
     def from_options(
@@ -36,7 +39,7 @@ class Selection:
         since: str | None,
         until: str | None,
     ) -> Selection:
-        """Return the selection of command-line options. Raise SettingsError for a text that is not a time."""
+        """Return the selection that command-line options name. Raise SettingsError if `since` or `until` is not a time."""
         now_ms = round(time.time() * 1000)
         return cls(
             endpoint_id=endpoint_id,

@@ -1,4 +1,4 @@
-"""Functions that the commands share: settings, printing, times.
+"""Read settings, print, and parse times: functions that the commands share.
 
 In: values. Out: tables, JSON, YAML or names on standard output; errors on standard error.
 Runs in `fanout` commands.

@@ -36,7 +36,10 @@ class Console(rich.console.Console):
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[rich.segment.Segment]:
-        """Render as the base class does. Only Rich's own control sequences remain."""
+        """Yield the segments of the base class, with control characters in their text escaped.
+
+        Rich's own control codes stay.
+        """
         for segment in super().render(renderable, options):
             yield segment if segment.control else rich.segment.Segment(safe_text.text(segment.text), segment.style)
 
@@ -47,7 +50,7 @@ progress = Console(stderr=True)
 
 
 def settings_of(context: typer.Context) -> settings.Settings:
-    """Return the settings of a command, and configure logging by them."""
+    """Read the settings of a command, configure logging with them, and return them."""
     loaded = loader.read(os.environ, context.obj)
     logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
@@ -64,7 +67,7 @@ def print_text(text: str) -> None:
 
 
 class JsonLines:
-    """Standard output for JSON lines."""
+    """A writer of JSON lines to standard output, like a binary file. Control characters become JSON escapes."""
 
     def write(self, line: bytes) -> None:
         """Print one JSON line, which ends with a newline."""
@@ -77,7 +80,7 @@ def say(text: str) -> None:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows with the same keys."""
+    """Print rows, which all have the same keys, as a table. Without rows, print `none`."""
     if not rows:
         console.print("none")
         return
@@ -97,7 +100,7 @@ def show(to: rich.console.Console, table: rich.table.Table) -> None:
 
 
 def stop_event() -> threading.Event:
-    """Return an event that SIGTERM and Ctrl-C set. A second Ctrl-C ends the process at once."""
+    """Return an event that SIGTERM and Ctrl-C (SIGINT) set. A second signal of the same kind ends the process at once."""
     stop = threading.Event()
 
     def ask(number: int, _: object) -> None:

@@ -45,7 +45,7 @@ def show(
     table: Sequence[dict[str, Any]],
     wide: Sequence[dict[str, Any]] | None = None,
 ) -> None:
-    """Print rows with the same keys; `key` names the id among them.
+    """Print rows in a form. All rows have the same keys, and `key` is the key of the id. `kind` is the KIND of the form `name`.
 
     `table` are the rows of the form `table`. `wide` are the rows of the form `wide`; None: `rows` themselves.
     """

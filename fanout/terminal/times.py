@@ -1,4 +1,4 @@
-"""Parse times that a person types: `24h`, or a moment. Pure.
+"""Parse durations and moments that a person types, such as `24h` or `2026-05-01T10:00Z`. Pure.
 
 Runs in `fanout` commands.
 """
@@ -29,7 +29,11 @@ def seconds(option: str, text: str) -> float:
 
 
 def moment_ms(option: str, text: str, *, now_ms: int) -> int:
-    """Return milliseconds since the epoch, from a duration ago or an ISO 8601 date or time. Without a zone it is UTC."""
+    """Return a moment in milliseconds since the epoch.
+
+    `text` is a duration before `now_ms`, such as `24h`, or an ISO 8601 date or time, in UTC unless it names a zone. Raise
+    SettingsError, which names the option, for another text.
+    """
     ago = duration(text)
     if ago is not None:
         return now_ms - round(ago.total_seconds() * 1000)
@@ -43,5 +47,5 @@ def moment_ms(option: str, text: str, *, now_ms: int) -> int:
 
 
 def shown(epoch_ms: int) -> str:
-    """Return a moment as text for a person."""
+    """Return a moment as text for a person: date and time in UTC, to the second."""
     return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
