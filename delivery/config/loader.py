@@ -2,13 +2,13 @@
 
 Precedence, highest first:
 
-1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file with the value, so that a
-   container's description shows no secret.
+1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file that holds the value, so
+   that a container's description shows no secret.
 2. The TOML files. A file that `--config` or `FANOUT_CONFIG` names is the only one that is read. If no file is named, the files
    are `./fanout.toml`, and below it in precedence `./.fanout/local.toml`, which `fanout up` writes.
 3. The defaults of `delivery.config.settings`.
 
-An unknown setting is an error, whose message names the nearest known setting.
+An unknown setting is an error. Its message names the known setting with the nearest name.
 """
 
 from __future__ import annotations

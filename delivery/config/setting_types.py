@@ -13,7 +13,7 @@ from delivery.config import topic_pattern
 Seconds = Annotated[float, Field(gt=0)]
 """A number above 0, in seconds unless the setting's name says otherwise."""
 PerSecond = Annotated[float, Field(gt=0)]
-"""A number above 0, by the second."""
+"""A number above 0, for each second."""
 TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]
 """A regular expression for topic names that means the same in Java and Python."""
 
@@ -24,7 +24,10 @@ def pattern_or_none(pattern: str) -> str:
 
 
 def pairs(value: object) -> object:
-    """Return the table in `name=value,name=value`, the form of an environment variable. Return any other value unchanged."""
+    """Return the table in a text `name=value,name=value`, the form in an environment variable.
+
+    A part without `=` is dropped. Any value that is not a text is returned unchanged.
+    """
     if not isinstance(value, str):
         return value
     return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
@@ -37,7 +40,7 @@ def with_one_group(pattern: str) -> str:
     except re.error as exc:
         raise ValueError(f"is not a regular expression: {exc}") from None
     if pattern and groups != 1:
-        raise ValueError("must have exactly one group: the tenant's id")
+        raise ValueError(f"has {groups} groups, and must have exactly one group: the tenant's id, as in events\\.([^.]+)\\..+")
     return pattern
 
 

@@ -80,7 +80,8 @@ class Source(Area):
     topic_prefix: str = "events."
     """Prefix that is removed from a topic's name to get the event type, if the event itself has none."""
     starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"
-    """Where the first start begins to read. A topic that is found later is always read from its first record."""
+    """The records at which a lane's first start begins: `earliest`, the first record of each topic, or `latest`, only records
+    that come later. A topic that is found later is always read from its first record."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
     """Most events in a micro-batch of the direct lane, and most records in a micro-batch of the retry lane. The number bounds
     the memory, and the time until a change of the registry takes effect."""

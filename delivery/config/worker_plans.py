@@ -70,7 +70,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the places of id, type, tenant and time in a plain JSON event, and the rules for topics."""
+    """Return where a plain JSON event has its id, type, tenant and time, and the rules for topics and repeated ids."""
     source = config.source
     return parsing.Layout(
         id_path=_path(source.id_field),
@@ -108,7 +108,7 @@ def formats_of(registry: schema_settings.SchemaRegistry) -> decoder.Formats | No
 
 
 def retry_policy(config: settings.Retry) -> window.ShardPolicy:
-    """Return the settings of the retry lane's shards: probes, sizes of leases and backlogs, disabling."""
+    """Return the settings by which the shards of the retry lane decide: probes, sizes of leases and backlogs, disabling."""
     return window.ShardPolicy(
         probe_interval_s=config.probe_interval_s,
         max_probe_interval_s=config.max_probe_interval_s,
@@ -136,7 +136,7 @@ def warn_of_open_guard(lane: settings.Delivery) -> None:
 
 
 def opened_for_development(lane: settings.Delivery) -> str:
-    """Return a text with the networks, schemes and ports that the guard allows only for development; empty if none."""
+    """Return the networks, schemes and ports that the guard allows only for development, as one text; empty: none."""
     opened = [f"networks {', '.join(lane.allow_networks)}"] if lane.allow_networks else []
     opened += ["plain http"] if lane.allow_http else []
     opened += [] if lane.allow_ports else ["any port"]

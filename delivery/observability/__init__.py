@@ -1,4 +1,4 @@
-"""Logs, metrics, health and the HTTP endpoints that show them.
+"""Format logs, declare metrics, judge health, and serve metrics and health over HTTP.
 
 In: reports of lanes, of the archive and of the API. Out: log lines, `/metrics`, `/healthz`, `/readyz`. Runs on the driver, in
 the commands, in `fanout archive` and in the API. `logs` and `safe_text` also run in the executors.

@@ -1,8 +1,8 @@
 """Judge whether a lane is healthy and ready. The judgement is pure; `Watch` gathers the facts.
 
-Runs on the driver, in `fanout archive` and in `fanout serve`, which both count as one lane. Healthy means that a restart would
-not help. A lane is healthy while it is paused on purpose, has nothing to do, or waits for an absent Kafka. Ready means that an
-event would be delivered now.
+Runs on the driver, in `fanout archive` and in `fanout serve`. Each of the last two processes counts as one lane. Healthy means
+that a restart would not help. A lane is healthy while it is paused on purpose, has nothing to do, or waits for an absent Kafka.
+Ready means that an event would be delivered now.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def readiness(facts: Facts) -> Verdict:
 
 
 def worst_of(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """Return the verdict on the process from its lanes' verdicts: the first that is not ok, else the first."""
+    """Return the verdict on the process from its lanes' verdicts, by name: the first that is not ok, else the first."""
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
 
@@ -115,11 +115,11 @@ class Backlog:
     handled_at_s: float = 0.0
     """When the last committed micro-batch with records was committed; monotonic seconds."""
     partitions: int = 0
-    """Partitions that the lane reads."""
+    """Number of Kafka partitions that the lane reads; 0: unknown."""
 
 
 class Watch:
-    """Gather the facts about one lane. Several threads report to it: of the query, of the lag, of the probes."""
+    """Gather the facts about one lane. Used by several threads: of the query, of the lag and of the probes."""
 
     def __init__(
         self, *, pause_reason: Callable[[], str | None], stop: threading.Event, clock: Callable[[], float] = time.monotonic
@@ -157,9 +157,9 @@ class Watch:
         self.paused_topics = positions
 
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
-        """Record the lag, and whether Kafka answered. Called every few seconds.
+        """Record the lag, and `is_source_up`: True if Kafka answered. Called every few seconds.
 
-        While the lane is paused or has no lag, no time counts as a stall.
+        While the lane is paused or has no lag, or Kafka does not answer, no time counts as a stall.
         """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
         if not is_source_up or not should_progress(self._phase(), self._paused_for(), backlog.lag):

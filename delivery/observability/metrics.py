@@ -98,19 +98,20 @@ STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory of a lane's state in th
 STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
 MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
-    "How long a micro-batch with records took, from its offsets to its commit.",
+    "Time of a micro-batch with records, from its offsets to its commit.",
     ["lane"],
     buckets=(0.25, 0.5, 1, 2, 5, 10, 30, 60),
 )
 LAG_RECORDS = Gauge("fanout_lag_records", "Records in Kafka that no committed micro-batch has handled.", ["lane", "topic"])
 EXECUTORS = Gauge(
     "fanout_executors",
-    "Executors that are registered and get tasks. This and the next five metrics exist only with scaling.max_executors.",
+    "Executors that are registered and get tasks. This and the next five metrics are set only with scaling.max_executors.",
 )
 EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants for the current lag.")
 SCALING_REASON = Gauge(
     "fanout_scaling_reason",
-    "1 for the reason of that number, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, holding, kafka_away.",
+    "1 for the reason of the wanted number, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, holding, "
+    "kafka_away.",
     ["reason"],
 )
 DRAIN_SECONDS = Gauge(

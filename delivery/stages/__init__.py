@@ -1,1 +1,1 @@
-"""Everything that runs in Spark or controls Spark. docs/architecture.md shows the steps of the lanes as a picture."""
+"""Run the lanes in Spark, and control Spark. docs/architecture.md shows the steps of the lanes as a picture."""

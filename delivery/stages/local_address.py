@@ -16,7 +16,7 @@ from delivery import errors
 ADDRESS, NAME = "SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"
 """Environment variables from which Spark takes this machine's address and host name."""
 LOOPBACK = {ADDRESS: "127.0.0.1", NAME: "localhost"}
-"""Values of the two variables for a job whose driver and workers are all on this machine."""
+"""Values of ADDRESS and NAME for a job that has its driver and all workers on this machine."""
 _ELSEWHERE = ("192.0.2.1", 9)
 """An unused address (RFC 5737). Connecting a UDP socket to it sends nothing, and reveals the local address of the route."""
 
@@ -27,7 +27,7 @@ def host_name() -> str:
 
 
 def resolves(name: str) -> bool:
-    """Return True if a host name has an address."""
+    """Return True if the host name `name` resolves to an address."""
     with contextlib.suppress(OSError, UnicodeError):
         return bool(socket.getaddrinfo(name, None))
     return False
@@ -54,7 +54,7 @@ def missing(
     1. The operator has set ADDRESS or NAME: none.
     2. The host name resolves: none.
     3. The master is `local…`: LOOPBACK, because driver and workers are on this machine.
-    4. The master is another one: the outgoing address, at which executors on other hosts reach the driver.
+    4. Any other master: the outgoing address, at which executors on other hosts reach the driver.
 
     Raise SettingsError if there is no outgoing address.
     """

@@ -1,6 +1,6 @@
-"""The checkpoint of the lanes: its folder or store, the one driver that may use it, and its repair.
+"""Lock the checkpoint of the lanes against a second driver, read and repair it, and find completed work after a crash.
 
-In: settings, the files of a checkpoint, the result topics, a Lease of Kubernetes. Out: locks, positions, and the completed work
-of an interrupted micro-batch. Runs on the driver, and in `fanout accept-loss` and `fanout doctor`. `completed_reader` also runs
-in the executors.
+In: settings, the files of a checkpoint, the result topics, a Lease of Kubernetes. Out: locks, the next offset of each
+partition, and the completed work of an interrupted micro-batch. Runs on the driver, in `fanout accept-loss` and in `fanout
+doctor`. `completed_reader` also runs in the executors.
 """

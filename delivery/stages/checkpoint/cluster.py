@@ -23,9 +23,10 @@ from delivery import errors
 from delivery.stages.checkpoint import election
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Folder in which Kubernetes mounts the token, the authority's certificate and the namespace into each pod."""
+"""Folder with the service account of each pod, as Kubernetes mounts it: token, certificate of the authority, namespace."""
 TIMEOUT_S = 3.0
-"""Seconds for each step of a request. Three requests that hang fit into `election.RENEW_DEADLINE_S`."""
+"""Seconds for each step of a request: connect, send, each wait for the answer. Three requests that hang fit into
+`election.RENEW_DEADLINE_S`."""
 _REFUSALS = {
     HTTPStatus.UNAUTHORIZED: (
         "the API server does not accept the pod's token (401, {said}): check the service account, its token's audience and the "
@@ -36,11 +37,11 @@ _REFUSALS = {
         "the service account of this pod"
     ),
 }
-"""Statuses by which the API server says that this pod may not use the Lease, each with the message: a retry would not help."""
+"""Message for each status that refuses the Lease to this pod. A retry would not help."""
 
 
 class Unavailable(Exception):
-    """The API server did not answer, or answered with an error that may pass. A retry may succeed."""
+    """The API server did not answer, or its answer is an error that may pass. A retry may succeed."""
 
 
 class Conflict(Exception):
@@ -63,7 +64,7 @@ class Leases:
         return None if status is HTTPStatus.NOT_FOUND else _record(document)
 
     def write(self, record: election.Record) -> election.Record:
-        """Create the Lease, or update the version of it that `record` names; return the Lease as stored.
+        """Create the Lease if `record.version` is empty, else update the Lease at that version; return the Lease as stored.
 
         Raise Conflict if the Lease is no longer at that version, and Unavailable or LeaseRefused as `read` does.
         """
@@ -110,7 +111,7 @@ class Leases:
         return f"Lease {namespace}/{self.name}"
 
     def _read(self, name: str) -> str:
-        """Return the text of a file of the service account. Read for each request: Kubernetes replaces the token each hour."""
+        """Return a file of the service account as text. Called for each request: Kubernetes replaces the token each hour."""
         try:
             return (self.account / name).read_text().strip()
         except OSError as exc:
@@ -133,7 +134,7 @@ class Leases:
 
 
 def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
-    """Return the client for the Lease `name`. It asks the API server that Kubernetes names in each pod's environment.
+    """Return a client for the Lease `name` at the API server that Kubernetes names in the environment of each pod.
 
     Raise LeaseRefused if this process does not run in a pod.
     """

@@ -1,9 +1,9 @@
-"""Read from the result topics what an interrupted micro-batch had already completed, so that it is not repeated.
+"""Read from the result topics which deliveries an interrupted micro-batch had completed, so that they are not repeated.
 
-delivery.webhooks.results.completed_work interprets the results. Runs on the driver at the start of a lane, and in an executor
-where Spark retries a task. The real-time lane also reads its receipts with it. Must not import the settings: a worker that
-unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka does not answer, the lane
-starts anyway, and deliveries whose results could not be read are repeated.
+delivery.webhooks.results.completed_work interprets the result records. Runs on the driver at the start of a lane, and in an
+executor where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the
+settings: a worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka
+does not answer, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ differ. Reading too much costs only time."""
 class CompletedWork:
     """The completed-work log of one micro-batch: the deliveries that ended in an earlier run. Travels to the tasks.
 
-    The other fields say where a task that Spark retries reads further results.
+    `known` has the keys that the driver has read. The other fields say where a task that Spark retries reads more.
     """
 
     client: Mapping[str, str | int | float | bool] = field(repr=False)
@@ -98,7 +98,7 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
 def messages(
     consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
 ) -> Iterator[confluent_kafka.Message]:
-    """Yield the messages with a value that were written to a topic from `since_ms` until now.
+    """Yield the messages with a value that were written to a topic from `since_ms`, since the epoch, until now.
 
     Reading stops with a warning at the time `until`, in monotonic seconds.
     """

@@ -1,7 +1,7 @@
-"""Report the free disk space of each folder that the lanes write, when a lane ended because a disk is full.
+"""Report the free disk space of each folder that the lanes write, after a lane has ended because a disk is full.
 
-Runs on the driver. The operating system does not say which disk is full: that of the checkpoint, or that of Spark's local
-folders, which hold the shuffled rows and the open state of the batch and retry lanes.
+Runs on the driver. The operating system does not say which disk is full: the disk of the checkpoint, or the disk of Spark's
+local folders. The local folders hold the shuffled rows, and the open state of the batch and retry lanes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_disk_full(failure: str) -> bool:
 
 
 def free_space(folders: Iterable[Folder]) -> str:
-    """Return the free space of each folder, as text to append to the error message of a lane."""
+    """Return the free space of each folder, as text to append to the error message of a lane. Never raises."""
     try:
         free = [f"{shutil.disk_usage(folder.path).free // 2**20} MiB in {folder.path} ({folder.setting})" for folder in folders]
     except Exception as exc:  # noqa: BLE001  # a missing folder or JVM must not hide why the lane ended
@@ -43,7 +43,7 @@ def free_space(folders: Iterable[Folder]) -> str:
 
 
 def folders(spark: SparkSession, checkpoint: str) -> Iterator[Folder]:
-    """Return the folders that the lanes write on this machine."""
+    """Yield the folders that the lanes write on this machine: the checkpoint, if it is a folder, and Spark's local folders."""
     folder = object_store.folder_of(checkpoint)
     if folder is not None:
         yield Folder("spark.checkpoint", str(folder))

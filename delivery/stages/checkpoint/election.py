@@ -1,9 +1,9 @@
-"""Decide which driver holds the Lease of a checkpoint. Pure: the caller passes what it has seen, and `now`.
+"""Decide which driver holds the Lease of a checkpoint. Pure: the caller passes its observations and the time.
 
-Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that it names may use the checkpoint.
-The semantics are those of client-go's leader election. No clock of another machine is compared: each driver measures, on its
-own monotonic clock, how long ago it saw the record change. Two clocks may differ by any amount; they must only run at about the
-same speed.
+Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
+checkpoint. The semantics are those of client-go's leader election. No clock of another machine is compared: each driver
+measures, on its own monotonic clock, how long ago it saw the record change. The clocks may differ by any amount, but must run
+at about the same speed.
 """
 
 from __future__ import annotations
@@ -65,16 +65,18 @@ class Observed:
 
 
 def decide(identity: str, observed: Observed, renewed_at: float | None, now: float) -> Decision:
-    """Return the next step of the driver `identity`, by the Lease as it last saw it.
+    """Return the next step of the driver `identity`, by the Lease as this driver last saw it.
 
-    `renewed_at` is when this driver sent its last successful write; None: this driver does not hold the Lease.
+    `now` and `renewed_at` are seconds of this driver's monotonic clock. `renewed_at` is when this driver sent its last
+    successful write; None: this driver does not hold the Lease.
 
-    1. This driver holds the Lease, and its last successful write is RENEW_DEADLINE_S old: LOST, even if no other driver took
-       the Lease yet.
+    1. This driver holds the Lease, and its last successful write is RENEW_DEADLINE_S old: LOST, even if no other driver has
+       taken the Lease yet.
     2. This driver held the Lease, and the record names another holder: LOST.
-    3. This driver holds the Lease: RENEW. If somebody deleted the Lease, the renewal creates it again.
-    4. There is no Lease, nobody holds it, or the record names this driver (the answer to its write was lost): ACQUIRE.
-    5. The record has not changed for its own `duration_s`, by this driver's clock: ACQUIRE.
+    3. This driver holds the Lease: RENEW. If the Lease was deleted, the renewal creates it again.
+    4. The Lease does not exist, nobody holds it, or its record names this driver (the answer to this driver's write was lost):
+       ACQUIRE.
+    5. The record has not changed for the `duration_s` that it names, by this driver's clock: ACQUIRE.
     6. Anything else: WAIT.
     """
     record = observed.record
@@ -93,7 +95,10 @@ def is_overdue(renewed_at: float, now: float) -> bool:
 
 
 def claimed(identity: str, observed: Observed, at: str) -> Record:
-    """Return the record to write, by which the driver `identity` acquires or renews the Lease. `at` is the present time."""
+    """Return the record with which the driver `identity` acquires or renews the Lease.
+
+    `at` is the present time, as `cluster.micro_time` returns it.
+    """
     before = observed.record
     if before is not None and before.holder == identity:
         return Record(
@@ -113,5 +118,5 @@ def claimed(identity: str, observed: Observed, at: str) -> Record:
 
 
 def released(before: Record) -> Record:
-    """Return the record to write, by which the holder of `before` releases the Lease: the next driver may take it at once."""
+    """Return the record with which the holder of `before` releases the Lease: the next driver may take the Lease at once."""
     return Record(holder="", duration_s=1, version=before.version, acquired=before.acquired, transitions=before.transitions)

@@ -2,9 +2,9 @@
 
 Runs on the driver, and in commands that change the checkpoint. Without the lock both drivers would deliver the current
 micro-batch before Spark noticed two writers of one log. The lock is an operating-system lock on a file beside the lane's
-folder. The lock ends with the process, however the process ends, and needs neither Kafka nor Postgres. It reaches as far as the
-file system's locks do (with NFS 4: other machines too). A checkpoint on a store, such as `s3a://`, has no file locks. On such
-a store, Spark ends the driver that is second to write an entry of Spark's log.
+folder. The lock ends with the process, however the process ends, and needs neither Kafka nor Postgres. The lock also keeps out
+drivers on other machines if the file system shares locks, as NFS 4 does. A checkpoint on a store, such as `s3a://`, has no file
+locks. On such a store, the driver that is second to write an entry of Spark's log fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 def acquire(checkpoint: str, lanes: Iterable[str]) -> None:
     """Lock the folder of each of `lanes` in the checkpoint for the lifetime of this process.
 
-    Without effect on a checkpoint that is neither a path nor a `file` URL. A file system without locks gets a warning, and no
-    lock. Raise CheckpointInUse if another process has locked one of them, and SettingsError if the checkpoint cannot be
+    Do nothing if the checkpoint is neither a path nor a `file` URL. If the file system has no locks, log a warning and take no
+    lock. Raise CheckpointInUse if another process has locked one of the folders, and SettingsError if the checkpoint cannot be
     written.
     """
     folder = object_store.folder_of(checkpoint)

@@ -1,9 +1,9 @@
 """Hold the Lease of a checkpoint: acquire it, renew it on a thread of its own, and end the process before the Lease expires.
 
-Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that it names may use the checkpoint.
-Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its last successful
-renewal, while other drivers wait for LEASE_S. Not promised: a process that was stopped (SIGSTOP, a paused machine) for longer
-than RENEW_DEADLINE_S ends only when it runs again, and may do some milliseconds of work before (docs/operations.md).
+Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
+checkpoint. Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its last
+successful renewal, while other drivers wait for LEASE_S. Not promised: a process that was stopped (SIGSTOP, a paused machine)
+for longer than RENEW_DEADLINE_S ends only when it runs again, and may first do some milliseconds of work (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 WATCH_S = 0.5
 """Seconds between two checks of RENEW_DEADLINE_S. The checks have a thread of their own, because a renewal request may hang."""
 LAST_WORDS_S = 1.0
-"""Seconds for writing the last log line. A blocked reader of the log must not keep the process alive."""
+"""Seconds for writing the last log line. A reader of the log that has stopped reading must not keep the process alive."""
 
 
 class Leases(Protocol):
@@ -37,7 +37,7 @@ class Leases(Protocol):
         """Return the Lease; None if it does not exist."""
 
     def write(self, record: election.Record) -> election.Record:
-        """Store the record, and return it as stored. Raise Conflict if the Lease is not at the version in `record`."""
+        """Store the record, and return the stored one. Raise Conflict if the Lease is not at the version in `record`."""
 
 
 class Holder:

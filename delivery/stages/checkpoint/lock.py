@@ -1,4 +1,4 @@
-"""Lock a checkpoint against a second driver: by file locks if it is a folder, and by a Lease of Kubernetes if one is set.
+"""Lock a checkpoint against a second driver: by file locks in a folder, and by a Lease of Kubernetes if one is set.
 
 Runs on the driver, and in commands that change the checkpoint. The setting `spark.checkpoint_lease` names the Lease.
 """
@@ -33,14 +33,14 @@ class Lock:
             self._holder = lease.Holder(cluster.of_this_pod(name, os.environ), identity, jvm.kill)
 
     def pause_reason(self) -> str | None:
-        """Return why this driver does not deliver yet: it waits for the Lease. None: it may use the checkpoint."""
+        """Return why this driver waits for the Lease and does not deliver yet. None: this driver may use the checkpoint."""
         return None if self._holder is None else self._holder.pause_reason
 
     @contextlib.contextmanager
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
-        """Wait for the Lease, if one is set, and hold it inside the context; yield False if `stop` is set first.
+        """Wait for the Lease, if one is set, and hold it inside the context. Yield True; False if `stop` was set before.
 
-        Unless `is_patient`, raise CheckpointInUse if another driver holds the Lease. Raise LeaseRefused if the API server does
+        `is_patient` False: raise CheckpointInUse if another driver holds the Lease. Raise LeaseRefused if the API server does
         not let this driver use the Lease. The Lease is released only after an orderly end. After a failure the workers may
         still be running, so the next driver waits until the Lease has expired.
         """

@@ -2,9 +2,9 @@
 
 Runs in `fanout accept-loss`, while no job runs the lane, and at the start of a job that moves topics between lanes
 (delivery.stages.realtime.topic_moves). A position is the next offset of a partition. Spark refuses to continue where records
-are gone (`failOnDataLoss`): they are lost events, and an operator has to accept the loss. Guarantee: no record that Kafka still
-holds is skipped, and the lane's state is untouched. One exception: a topic that was deleted and recreated, and now has more
-records than were read of the old topic, looks like the old topic.
+are gone (`failOnDataLoss`). Gone records are lost events, and an operator has to accept the loss. Guarantee: no record that
+Kafka still holds is skipped, and the lane's state is untouched. One exception: a topic that was deleted and recreated, and now
+has more records than were read of the old topic, looks like the old topic.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class Loss(NamedTuple):
     first: int
     """The first lost offset; with ENDS_BEFORE and DELETED the lane's position."""
     last: int | None
-    """None: the number of lost records is unknown."""
+    """The last lost offset; None with ENDS_BEFORE and DELETED: the number of lost records is unknown."""
 
 
 def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> tuple[Positions, list[Loss]]:
-    """Return the positions from which a lane at `positions` can continue, and the losses. `held` is what Kafka has now. Pure.
+    """Return the positions from which a lane at `positions` can continue, and the losses. Pure.
+
+    `held`: (topic, partition) → the offsets that Kafka holds now.
 
     1. The partition no longer exists: it is left out.
     2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the
@@ -132,8 +134,8 @@ def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
 class Checkpoint:
     """The offset log in one lane's checkpoint folder: the committed positions, and the end of an interrupted micro-batch.
 
-    Creating the object reads the positions. It raises LaneFailed if the folder is damaged, or if a micro-batch was started and
-    none was committed. In a folder without a started micro-batch the positions are empty.
+    The constructor reads the positions. It raises LaneFailed if the folder is damaged, or if a micro-batch was started and none
+    was committed. In a folder without a started micro-batch the positions are empty.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:

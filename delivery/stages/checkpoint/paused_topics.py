@@ -32,10 +32,11 @@ log = logging.getLogger(__name__)
 FILE = "paused-topics.json"
 """Name of the file in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
-"""Seconds between two requests to the schema registry, at first and at most. Each pause soon after the last one doubles them,
-because a pause delays the other topics by `schema_registry.wait_s` and a new query."""
+"""Seconds between two requests to the schema registry, at first and at most. A pause that begins less than STEADY_S after the
+end of the last pause doubles the seconds, because a pause delays the other topics by `schema_registry.wait_s` and a new
+query."""
 STEADY_S = 120.0
-"""Seconds without a pause after which the first wait is ASK_S again."""
+"""Seconds without a pause after which the seconds between two requests are ASK_S again."""
 POLL_S = 0.1
 """Seconds between two checks of `await_registry`."""
 
@@ -44,9 +45,11 @@ class PausedTopic(NamedTuple):
     """The positions of a paused topic. JSON in the file: a list of the two fields."""
 
     since: int
-    """The positions are valid once this micro-batch is committed. If it runs again instead, they are void."""
+    """Number of the micro-batch that paused the topic. Once this micro-batch is committed, `offsets` are valid. If the
+    micro-batch runs again instead, `offsets` are void."""
     offsets: dict[str, int]
-    """The next offset by partition, a decimal text. At first only of the paused partitions."""
+    """The next offset of each partition, by the partition's number as a decimal text. At first only paused partitions have an
+    entry; `moved_out` adds the others."""
 
 
 Topics = Mapping[str, PausedTopic]
@@ -56,7 +59,7 @@ Topics = Mapping[str, PausedTopic]
 def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -> dict[str, PausedTopic]:
     """Return the paused topics after a run of the micro-batch `batch_id`, which paused the partitions `found`. Pure.
 
-    The result of an earlier run of the same micro-batch does not count.
+    `found`: (topic, partition) → first waiting offset. The result of an earlier run of the same micro-batch does not count.
     """
     now = {name: topic for name, topic in topics.items() if topic.since != batch_id}
     for (name, number), offset in found.items():
@@ -70,12 +73,12 @@ def committed(topics: Topics, newest: int) -> dict[str, PausedTopic]:
 
 
 def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
-    """Return the topics with the positions of all their partitions, by the lane's committed `positions`. Pure."""
+    """Return the paused topics with an offset for each partition: the one it has, else the lane's committed position. Pure."""
     return {name: topic._replace(offsets=positions.get(name, {}) | topic.offsets) for name, topic in topics.items()}
 
 
 def moved_back(topics: Topics, positions: Positions) -> Positions:
-    """Return a lane's positions with those of the paused topics. Pure."""
+    """Return the lane's `positions` with the offsets of the paused topics added. Pure."""
     return positions | {name: positions.get(name, {}) | topic.offsets for name, topic in topics.items()}
 
 
@@ -89,9 +92,9 @@ def restore(spark: SparkSession, root: str, lanes: Iterable[str]) -> None:
 
 
 class PausedTopics:
-    """The paused topics of one lane. Called on the lane's thread.
+    """Keep the paused topics of one lane. Called on the lane's thread.
 
-    `is_answering` asks the schema registry. It is called on a thread of its own while topics are left out.
+    `is_answering` returns True if the schema registry answers. It is called on a thread of its own while topics are left out.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class PausedTopics:
         metrics.PAUSED_TOPICS.labels(self._lane).set(0)
 
     def note(self, batch_id: int, found: Mapping[tuple[str, int], int]) -> None:
-        """Save the partitions that a micro-batch paused. Called before the micro-batch is committed."""
+        """Save the partitions `found` that a micro-batch paused, as in `noted`. Called before the micro-batch is committed."""
         if not found and all(topic.since != batch_id for topic in self._topics.values()):
             return
         self._topics = noted(self._topics, batch_id, found)
@@ -140,7 +143,7 @@ class PausedTopics:
         return bool(self._left_out) and not self._stop.is_set()
 
     def close(self) -> None:
-        """Move the positions back into the offset log. Called when the lane ends, so that any version may run it next.
+        """Move the positions back into the offset log. Called when the lane ends: then any version may run the lane next.
 
         Never raises: the lane may end because of the checkpoint, and the next start moves the positions as well.
         """

@@ -57,7 +57,8 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 class Reruns:
     """Provide `work_log`, the completed-work log for the tasks of the present micro-batch of one lane.
 
-    It lists completed deliveries only for a micro-batch that runs again. `of` is the class that interprets the lane's results.
+    The log names completed deliveries only for a micro-batch that runs again. `of` is the class that interprets the lane's
+    result records.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class Reruns:
         self._is_untouched = True
 
     def load(self) -> None:
-        """Read the completed work of an interrupted micro-batch, if there is one. Called before each query of the lane."""
+        """Read the completed work of an interrupted micro-batch, if there is one. Called before each query of the lane.
+
+        If the checkpoint cannot be read, log the error: the deliveries of an interrupted micro-batch are then sent again.
+        """
         if self._is_untouched:  # the work of its earlier run, if there was one, is known already
             self._is_untouched = False
             return

@@ -1,5 +1,6 @@
 """Read from and write to Kafka.
 
 In: topics and offsets. Out: streaming frames, rows written to topics, lag. Runs on the driver. The sink runs in the executors,
-`bounded_reader` also there and in the commands, `topics` also in the commands, `lag` and `topics` also in `fanout archive`.
+`bounded_reader` also in the executors and the commands, `topics` also in the commands, `lag` and `topics` also in `fanout
+archive`.
 """

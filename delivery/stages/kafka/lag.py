@@ -1,7 +1,7 @@
 """Measure the lag of each lane: the records in Kafka that no committed micro-batch has handled.
 
-Runs on the driver and in `fanout archive`, with a thread for each lane that asks Kafka for the ends of the partitions. Spark's
-own figures change only with the commit of a micro-batch, so they stand still when a lane hangs.
+Runs on the driver and in `fanout archive`. For each lane, a thread of its own asks Kafka for the ends of the partitions.
+Spark's own figures change only with the commit of a micro-batch, so they stand still when a lane hangs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # exported, but not said so
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # public, but missing in the stubs
 
 from delivery.config import kafka_clients, settings
 from delivery.observability import health, metrics

@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 """Seconds to wait for Kafka's answer."""
+AWAY = (
+    "Kafka or the schema registry does not answer: records wait in Kafka, and the lane continues by itself. Check the brokers "
+    "and the schema registry"
+)
+"""Answer of `/readyz` while the real-time lane waits for Kafka or the schema registry."""
 _KAFKA_OUTAGE = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|LeaderNotAvailable)Exception"
     r"|No resolvable bootstrap urls"  # the host name disappears with a container or a headless service

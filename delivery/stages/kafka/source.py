@@ -41,7 +41,7 @@ def read(
     without_realtime: bool = False,
     without: Collection[str] = (),
 ) -> DataFrame:
-    """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`.
+    """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`; empty: none.
 
     Topics that are created later are included. A micro-batch has at most `at_most` records. `without_realtime` leaves out the
     topics of the real-time lane, and `without` the named topics.

@@ -23,9 +23,9 @@ from delivery.webhooks.state.backlog import Pending
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two checks of the stop event."""
+"""Seconds between two checks of the stop event, and before an unconfirmed wake-up is sent again."""
 SEND_S = 5.0
-"""Seconds for Kafka to confirm a wake-up. Without a confirmation the wake-up is sent again."""
+"""Seconds to wait for Kafka's confirmation of a wake-up. Without a confirmation the wake-up is sent again."""
 HEARD_S = 60.0
 """Seconds to wait for the micro-batch that a wake-up causes. If none comes, as while the lane is paused, the wake-up is sent
 again."""
@@ -40,8 +40,9 @@ CPU seconds each before their first work (docs/adr/0029), and the first record a
 def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:
     """Return the number of seconds until the next wake-up is needed; 0: now. Pure.
 
-    `due_ms` is when the first waiting batch or retry entry is due; None: none waits. A micro-batch that starts within the
-    look-ahead before `due_ms` sends it. `quiet_s` is the time since the last micro-batch.
+    `due_ms` is when the first waiting batch or retry entry is due, in milliseconds since the epoch like `now_ms`; None: none
+    waits. A micro-batch that starts within `look_ahead_ms` before `due_ms` sends that batch or entry. `quiet_s` is the time
+    since the last micro-batch.
     """
     until_quiet = QUIET_S - quiet_s
     until_due = until_quiet if due_ms is None else (due_ms - look_ahead_ms - now_ms) / 1000
@@ -52,7 +53,7 @@ class Waker:
     """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle.
 
     The constructor creates the wake-up topic if it is missing. It raises SettingsError if the topic matches
-    `source.topic_pattern`, and KafkaUnavailable if Kafka does not answer.
+    `source.topic_pattern`, and KafkaUnavailable as `topics.ensure` does.
     """
 
     def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:

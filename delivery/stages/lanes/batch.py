@@ -1,4 +1,4 @@
-"""Run the batch lane: route events to shards, keep them in Spark's state, deliver due batches.
+"""Run the batch lane: route events to shards, keep the events in Spark's state, deliver due batches.
 
 Runs on the driver. A shard is one key of Spark's state. It holds the pending batches of some endpoints.
 """
@@ -22,12 +22,12 @@ from delivery.stages.tasks import batch_shard, deliver_batches, route
 from delivery.webhooks.routing import registries
 
 TRIGGERS_EARLY = 2
-"""Trigger intervals by which a batch may leave before its due time. Otherwise it would leave late: with the first micro-batch
-after that time."""
+"""Number of trigger intervals by which a batch may leave before its due time. Otherwise each batch would leave late: with the
+first micro-batch after its due time."""
 
 
 class Batch(StatefulLane):
-    """The batch lane. `rejects`: this lane reports rejected records, because no direct lane of the same job does."""
+    """The batch lane. `rejects`: True if this lane reports rejected records, because the job runs no direct lane."""
 
     NAME = "batch"
     _delta: task_delta.TaskDelta

@@ -32,7 +32,7 @@ after `spark.python.task.killTimeout`, 2 s."""
 Acquire = Callable[[], registries.RefreshedSource | None]
 """A lane's function that returns the registry for the next micro-batch, and may wait for it; None: the job is asked to stop."""
 Disable = Callable[[Iterable[EndpointId], str], None]
-"""A function that requests the registry to disable endpoints, for a reason. It returns before the endpoints are disabled."""
+"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class LaneContext:
     """Logs a warning when a worker's clock differs from the driver's clock."""
 
     def record(self, report: telemetry.WorkerReport) -> None:
-        """Apply a report of the workers. Called after each micro-batch, and ten times a second in real time.
+        """Apply a report of the workers. Called after each micro-batch; by the real-time lane ten times a second.
 
         The report may show that our network is broken, that endpoints must be suppressed, or that endpoints must be disabled.
         """
@@ -76,14 +76,14 @@ def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_con
 def paused_topics_of(
     config: settings.Settings, spark: SparkSession, lane: str, watch: health.Watch, stop: threading.Event
 ) -> paused_topics.PausedTopics:
-    """Return the topics of a lane that wait for the schema registry: none at first."""
+    """Return the keeper of one lane's paused topics, which wait for the schema registry. At first the lane has none."""
     folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
     is_answering = functools.partial(outage.schema_registry_answers, config.schema_registry)
     return paused_topics.PausedTopics(spark, folder, watch, stop, is_answering)
 
 
 def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:
-    """Return `is_current`: whether the query's plan still fits the number of executors and the registry.
+    """Return `is_current`: True if the plan of the lane's query still fits the executors, the registry and the paused topics.
 
     If False, record in `reruns` that nothing of the micro-batch was sent. The lane then restarts its query with a new plan, and
     the micro-batch runs again. A plan contains the number of executors: in the number of tasks, and in the limit of events.

@@ -1,4 +1,4 @@
-"""Run the retry lane: keep postponed deliveries in Spark's state, lease the due ones, attempt them again.
+"""Run the retry lane: keep postponed deliveries in Spark's state, lease the due deliveries, attempt them again.
 
 Runs on the driver. A shard is one key of Spark's state. It holds the retry entries of some endpoints. A lease holds retry
 entries of one FIFO that a worker attempts now.

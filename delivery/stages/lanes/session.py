@@ -1,4 +1,4 @@
-"""Start Spark with the settings of this application.
+"""Start Spark with the settings of this application, and end it.
 
 Runs on the driver.
 """
@@ -112,9 +112,10 @@ class Libraries:
     """Class archive for a faster start. A JVM that the archive does not fit ignores it silently."""
 
     def settings(self, master: str, class_path: str | None = None) -> dict[str, str]:
-        """Return Spark's settings for the jars. The driver's class path begins with the operator's own, `class_path`.
+        """Return Spark's settings for the jars. `class_path`: the operator's own class path, which comes first; None: not set.
 
-        Spark copies the jars of `spark.jars` to the executors. A master of one process has no executors besides the driver.
+        Spark copies the jars of `spark.jars` to the executors. A `master` of one process (`local`, `local[2]`) has no executors
+        besides the driver, so `spark.jars` leaves `connector` out.
         """
         sent = [*self.store, *(() if master.split("[", maxsplit=1)[0] == "local" else self.connector)]
         on_the_path = [*([class_path] if class_path else []), *map(str, self.connector)]
@@ -125,7 +126,7 @@ class Libraries:
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark's JVM, and return a session by the settings.
 
-    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override them and ALWAYS. Raise
+    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override `besides` and ALWAYS. Raise
     SettingsError if this machine has no address for Spark.
     """
     archive = libraries.class_archive
@@ -159,7 +160,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
 
 @contextlib.contextmanager
 def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Start a session as `start` does, and end it with the context. Raise LaneFailed if the session's JVM ends unexpectedly."""
+    """Start a session as `start` does, and end it with the context. Raise LaneFailed if the JVM ended during the context."""
     spark = start(config, libraries, besides)
     try:
         yield spark
@@ -211,7 +212,8 @@ def java_options(*besides: str) -> str:
 def _write_local_files_by_itself(spark: SparkSession) -> None:
     """Use LOCAL_FILES for local files from now on, if the class exists and `spark.conf` names no other.
 
-    It cannot be a setting at the start: Spark opens local files to load the jars before it has any class from them.
+    LOCAL_FILES cannot be a setting at the start: Spark opens local files to load the jars before it has any class from the
+    jars.
     """
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001  # no public way
     if hadoop.get("fs.file.impl") is None and hadoop.getClassByNameOrNull(LOCAL_FILES) is not None:

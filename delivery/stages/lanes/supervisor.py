@@ -29,7 +29,7 @@ from delivery.webhooks.routing import registries
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
-"""Seconds after which the end of all lanes is noticed."""
+"""Seconds between two checks whether all lanes have ended."""
 
 
 class Lane(Protocol):
@@ -52,9 +52,9 @@ class Registry(Protocol):
 def acquirers(
     names: Collection[str], registry: Registry, network: Network, spark: SparkSession, stop: threading.Event
 ) -> dict[str, Acquire]:
-    """Return for each named lane its function that gets the registry for a micro-batch.
+    """Return, for each named lane, the function that gets the registry for the lane's next micro-batch.
 
-    The function waits while the lanes pause because our own network is broken.
+    The function waits while the lanes are paused because our own network is broken.
     """
     sources: dict[str, Acquire] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in names}
     return {name: network.pausing(source, stop) for name, source in sources.items()}
@@ -67,9 +67,9 @@ def build(
     stop: threading.Event,
     context: LaneContext,
 ) -> dict[str, Lane]:
-    """Return those of the direct, batch and retry lanes that have an entry in `acquire`, by name.
+    """Build those of the direct, batch and retry lanes that have an entry in `acquire`; return them by name.
 
-    Before that, move the positions of paused topics back into the checkpoints of these lanes.
+    First move the positions of paused topics back into the offset logs of these lanes.
     """
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
     built: dict[str, Lane] = {}

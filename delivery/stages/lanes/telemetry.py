@@ -21,11 +21,11 @@ from delivery.webhooks.results.counters import Counters
 
 
 class WorkerReport(NamedTuple):
-    """Counters, and gone and unresponsive endpoints, merged over all workers: of a micro-batch, or in real time of a poll."""
+    """Counters and endpoints that all workers reported: in one micro-batch, or in the real-time lane since the last poll."""
 
     tally: Counters
     gone: frozenset[EndpointId]
-    """Endpoints that answered that they are gone for good."""
+    """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId]
     """Endpoints that did not answer within their response deadline."""
     paused: Mapping[tuple[str, int], int] = {}  # never changed

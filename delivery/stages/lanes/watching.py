@@ -14,7 +14,8 @@ from delivery.observability import health, http_endpoints
 from delivery.stages.kafka import lag
 
 PauseReason = Callable[[], str | None]
-"""A function that returns why all lanes are paused; None: its subject does not pause the lanes."""
+"""A function by which one part of the job (lock, network, registry) says why all lanes are paused; None: that part does not
+pause them."""
 
 
 def begin(

@@ -33,7 +33,10 @@ _LENGTH = struct.Struct(">I")
 
 
 class ChannelBroken(Exception):
-    """The connection cannot be used further: the peer is gone, or it does not have the query's key."""
+    """The connection cannot be used further.
+
+    The peer is gone or too slow, or its message is too large or was not sealed with the query's key for this connection.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +82,17 @@ class Channel:
         """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if length > self._most:
-            raise ChannelBroken(f"a message of {length} bytes")
+            raise ChannelBroken(f"the other side announced a message of {length} bytes; at most {self._most} are accepted")
         sealed = _read(self._connection, length)
         bound_to = self._bound_to(self._receives, self._received)
         self._received += 1
         try:
             return pickling.unpacked(self._sealer.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound_to))
         except InvalidTag:
-            raise ChannelBroken("a message that was not sealed for this connection") from None
+            raise ChannelBroken("the other side sent a message that was not sealed for this connection") from None
 
     def wait_without_timeout(self) -> None:
-        """Let each of the following waits for the peer last any time. Called when the peer may be busy for long."""
+        """From now on, wait for the peer without a limit of time. Called when the peer may be busy for long."""
         self._connection.settimeout(None)
 
     def close(self) -> None:

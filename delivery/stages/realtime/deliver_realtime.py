@@ -20,7 +20,7 @@ from delivery.webhooks.results import completed_work
 
 
 class TriedAgain(Exception):
-    """Ends a task that Spark tries again after a failure: the second try would begin at the old start offsets.
+    """Raised in a task that Spark starts again after a failure: the second try would begin at the old start offsets.
 
     The lane restarts the whole query instead, with new start offsets.
     """
@@ -30,8 +30,8 @@ class TriedAgain(Exception):
 class DeliverRealtime:
     """The function that Spark calls for a partition of records: deliver them, write the results, yield no rows.
 
-    Spark passes Arrow batches as long as the query's batch lasts, minutes in real time. Rows without a topic are fillers
-    (delivery.stages.realtime.realtime_source), and are ignored.
+    Spark passes Arrow batches until the query's batch ends. In Spark's real-time mode a batch lasts minutes. Rows without a
+    topic are fillers (delivery.stages.realtime.realtime_source), and are ignored.
     """
 
     tools: task_context.Tools
@@ -50,7 +50,7 @@ class DeliverRealtime:
         link = channel.connect(self.driver)
         try:
             if attempt:
-                link.send(messages.Report(task=number, state=messages.State.FAILED, failure="Spark tried it again"))
+                link.send(messages.Report(task=number, state=messages.State.FAILED, failure="Spark started it a second time"))
                 raise TriedAgain
             under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s)
             try:

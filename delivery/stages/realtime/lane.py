@@ -98,7 +98,7 @@ def build(
     stop: threading.Event,
     names: Collection[str],
 ) -> dict[str, supervisor.Lane]:
-    """Return the real-time lane by its name, or nothing if the job does not run it: `names` are the lanes of the job.
+    """Return the real-time lane by its name; empty if it is not in `names`, the lanes of the job.
 
     Before that, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane cannot
     run with these settings, and the errors of delivery.stages.realtime.topic_moves.
@@ -170,7 +170,7 @@ class RealtimeLane:
                 return
             if outcome is Outcome.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
-            watch.wait_for("Kafka or the schema registry does not answer" if outcome is Outcome.KAFKA_AWAY else None)
+            watch.wait_for(outage.AWAY if outcome is Outcome.KAFKA_AWAY else None)
             while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
                 if outage.is_over(self._config) and outage.schema_registry_answers(self._config.schema_registry):
                     break

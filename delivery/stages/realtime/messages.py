@@ -56,13 +56,13 @@ class Report:
     tally: Counters = field(default_factory=Counters)
     """Counters of the results of the worker process since its last report."""
     gone: frozenset[EndpointId] = frozenset()
-    """Endpoints that answered that they are gone for good."""
+    """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
     """Endpoints that did not answer within their response deadline."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
     """For each partition with progress: the offset below which the results of all records are written."""
     records: int = 0
-    """Number of records read."""
+    """Number of records that the task has read since its last report."""
     delay_s: float = 0.0
     """The longest time between Kafka's append of a record and its reading, in seconds."""
 
@@ -84,6 +84,7 @@ class DriverUpdate:
     is_stopping: bool = False
     """True if the task must start no more deliveries in this query."""
     driver_s: float = 0.0
-    """The driver's time, in seconds since the epoch."""
+    """When the driver sent this update, in seconds since the epoch by its clock."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
-    """In the answer to a task's first report: the next offset of each partition for which the driver knows one. Else empty."""
+    """In the answer to a task's first report: the next offset of each partition for which the driver knows an offset. In later
+    answers: empty."""

@@ -1,6 +1,6 @@
 """Decide whether the real-time lane delivers record by record or catches up in micro-batches. Pure.
 
-real time ── records older than `behind_s` for FOR_S ─► catching up ── records younger than half of it for FOR_S ─► real time
+real time ── records older than `behind_s` for FOR_S ─► catching up ── records younger than `behind_s`/2 for FOR_S ─► real time
                                                          (for at least `least_s`, which doubles when it has not helped)
 """
 
@@ -16,11 +16,13 @@ EVERY_S = 1.0
 """Seconds between two judgements, each by the oldest record since the judgement before. The driver polls more often than tasks
 report, so a poll without a report says nothing."""
 LEAST_S = 10.0
-"""Initial value of the shortest catch-up, in seconds. Each change of the mode stops delivery for some seconds."""
+"""Shortest duration of the first catch-up, in seconds. Each change of the mode stops delivery for some seconds."""
 MOST_S = 300.0
-"""Upper bound of the shortest catch-up, in seconds. A lane that gets more records than it can deliver one by one reaches it."""
+"""Upper bound of a catch-up's shortest duration, in seconds. A lane that gets more records than it can deliver one by one
+reaches this bound."""
 LASTED_S = 120.0
-"""Seconds in real time after which the catch-up before counts as successful: the next one lasts at least LEAST_S again."""
+"""If the lane stays in real time for this many seconds, the last catch-up was successful: the next one may end after LEAST_S
+again."""
 
 
 class Mode(enum.StrEnum):
@@ -40,7 +42,8 @@ class ModeSwitch:
     since: float
     """When the lane entered this mode."""
     least_s: float = LEAST_S
-    """Shortest duration of the present catch-up, in seconds. In real time: that of the last one, or LEAST_S if none was."""
+    """Shortest duration of the present catch-up, in seconds. In real time: the value of the last catch-up, or LEAST_S before
+    the first."""
     differs_since: float | None = None
     """Since when the age of the records calls for the other mode; None: the age fits the present mode."""
     oldest_s: float = 0.0

@@ -1,8 +1,8 @@
 """Read the real-time lane's topics, and add a filler row after each record.
 
 Runs on the driver. Spark closes an Arrow batch of one record only after it has asked the source for the next row. Under the
-real-time trigger the source blocks until there is one, so each record would wait for the following one. The filler follows at
-once and closes the record's batch; then the filler waits instead (docs/adr/0040).
+real-time trigger the source blocks until the next row exists, so each record would wait for the following record. The filler
+follows at once and closes the record's batch; then the filler waits instead (docs/adr/0040).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def session(spark: SparkSession) -> SparkSession:
 
 def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
     """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a row of nulls."""
-    records = _behind(source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
+    records = _from(source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
     record = F.struct(*deliver_events.COLUMNS)
     filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
     return records.select(F.explode(F.array(record, filler)).alias("row")).select("row.*")
@@ -50,14 +50,14 @@ def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offset
 def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
     """Return the stream of records at or after `start_offsets` for micro-batches of `spark.parallelism` tasks.
 
-    For a lane that catches up, and for `--once`.
+    Used while the lane catches up, and with `--once`.
     """
     records = source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
-    return _behind(records, start_offsets).coalesce(config.spark.parallelism)
+    return _from(records, start_offsets).coalesce(config.spark.parallelism)
 
 
-def _behind(records: DataFrame, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Leave out the records below `start_offsets`. The filter runs in the JVM, because it may drop the records of minutes."""
+def _from(records: DataFrame, start_offsets: Mapping[Place, int]) -> DataFrame:
+    """Leave out the records before `start_offsets`. The filter runs in the JVM, because it may drop the records of minutes."""
     if not start_offsets:
         return records
     known = F.create_map(

@@ -58,7 +58,7 @@ class Followed:
 
 @functools.cache  # one for each worker process
 def followed() -> Followed:
-    """Return the one Followed of this process."""
+    """Return the Followed of this process. Each call returns the same object."""
     return Followed()
 
 

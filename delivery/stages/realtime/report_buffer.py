@@ -46,7 +46,7 @@ def buffer() -> ReportBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferedTotal:
-    """One total of the process's buffer, by its name: what an observer has in place of an accumulator. Survives pickling."""
+    """One total of the process's buffer, by its name. In the real-time lane it replaces an accumulator. Survives pickling."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Find the topics of the real-time lane, and compare Spark's task slots with those that the lane needs.
+"""Find the topics of the real-time lane, and check that Spark has a task slot for each of their partitions.
 
 Runs on the driver. In real time, a task reads one Kafka partition and occupies a slot as long as the query's batch lasts. So
 the lane needs one slot for each partition.
@@ -26,7 +26,7 @@ _LOCAL = re.compile(r"local\[(\d+)")
 
 
 def partitions(config: settings.Settings) -> dict[str, int] | None:
-    """Return the number of partitions of each of the lane's topics; None if Kafka does not answer."""
+    """Return topic → number of partitions for the lane's topics; None if Kafka does not answer, or refuses."""
     try:
         found = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
     except KafkaException:
@@ -62,7 +62,7 @@ def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None
 
 
 class LaneTopics:
-    """The topics of the lane with their partitions.
+    """The topics of the real-time lane, each with its number of partitions.
 
     `for_others` is the number of Spark's slots that are reserved for the other lanes.
     """

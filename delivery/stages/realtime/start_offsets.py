@@ -46,7 +46,7 @@ class StartOffsets(NamedTuple):
     next_offsets: dict[Place, int]
     """The first offset to deliver in each partition."""
     ended: frozenset[Key]
-    """Deliveries at or beyond these offsets that have ended already, and must not be repeated."""
+    """Deliveries of records at or after these offsets that have ended already. They must not be repeated."""
     is_first: bool = False
     """True if the lane has never started before."""
 
@@ -63,7 +63,7 @@ def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
 def read(
     spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None
 ) -> StartOffsets:
-    """Return the start of the next query, for the lane's topics or for the topics that `of` accepts.
+    """Return the start of the next query, for the lane's topics; with `of`, for the topics that `of` accepts.
 
     `checkpoint` is the lane's folder. Raise KafkaUnavailable if the receipts cannot be read in TRIES tries: without receipts,
     all records since the last commit would be sent again.

@@ -145,7 +145,7 @@ class TaskServer:
         return positions
 
     def reach(self, offsets: Iterable[tuple[Place, int]]) -> None:
-        """Record offsets that Spark has committed."""
+        """Record the next offset of partitions, as Spark has committed them. A smaller offset than the known one is ignored."""
         with self._lock:
             for place, at in offsets:
                 self._next[place] = max(at, self._next.get(place, 0))
@@ -168,7 +168,7 @@ class TaskServer:
                 first = with_task.receive()
             except channel.ChannelBroken as exc:  # also from a client that is no task
                 log.warning(
-                    "the real-time lane refused a connection (%s). If it was a task, its lane restarts the query; if not, "
+                    "the real-time lane refused a connection (%s). If it was a task, the lane restarts its query; if not, "
                     "limit access to the port realtime.port", exc,
                 )  # fmt: skip
                 return

@@ -1,9 +1,9 @@
 """Move topics from the direct lane to the real-time lane, or back, when `source.realtime_pattern` has changed.
 
 Runs on the driver before the lanes, if both keep their progress below one `spark.checkpoint`. A position is the next offset of
-a partition. Without a move, Spark would refuse to run the old lane without a topic that it had read. In the new lane it would
-read the topic from its first record, so all of the topic would be sent again. So the topic's positions move to the checkpoint
-of the other lane. After a crash between two steps the next start repeats the same steps.
+a partition. Without a move, Spark would refuse to run the old lane without a topic that this lane had read. In the new lane,
+Spark would read the topic from its first record, so all of the topic would be sent again. So the topic's positions move to the
+checkpoint of the other lane. After a crash between two steps the next start repeats the same steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def split_by_topic(positions: losses.Positions, goes: Callable[[str], bool]) -> tuple[losses.Positions, losses.Positions]:
-    """Return the positions of the topics that stay, and of the topics for which `goes` is true."""
+    """Return two parts of `positions`: of the topics that stay, and of the topics for which `goes` returns True."""
     stays = {topic: numbers for topic, numbers in positions.items() if not goes(topic)}
     return stays, {topic: numbers for topic, numbers in positions.items() if goes(topic)}
 

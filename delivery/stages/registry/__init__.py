@@ -1,5 +1,6 @@
-"""The registry for the executors: customers, endpoints and subscriptions, as Postgres has them.
+"""Read the registry from Postgres, and give the executors its customers, endpoints and subscriptions.
 
-In: rows of Postgres, followed while the job runs. Out: a broadcast snapshot, deltas for tasks whose closure is fixed, and
-requests to disable endpoints. Runs on the driver. The tasks in the executors open the deltas, and make the look-ups.
+In: rows of Postgres, followed while the job runs. Out: a broadcast snapshot, deltas for tasks whose closure is fixed, and the
+settings of look-ups. `endpoint_disabler` also writes to the registry: it disables endpoints. Runs on the driver. The tasks in
+the executors open the deltas, and make the look-ups.
 """

@@ -1,9 +1,9 @@
-"""Disable endpoints in the registry that are gone, or that have failed for days.
+"""In the registry, disable those endpoints that answered with status 410 (gone) or have failed for days.
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request that
 an endpoint be disabled, and the thread writes it to Postgres. Guarantee: a request that is repeated while Postgres answers is
-written. A request that was last made STALE_S ago is dropped: the endpoint may have recovered, or an operator may have acted. If
-the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
+written. A request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator may have
+acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ is `error_classes.GONE`."""
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
-"""Seconds after an endpoint was disabled for which further requests for it are ignored. These requests come from attempts that
-workers made before they knew of the change. If an operator has enabled the endpoint again, they would undo that."""
+"""After an endpoint was disabled, further requests to disable this endpoint are ignored for this many seconds. These requests
+come from attempts that workers made before they knew of the change. If an operator has enabled the endpoint again, such a
+request would undo that."""
 STALE_S = 300.0
 """Seconds after which a request that was not repeated is dropped. The retry lane probes an endpoint with waiting entries at
 least once in `retry.max_probe_interval_s`, a minute, and repeats the request if the probe fails. For an endpoint without
 waiting entries, the request is repeated when the endpoint fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
-"""Disables in the registry the active ones of these endpoints for a reason, and returns the ids of the disabled endpoints."""
+"""A function that disables those of the given endpoints that are active, with a reason, and returns the ids of the endpoints
+that it has disabled."""
 
 
 class _Request(NamedTuple):
@@ -82,7 +84,10 @@ class EndpointDisabler:
         self._thread.start()
 
     def disable(self, endpoint_ids: Iterable[EndpointId], reason: str) -> None:
-        """Request that the active ones of these endpoints be disabled, for `reason`. Does not wait, and may be repeated."""
+        """Request to disable those of these endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
+
+        Return at once. Callers repeat the request as long as an endpoint fails.
+        """
         with self._changed:
             for endpoint_id in endpoint_ids:
                 if endpoint_id not in self._written:
@@ -91,7 +96,7 @@ class EndpointDisabler:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Wait until the thread has written the last requests, at most `timeout_s`. Called after `stop` was set."""
+        """Wait until the thread has written the last requests, at most `timeout_s` seconds. Called after `stop` was set."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

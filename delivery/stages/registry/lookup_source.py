@@ -1,8 +1,8 @@
 """Let the executors read the registry from Postgres themselves, if `snapshot.source` is "lookup".
 
-Runs on the driver; `LookupSource` travels to the executors. The executors ask Postgres what an event may be due to, and keep
-the answers for a while. The driver keeps nothing of the registry. Before each micro-batch the driver checks that Postgres
-answers. So a job without Postgres waits between two micro-batches, where it can be stopped.
+Runs on the driver; `LookupSource` travels to the executors. The executors ask Postgres to which subscriptions an event may be
+due, and keep the answers for a while. The driver keeps nothing of the registry. Before each micro-batch the driver checks that
+Postgres answers. So a job without Postgres waits between two micro-batches, where it can be stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from subscriptions_db.snapshot.lookup import PostgresReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSource:
-    """The settings with which a task looks up the registry in Postgres. No repr shows the secret `database` and `keys`."""
+    """The settings with which a task looks up the registry in Postgres. No repr shows the secrets in `database` and `keys`."""
 
     REFRESHED: ClassVar[str] = "revision"
     database: settings.Database
@@ -45,7 +45,10 @@ class LookupSource:
     """The registry's revision when the micro-batch started."""
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
-        """Return the registry for a task: `last`, which the process had before, with its cached answers, or a new one."""
+        """Return the registry for a task: `last` with its cached answers, or a new registry if `last` is of another kind.
+
+        `last` is the registry of the last task in this process; None: there was no task.
+        """
         looked_up = last if isinstance(last, lookup_registry.LookupRegistry) else self._new()
         looked_up.confirm(self.revision)
         return looked_up
@@ -56,7 +59,7 @@ class LookupSource:
 
 
 class Lookups:
-    """The registry of a job whose executors look it up: each micro-batch gets a LookupSource once Postgres has answered."""
+    """Return a LookupSource for each micro-batch, once Postgres has answered. For jobs with `snapshot.source` = "lookup"."""
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._ring = keyring.KeyRing.from_settings(config.keys)

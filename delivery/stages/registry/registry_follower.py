@@ -53,7 +53,7 @@ class Published:
         return self.base.revision if self.changes is None else self.changes.revision
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of rows of each kind, changes included."""
+        """Return the number of rows by kind (`tenants`, `endpoints`, `subscriptions`), changes included."""
         sizes = {}
         for kind in ("tenants", "endpoints", "subscriptions"):
             rows, changed = getattr(self.base, kind), {} if self.changes is None else getattr(self.changes, kind)
@@ -71,7 +71,9 @@ def advanced(published: Published, changes: SnapshotChanges, now: float) -> Publ
 
 
 class Follower:
-    """Keep the newest registry: read it in full at the start, then read its changes as Postgres notifies, or at intervals.
+    """Keep the newest registry: read all of it at the start, then only the changes.
+
+    The changes are read when Postgres notifies the connection, and at the latest every `snapshot.poll_interval_s`.
 
     A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. The thread publishes only whole
     revisions: an interrupted read publishes nothing.
@@ -104,7 +106,9 @@ class Follower:
         self._thread.start()
 
     def current(self) -> Published | None:
-        """Wait for a registry that is recent enough, and return it; None when the job is asked to stop.
+        """Wait until Postgres has confirmed a registry within `snapshot.max_age_s`, and return that registry.
+
+        None: the job is asked to stop.
 
         The lanes wait here before the first read, and while Postgres has been absent for longer than `snapshot.max_age_s`.
         Raise SettingsError if `database.url` is no URL, or the key ring does not fit the registry.
@@ -127,18 +131,21 @@ class Follower:
 
     @property
     def newest(self) -> Published | None:
-        """The newest registry, of any age. Thread-safe."""
+        """The newest registry, of any age; None: none has been read yet. Thread-safe."""
         return self._published
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused: the registry is missing or too old. None: it is recent enough. Thread-safe."""
+        """Return why the lanes are paused: no registry was read, or it is older than `snapshot.max_age_s`. None: neither.
+
+        Thread-safe.
+        """
         published = self._published
         if published is None:
             return "the registry has not been read yet" + self._cause()
         age_s = self._clock() - published.confirmed_at
         if age_s <= self._snapshot.max_age_s:
             return None
-        return f"the registry was last confirmed {age_s:.0f} s ago" + self._cause()
+        return f"the registry was last confirmed {age_s:.0f} s ago" + (self._cause() or ": check Postgres")
 
     def _cause(self) -> str:
         return f": {self._failure}" if self._failure else ""
@@ -262,9 +269,9 @@ class Broadcaster:
 
 
 class Broadcasts:
-    """The registry of a job that broadcasts it: each micro-batch gets the newest one, as a broadcast and a delta.
+    """Give each micro-batch the newest registry, as a broadcast and a delta. For jobs with `snapshot.source` = "broadcast".
 
-    Creating the object starts the Follower.
+    The constructor starts the Follower.
     """
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
@@ -274,9 +281,10 @@ class Broadcasts:
         self._broadcaster: Broadcaster | None = None
 
     def source(self, context: SparkContext, lane: str) -> registries.BroadcastSource | None:
-        """Wait for a registry that is recent enough, and return the source for the tasks of the lane's next micro-batch.
+        """Wait as `Follower.current` does, and return the source of the registry for the lane's next micro-batch.
 
-        None: the job is asked to stop.
+        None: the job is asked to stop. Raise SettingsError if `database.url` is no URL, or the key ring does not fit the
+        registry.
         """
         published = self.follower.current()
         if published is None:

@@ -9,9 +9,9 @@ from delivery.stages.registry import lookup_source, registry_follower
 
 
 def source(config: settings.Settings, stop: threading.Event) -> registry_follower.Broadcasts | lookup_source.Lookups:
-    """Return the source of the registry that the setting `snapshot.source` names, for all lanes of the job.
+    """Return the source from which all lanes of the job get the registry: the one that `snapshot.source` names.
 
-    The source for broadcasts starts to read the registry at once, on a thread of its own.
+    Broadcasts starts to read the registry at once, on a thread of its own. Lookups asks Postgres before each micro-batch.
     """
     made = lookup_source.Lookups if config.snapshot.source == "lookup" else registry_follower.Broadcasts
     return made(config, stop=stop)

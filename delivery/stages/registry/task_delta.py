@@ -34,14 +34,17 @@ class TaskDeltaSource:
     key: bytes = field(repr=False)
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
-        """Return the registry of this task's micro-batch: the one at the query's start, with the delta of the micro-batch.
+        """Return the registry for this task: the registry at the query's start, with the delta of the task's micro-batch.
 
-        `last` is the registry that the process had before.
+        `last` is the registry of the last task in this process; None: there was no task. Raise RuntimeError without a delta.
         """
         context = TaskContext.get()
         sealed = None if context is None else context.getLocalProperty(PROPERTY)
         if sealed is None:
-            raise RuntimeError("this task has no registry delta: its micro-batch was not started by foreachBatch")
+            raise RuntimeError(
+                "this task has no delta of the registry, so the task fails: foreachBatch did not start its micro-batch. Send "
+                "this traceback to the maintainers of the platform"
+            )
         return replace(self.source, **{self.source.REFRESHED: _opened(self.key, sealed)}).registry(last)
 
 
@@ -64,7 +67,10 @@ class TaskDelta:
         return bool(_without_delta(newest) == self._at_start)
 
     def publish(self, newest: registries.RefreshedSource) -> None:
-        """Publish the delta up to `newest` to the tasks of this micro-batch. Call on the thread that called `foreachBatch`."""
+        """Publish the delta up to `newest` to the tasks of this micro-batch.
+
+        Called inside the function of `foreachBatch`, on the thread on which Spark calls that function.
+        """
         delta = getattr(newest, newest.REFRESHED)
         if not self._sealed or delta is not self._published:
             self._published, self._sealed = delta, _sealed(self._key, delta)

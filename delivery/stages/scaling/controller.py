@@ -23,10 +23,12 @@ from delivery.stages.scaling import decision, executors, load, size
 log = logging.getLogger(__name__)
 
 STEADY_S = 5.0
-"""Seconds in which no executor registers or ends, before the lanes plan for the new number. If all wanted executors have
-registered, the lanes do so at once. The pods of one request start one by one, and each new plan costs a lane a moment."""
+"""Seconds without a change of the registered executors, after which the lanes plan for their number. If all wanted executors
+have registered, the lanes plan for that number at once. The pods of one request start one by one, and each new plan costs a
+lane a moment."""
 REMOVE_WITHIN_S = 10.0
-"""Seconds to wait for a moment in which no lane needs shuffled rows. Meanwhile the batch and retry lanes start no delivery."""
+"""Seconds to wait for a moment in which no lane needs shuffled rows. Meanwhile no micro-batch of the batch or retry lane starts
+its deliveries."""
 MISSING_AFTER_S = 120.0
 """Seconds after which a warning reports that requested executors have not registered."""
 
@@ -47,7 +49,7 @@ class Cluster(Protocol):
 class Controller:
     """Observe the load of the lanes, decide the number of executors, and request that number from Spark.
 
-    `watches` hold the lag of each lane. `clock` is monotonic, in seconds.
+    `watches` has for each lane the watch that holds its lag. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ WHY = {
     decision.Reason.LAG: "the lag would not drain within {policy.drain_within_s:.0f} s",
     decision.Reason.IDLE: "fewer would have sufficed for {policy.scale_in_after_s:.0f} s",
 }
-"""Texts of log messages for the reasons for which the number of executors changes."""
+"""The part of the log message that follows "because", for each reason that changes the number of executors."""
 
 
 def _load(watch: health.Watch) -> load.Load:

@@ -23,7 +23,8 @@ from delivery.stages.scaling import load
 HEADROOM = 0.75
 """Share of an executor's throughput that may be in use after a reduction. While more is in use, up to 1, the number stays."""
 QUIET_S = 3.0
-"""Seconds of arrivals that a lane without a measured throughput may have as lag, if fewer executors are to be tried."""
+"""A lane without a measured throughput tries fewer executors only while its lag is at most the arrivals of this many
+seconds."""
 STEP_S = 20.0
 """Seconds between two reductions."""
 
@@ -76,9 +77,10 @@ class State:
     lanes: Mapping[str, load.Measured] = field(default_factory=dict)
     """The measurements of each lane."""
     sufficed: tuple[tuple[float, int], ...] = ()
-    """Pairs of a time and the smallest number that would have sufficed then: of the last `scale_in_after_s`, and one older."""
+    """Pairs (monotonic seconds, smallest number of executors that would have sufficed then), oldest first: those of the last
+    `scale_in_after_s`, and one older pair."""
     fell_at_s: float = -math.inf
-    """When the wanted number last fell."""
+    """When the wanted number last fell; monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +97,14 @@ class Decision:
 
 
 def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
-    """Return the decision after one more observation: the load `seen` of each lane, and the registered `executors`."""
+    """Decide after one more observation: the load `seen` of each lane, and the number of registered `executors`.
+
+    `now_s` is the time of the observation, in monotonic seconds.
+    """
     kept = policy.bounded(state.wanted)
     for reason, is_so in ((Reason.KAFKA_AWAY, _is_away), (Reason.HOLDING, _is_paused)):
         if lane := next((name for name, lane_load in seen.items() if is_so(lane_load)), None):
-            paused = {name: dataclasses.replace(known, window=(), behind_since=None) for name, known in state.lanes.items()}
+            paused = {name: dataclasses.replace(known, window=(), measuring_since=None) for name, known in state.lanes.items()}
             after = dataclasses.replace(state, wanted=kept, lanes=paused, sufficed=())
             return Decision(wanted=kept, reason=reason, lane=lane, drain_s=math.inf, state=after)
     lanes = {name: state.lanes.get(name, load.Measured()).observed(newest, executors) for name, newest in seen.items()}
@@ -124,11 +129,11 @@ class _Need:
     drain_s: float
     """Seconds until the registered executors have drained the lane's lag."""
     more: int
-    """Number that drains the lag in time; the present number if the present number does."""
+    """Number of executors that drains the lag in time; the wanted number, if that drains it in time."""
     useful: int
     """Largest number of executors that all have a partition to read."""
     sufficient: int
-    """Number that would suffice while only HEADROOM of its throughput is in use."""
+    """Number of executors that would suffice with only HEADROOM of their throughput in use."""
 
     @property
     def urgency(self) -> tuple[int, float]:
@@ -174,11 +179,11 @@ def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, ex
     return _Need(drain_s=drain_s, more=max(more, kept), useful=useful, sufficient=kept)
 
 
-def _number(most: _Need, state: State, policy: Policy, *, now_s: float) -> tuple[int, Reason]:
-    kept, more = state.wanted, min(most.more, most.useful)
+def _number(need: _Need, state: State, policy: Policy, *, now_s: float) -> tuple[int, Reason]:
+    kept, more = state.wanted, min(need.more, need.useful)
     if policy.bounded(more) > kept:
         return policy.bounded(more), Reason.LAG
-    if most.more > kept:
+    if need.more > kept:
         return kept, Reason.AT_MAXIMUM if kept >= policy.max_executors else Reason.AT_PARTITIONS
     sufficed = policy.bounded(max(number for _, number in state.sufficed))
     is_long = state.sufficed[0][0] <= now_s - policy.scale_in_after_s

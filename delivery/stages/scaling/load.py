@@ -1,8 +1,8 @@
 """Measure the load of a lane: records that arrive, records handled, and the throughput of one executor. Pure.
 
 Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafka that no committed micro-batch has handled. A
-lane is behind while its lag is more than it handles in BEHIND_S. Only then does the lane handle as much as it can, and only
-then is its throughput measured.
+lane is behind while its lag is more than the lane handles in BEHIND_S seconds. Only then does the lane handle as much as it
+can, and only then is its throughput measured.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 WINDOW_S = 15.0
 """Seconds over which rates are averaged: several micro-batches, each of which commits thousands of events at once."""
 BEHIND_S = 10.0
-"""Seconds of handled records above which a lane counts as behind. The records of the current micro-batch are also lag, but
-fewer."""
+"""A lane counts as behind while its lag is more than the lane handles in this many seconds. The records of the current
+micro-batch are also lag, but fewer."""
 SETTLE_S = 30.0
 """Seconds without a measurement after the number of executors has changed: new workers import modules, and the queries get new
 plans."""
 MEASURE_S = 10.0
 """Shortest measurement of a throughput, in seconds."""
-AFRESH_S = 60.0
+REMEASURE_S = 60.0
 """Seconds after which a measurement of a throughput ends, and a new one starts."""
 REMEMBER_S = 6 * 3600.0
 """Seconds for which a measured throughput is used. Otherwise a throughput that was measured with slow endpoints would keep too
@@ -39,9 +39,9 @@ class Load:
     handled: int
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float
-    """When the last committed micro-batch was committed; monotonic seconds."""
+    """When the last micro-batch was committed; monotonic seconds."""
     partitions: int
-    """Partitions that the lane reads; 0: unknown."""
+    """Number of Kafka partitions that the lane reads; 0: unknown."""
     pause_reason: str | None = None
     """Why the lane is paused; None: it is not."""
     is_source_up: bool = True
@@ -49,7 +49,7 @@ class Load:
 
     @property
     def published(self) -> int:
-        """Records that have arrived since a fixed point in time, which is unknown. Only differences of two values matter."""
+        """Records handled and waiting. Each arriving record adds 1, so only differences of two values have a meaning."""
         return self.handled + (self.lag or 0)
 
 
@@ -58,19 +58,21 @@ class Measured:
     """The observations of one lane, and its measured throughput."""
 
     window: tuple[Load, ...] = ()
-    """The observations of the last WINDOW_S, oldest first."""
+    """The observations of the last WINDOW_S, and one that is older, so that the window spans at least WINDOW_S. Oldest
+    first."""
     executors: int = 1
     """Executors that were registered at the last observation."""
     changed_at_s: float = -math.inf
     """When the number of registered executors last changed; monotonic seconds."""
-    behind_since: Load | None = None
-    """Start of the present measurement; None: the lane is not behind."""
+    measuring_since: Load | None = None
+    """First observation of the present measurement; None: the lane is not behind. After a change of the number of executors,
+    and after REMEASURE_S, the measurement starts again."""
     per_executor: float | None = None
     """Records a second that one executor handles when the lane is behind; None: not measured, or too old."""
     measured_at_s: float = -math.inf
     """When `per_executor` was measured; monotonic seconds."""
     proven: float = 0.0
-    """Most records a second that one executor has handled while the lane was not behind."""
+    """Most records a second that one executor has handled while the lane was not behind, since `measured_at_s`; 0: unknown."""
 
     @property
     def lag(self) -> int | None:
@@ -98,35 +100,36 @@ class Measured:
         if self.window and load.at_s <= self.window[-1].at_s:  # Kafka was not asked again
             return self
         if load.lag is None:
-            return dataclasses.replace(self, window=(load,), behind_since=None)
+            return dataclasses.replace(self, window=(load,), measuring_since=None)
         known = [seen for seen in self.window if seen.lag is not None]
         # The newest of the older observations stays, so that the window is not shorter than WINDOW_S.
         older = [seen for seen in known if seen.at_s <= load.at_s - WINDOW_S]
         window = (*older[-1:], *(seen for seen in known if seen.at_s > load.at_s - WINDOW_S), load)
         is_forgotten = load.at_s - self.measured_at_s > REMEMBER_S
-        now = dataclasses.replace(
+        updated = dataclasses.replace(
             self,
             window=window,
             per_executor=None if is_forgotten else self.per_executor,
             executors=max(executors, 1),
             changed_at_s=load.at_s if max(executors, 1) != self.executors else self.changed_at_s,
         )
-        return _measured(now)
+        return _with_throughput(updated)
 
     def _per_s(self, before: int, now: int) -> float:
         took_s = self.window[-1].at_s - self.window[0].at_s
         return max(0, now - before) / took_s if took_s else 0.0
 
 
-def _measured(known: Measured) -> Measured:
-    """Return `known` with its throughput updated by the newest observation of its window."""
-    load, since = known.window[-1], known.behind_since
+def _with_throughput(known: Measured) -> Measured:
+    """Return `known` with `per_executor` and `proven` updated by the newest observation of its window."""
+    load, since = known.window[-1], known.measuring_since
     if not known.is_behind:
+        # The window begins SETTLE_S or more after the last change of the number of executors.
         is_steady = load.at_s - known.changed_at_s > WINDOW_S + SETTLE_S
         proven = max(known.proven, known.handled_per_s / known.executors) if is_steady else known.proven
-        return dataclasses.replace(known, behind_since=None, proven=proven)
+        return dataclasses.replace(known, measuring_since=None, proven=proven)
     if since is None or load.at_s - known.changed_at_s <= SETTLE_S:
-        return dataclasses.replace(known, behind_since=load)
+        return dataclasses.replace(known, measuring_since=load)
     took_s = load.handled_at_s - since.handled_at_s
     if took_s < MEASURE_S or load.handled <= since.handled:
         return known
@@ -135,5 +138,5 @@ def _measured(known: Measured) -> Measured:
         per_executor=(load.handled - since.handled) / took_s / known.executors,
         measured_at_s=load.at_s,
         proven=0.0,
-        behind_since=load if took_s >= AFRESH_S else since,
+        measuring_since=load if took_s >= REMEASURE_S else since,
     )

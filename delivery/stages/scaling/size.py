@@ -17,13 +17,13 @@ class Size:
     """The number of executors and tasks for which a lane plans its micro-batches."""
 
     executors: int
-    """Number of executors. The limit of events of a micro-batch is multiplied by it."""
+    """Factor of the limit of events of a micro-batch: the number of executors; 1 if the job does not scale."""
     tasks: int
-    """Tasks of a micro-batch."""
+    """Number of tasks of a micro-batch."""
 
 
 class Shuffles:
-    """Let no executor be removed while tasks still have to read its shuffled rows. Thread-safe.
+    """Let no executor be removed while tasks still have to read that executor's shuffled rows. Thread-safe.
 
     A decommissioned executor ends when its own tasks have ended, although tasks on other executors may still need its shuffled
     rows. Spark fails these tasks.
@@ -36,7 +36,7 @@ class Shuffles:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let no executor be removed inside the context. Waits at its start for a removal that has begun."""
+        """Let no executor be removed inside the context. If a removal has begun, first wait for its end."""
         with self._changing:
             self._changing.wait_for(lambda: not self._is_wanted)
             self._in_use += 1
@@ -69,14 +69,14 @@ class Sizing:
     """The functions by which the lanes read the size for which they plan. Without scaling the size is constant."""
 
     now: Callable[[], Size]
-    """Returns the size for the next plan."""
+    """Returns the size for which a lane makes its next plan."""
     workers: Callable[[], int]
     """Returns the number of worker processes among which the limits of a host or endpoint are divided."""
     shuffles: Shuffles
-    """Entered by a lane while its micro-batch has shuffled rows."""
+    """A lane enters `shuffles.in_use()` while its micro-batch has shuffled rows."""
 
 
 def fixed(tasks: int) -> Sizing:
-    """Return the sizing of a job that does not scale, whose micro-batches have this number of `tasks`."""
+    """Return the sizing of a job that does not scale: each of its micro-batches has this number of `tasks`."""
     size = Size(executors=1, tasks=tasks)
     return Sizing(now=lambda: size, workers=lambda: tasks, shuffles=Shuffles())

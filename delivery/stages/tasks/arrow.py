@@ -1,4 +1,4 @@
-"""Build Arrow arrays of bytes and numbers. Runs in the executors.
+"""Build Arrow arrays of bytes, texts and numbers. Runs in the executors.
 
 pyarrow's own `pa.array` loads pandas in each worker, 48 MB, to check whether a list is a pandas series.
 """

@@ -28,7 +28,7 @@ def batch(routed: DataFrame, look_ahead_ms: int, pending: Accumulator[backlog.Pe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDecision:
-    """The batch lane's decision function, which Spark's state calls for each shard."""
+    """The decision function of the batch lane. `shard_state.Shard` calls it for each shard in each micro-batch."""
 
     look_ahead_ms: int
     """Milliseconds by which a batch may leave before its due time."""

@@ -40,7 +40,8 @@ def deliver(
 
     `task_context.run` runs the tasks. `records` has COLUMNS and no others.
 
-    Deliveries to `suppressed` endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out.
+    Deliveries to `suppressed` endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
+    no delivery is.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
     coalesced to `parallelism` tasks, as many as can run at once. A task reads several Kafka partitions one after another.

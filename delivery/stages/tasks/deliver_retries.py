@@ -41,7 +41,10 @@ def deliver_leases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverLeasesPartition:
-    """The function that Spark calls for a partition of leases: deliver them, write the results, yield no rows."""
+    """The function that Spark calls for a partition of leases of the retry lane.
+
+    It attempts the deliveries of each lease, writes their results and the reports of the leases to Kafka, and yields no rows.
+    """
 
     tools: task_context.Tools
     source: registries.Source

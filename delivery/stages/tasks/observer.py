@@ -1,8 +1,8 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
-Runs in the executors' Python workers. The driver adds their terms to its accumulators, and reads its own CPU time here. The
-module is separate from delivery.stages.lanes.telemetry because a worker that unpickles an observer imports the observer's
-module: the driver's metrics and settings would take 11 MB of each worker.
+Runs in the executors' Python workers. The driver adds the terms of the workers to its accumulators. The driver also reads its
+own CPU time by this module. The module is separate from delivery.stages.lanes.telemetry because a worker that unpickles an
+observer imports the observer's module: the driver's metrics and settings would take 11 MB of each worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Term_contra = TypeVar("Term_contra", contravariant=True)
 
 
 class Accumulator(Protocol[Term_contra]):
-    """A total that results are added to: a Spark accumulator, or in the real-time lane a `report_buffer.BufferedTotal`."""
+    """A total to which a task adds: a Spark accumulator, or in the real-time lane a `report_buffer.BufferedTotal`."""
 
     def add(self, term: Term_contra, /) -> None:
         """Add a term to the total."""
@@ -106,7 +106,7 @@ class Meter:
 
 @functools.cache  # one for each process: a worker reports its CPU time with its results, the driver at each micro-batch
 def process_cpu() -> Meter:
-    """Return the meter of the CPU seconds that this process uses: always the same one."""
+    """Return the meter of the CPU seconds that this process uses. Each call returns the same meter."""
     return Meter(time.process_time)
 
 
@@ -122,7 +122,7 @@ class Observer:
 
     total: Accumulator[Counters]
     gone: Accumulator[frozenset[EndpointId]]
-    """Endpoints that answered that they are gone for good."""
+    """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: Accumulator[frozenset[EndpointId]]
     """Endpoints that did not answer within their response deadline."""
     level: str

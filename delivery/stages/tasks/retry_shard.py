@@ -85,7 +85,7 @@ class SpreadPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDecision:
-    """The retry lane's decision function, which Spark's state calls for each shard."""
+    """The decision function of the retry lane. `shard_state.Shard` calls it for each shard in each micro-batch."""
 
     policy: window.ShardPolicy
     look_ahead_ms: int

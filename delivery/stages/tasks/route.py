@@ -45,7 +45,8 @@ def route(
     """Return rows of SCHEMA for the shards: segments with the events in `records` that are due to endpoints in batch mode.
 
     Each task also yields one row without key and value for each shard. An endpoint whose batches wait at most
-    `immediate_flush_s` seconds is marked: its events leave in the same micro-batch. `rejects` is that of RoutePartition.
+    `immediate_flush_s` seconds is marked: its events leave in the same micro-batch. `rejects` False: the direct lane of the
+    same job reports rejected records, so the tasks leave out most of them.
     """
     partition = RoutePartition(
         tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects
@@ -66,7 +67,8 @@ class RoutePartition:
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
     rejects: bool
-    """False: the direct lane of the same job reports rejected records, and this lane reports only `intake.LANE_SPECIFIC`."""
+    """False: the direct lane of the same job reports rejected records, and this lane reports only those with a reason in
+    `intake.LANE_SPECIFIC`."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)

@@ -1,10 +1,10 @@
 """Keep each shard of a lane in Spark's state, and decide in each micro-batch which items leave it.
 
-For the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard holds
-the waiting items of some endpoints, and is one key of Spark's state: the cost of the state depends on keys and micro-batches,
-not on events (docs/architecture.md). A shard has an index and segments. The index is one small value, rewritten when it
-changes. A segment holds items. It is written once under a growing number, read when items leave, and then removed. Guarantee:
-Spark commits the state with the offsets, so a micro-batch that runs again finds the same state.
+Used by the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard
+holds the waiting items of some endpoints, and is one key of Spark's state: the cost of the state depends on keys and
+micro-batches, not on events (docs/architecture.md). A shard has an index and segments. The index is one small value, rewritten
+when it changes. A segment holds items. It is written once under a growing number, read when items leave, and then removed.
+Guarantee: Spark commits the state with the offsets, so a micro-batch that runs again finds the same state.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, r
 
 
 def completed_before(work_log: CompletedWork | None) -> frozenset[Key]:
-    """Return the deliveries that must not be repeated, because they ended in an earlier run of this task or its micro-batch.
+    """Return the deliveries that must not be repeated, because they ended in an earlier run of this task or of its micro-batch.
 
     Called in the task. May read Kafka, as `CompletedWork.ended` describes. `work_log` None: the micro-batch has no log, and the
     result is empty.
