@@ -174,8 +174,8 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> None:
-    """Raise Refused with 429 if the customer of the API key has as many rows of the kind as its quota.
+def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, adding: int = 1) -> None:
+    """Raise Refused with 429 if `adding` more rows of the kind exceed the quota of the customer of the API key.
 
     `default` is the quota of a customer that has none of its own. An operator's key has no quota. A lock makes the customer's
     concurrent requests wait until this transaction ends, so together they do not exceed the quota.
@@ -189,7 +189,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int) -> No
         cursor.nextset()
         [found] = cursor.fetchall()
     quota = default if found["quota"] is None else found["quota"]
-    if found["rows"] >= quota:
+    if found["rows"] + adding > quota:
         # A limited key does not learn how many rows there are beyond its endpoints.
         owned = f"you have {found['rows']} {kind}s, and your quota is {quota}"
         had = owned if call.principal.endpoints is None else f"the quota of the customer is {quota} {kind}s, and it is used up"

@@ -29,15 +29,20 @@ def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> t
     return pydantic.create_model(name, __base__=parts.ManifestPart, __doc__=description, **fields)
 
 
-class NewEndpoint(manifest.EndpointFields):
-    """An endpoint to create."""
+class EndpointToCreate(manifest.EndpointFields):
+    """An endpoint to create for the customer of the request."""
 
     id: manifest.Id | None = None
     """The id. Only an operator's key may choose an id; otherwise the platform does."""
-    customer: manifest.Id | None = None
-    """Required with an operator's key: the owner."""
     mode: str = Field("direct", pattern="^(direct|batch)$")
     """`direct`: a request for each event. `batch`: a request for several events."""
+
+
+class NewEndpoint(EndpointToCreate):
+    """An endpoint to create."""
+
+    customer: manifest.Id | None = None
+    """Required with an operator's key: the owner."""
 
 
 EndpointChanges = changes_of(

@@ -38,9 +38,7 @@ def get(call: Call) -> schemas.Endpoint:
 
 def create(call: Call) -> schemas.CreatedEndpoint:
     """Create an endpoint with a new signing secret; raise Refused with 403 for a limited key, and with 429 at the quota."""
-    if call.principal.endpoints is not None:
-        raise problems.Refused(403, "a key that is limited to endpoints does not create others: use a key without a limit")
-    crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer)
+    require_may_create(call)
     document = dict(call.document)
     customer_id = crud.owner_for(call, document.pop("customer", None))
     endpoint_id = crud.id_for(call, "endpoint", document.pop("id", None), prefix="ep")
@@ -48,6 +46,13 @@ def create(call: Call) -> schemas.CreatedEndpoint:
     made = crud.put(call, {"endpoints": [whole]}, customer_id=customer_id).new_secrets
     shown = schemas.endpoint(endpoint_id, crud.existing_row(call, "endpoint", endpoint_id))
     return schemas.CreatedEndpoint(signing_secret=made[endpoint_id], **dict(shown))
+
+
+def require_may_create(call: Call, count: int = 1) -> None:
+    """Raise Refused with 403 for a limited key, and with 429 if `count` more endpoints exceed the customer's quota."""
+    if call.principal.endpoints is not None:
+        raise problems.Refused(403, "a key that is limited to endpoints does not create others: use a key without a limit")
+    crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer, adding=count)
 
 
 def update(call: Call) -> schemas.Endpoint:

@@ -66,8 +66,8 @@ def test_a_registrar_reaches_the_registry_and_no_delivery():
     reached = {route.name for route in ROUTES if Scope.REGISTRAR in route.scopes}
     assert reached == {
         "listEndpoints", "createEndpoint", "getEndpoint", "updateEndpoint", "deleteEndpoint", "pauseEndpoint", "resumeEndpoint",
-        "disableEndpoint", "enableEndpoint", "rotateSecret", "changeEndpoints", "testEndpoint", "validateEndpoint",
-        "explainForEndpoint",
+        "disableEndpoint", "enableEndpoint", "rotateSecret", "changeEndpoints", "createEndpoints", "testEndpoint",
+        "validateEndpoint", "explainForEndpoint",
         "listSubscriptions", "createSubscription", "getSubscription", "updateSubscription", "deleteSubscription",
         "pauseSubscription", "resumeSubscription", "explainForSubscription", "listEventTypes", "getEventType", "getCustomer",
     }  # fmt: skip
@@ -80,6 +80,7 @@ def test_a_write_only_key_reaches_changes_and_reads_nothing():
     answering = [route for route in ROUTES if route.name in reached and route.is_answer_progress]
     assert {route.name: set(route.answer.model_fields) for route in answering} == {
         "changeEndpoints": {"action", "dry_run", "changed", "items", "next_cursor"},
+        "createEndpoints": {"dry_run", "created", "items"},
         "validateEndpoint": {"state", "permitted_per_minute", "reason"},
         "redriveDeadLetters": {"count", "next_cursor", "has_more"},
         "discardDeadLetters": {"count", "next_cursor", "has_more"},
