@@ -9,6 +9,7 @@ import time
 import pytest
 
 from subscriptions_db import answer_size
+from subscriptions_db.api.contract import problems
 from subscriptions_db.api.server import app
 from tests.integration.api import world
 
@@ -229,7 +230,7 @@ def test_an_internal_error_reveals_nothing(served, acme, monkeypatch):
     answer = acme.get("/v1/endpoints")
     assert answer.status == 500
     assert b"division" not in answer.text
-    assert answer.json["detail"] == app.INTERNAL
+    assert answer.json["detail"] == problems.INTERNAL
     assert served.client(None).get("/healthz").status == 200
 
 
