@@ -1,1 +1,1 @@
-"""The Spark application and the delivery core: from a Kafka record to a signed request and its outcome."""
+"""The Spark application (`stages`) and the delivery core (`webhooks`). They turn Kafka records into signed requests."""

@@ -7,7 +7,7 @@ Used in every process. Imports the standard library only. All classes can be pic
     ├── LocalStackError          the embedded Postgres or Kafka cannot run here
     ├── KafkaUnavailable         Kafka gives no answer, or refuses a request or a record
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
-    ├── SchemaRegistryUnavailable  the schema registry gives no answer now; the records of its topics wait
+    ├── SchemaRegistryUnavailable  the schema registry gives no usable answer now; records that need a schema wait
     ├── RegistryOutdated         the schema in Postgres is of another version
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
@@ -54,7 +54,7 @@ class LocalStackError(FanoutError):
 
 
 class KafkaUnavailable(FanoutError):
-    """Kafka cannot be reached, or refuses a request or a record: for our credentials, a missing right, or its size."""
+    """Kafka cannot be reached, or refuses a request or a record: wrong credentials, a missing right, a record too large."""
 
 
 class RegistryUnavailable(FanoutError):
@@ -62,7 +62,7 @@ class RegistryUnavailable(FanoutError):
 
 
 class SchemaRegistryUnavailable(FanoutError):
-    """The schema registry cannot be reached, or gave no answer that decides. A task fails with it, so its records wait."""
+    """The schema registry cannot be reached, or does not say if it has a schema. The records that need the schema wait."""
 
 
 class RegistryOutdated(FanoutError):
@@ -78,9 +78,10 @@ class LeaseRefused(FanoutError):
 
 
 class LaneFailed(FanoutError):
-    """A lane cannot run, or its streaming query ended by itself. The next start continues after its last committed micro-batch.
+    """A lane cannot run, or the lane's streaming query ended by itself.
 
-    Also raised if the checkpoint is damaged, or if Spark's JVM has ended.
+    The next start continues after the lane's last committed micro-batch. Also raised if the checkpoint is damaged, or if
+    Spark's JVM has ended.
     """
 
 
@@ -142,7 +143,7 @@ class FilterError(RegistrationError):
 
 
 class TargetRefused(RegistrationError):
-    """An endpoint's URL, headers, authentication or TLS make no permitted request.
+    """An endpoint's URL, headers, authentication or TLS settings are not permitted.
 
     All refused addresses get the same text, so that the text does not help a port scan.
     """

@@ -58,7 +58,8 @@ class Event(NamedTuple):
     tenant_id: TenantId
     sub_tenant_id: SubTenantId | None
     time: str
-    """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the record."""
+    """When the event happened (RFC 3339), as its producer wrote it. Without a time of the producer: when Kafka appended the
+    record."""
     data: bytes
     """The payload as JSON, byte for byte as it came. An opaque payload is a JSON string: its text, or the base64 of its bytes
     (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""
@@ -70,11 +71,12 @@ class Event(NamedTuple):
     opaque: Opaque | None = None
     """Form and media type of a payload that is not JSON. None: the payload is JSON."""
     payload_digest: str = ""
-    """Digest of the payload, which is then part of the `webhook-id`: `source.reused_ids` is `told_apart`. Empty: it is not."""
+    """Digest of the payload. Set only if `source.reused_ids` is `told_apart`: then the `webhook-id` depends on it too."""
     has_invalid_time: bool = False
-    """True if the producer's time is no RFC 3339 time, and was replaced. Known only to the lane that has parsed the record."""
+    """True if the producer's time is no RFC 3339 time, and `time` is when Kafka appended the record. False after the event was
+    packed."""
     framed: Framed | None = None
-    """The value from which `data` was decoded. Known until the event is packed. None: nothing was decoded."""
+    """The value from which `data` was decoded by a schema. None: nothing was decoded, or the event was packed."""
 
 
 class TenantStatus(enum.StrEnum):
@@ -160,7 +162,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """TLS settings of one endpoint that differ from the system's defaults. PEM texts."""
+    """TLS settings for the connections to one endpoint, as PEM texts. None: as on any other connection."""
 
     authorities: str | None = None
     """Certificates to trust instead of the system's. Verification itself is always on."""
@@ -226,8 +228,8 @@ class Endpoint:
     origin: str | None = None
     """Our origin that the receiver permitted in a handshake. Each request names this origin. None: there was no handshake."""
     fault: str | None = None
-    """Why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. Then only this
-    endpoint is quarantined. None: the row is usable."""
+    """Why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. The endpoint is
+    then quarantined: its deliveries wait in the retry lane. None: the row is usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +316,7 @@ class Delivery(NamedTuple):
 
     @property
     def kept_response_bytes(self) -> int:
-        """Return the number of bytes that a dead letter keeps."""
+        """Return the number of bytes of a response's body that a dead letter keeps."""
         return KEPT_RESPONSE_BYTES
 
 
@@ -393,8 +395,10 @@ class Outcome(NamedTuple, Generic[Sent]):
     next_attempt: NextAttempt | None = None
     """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()
-    """Attempts before `attempts`, in other lanes or leases. The attempts topic has them already. A dead letter lists all."""
+    """Attempts before `attempts`, in other lanes or leases. The attempts topic has these already. A dead letter lists `earlier`
+    and `attempts`."""
     replay: str | None = None
-    """Id of the replay that asked for the delivery. None: the delivery was due. Offset receipts count no replays."""
+    """Id of the replay that asked for the delivery. None: no replay asked. Offset receipts do not count replayed deliveries."""
     background_attempt: bytes | None = None
-    """Name of the background attempt that is in flight, if there is one. The result of that attempt will have this name."""
+    """Name of the delivery's background attempt that is in flight. The attempt's result will have the same name. None: no
+    attempt is in flight."""

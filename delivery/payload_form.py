@@ -1,4 +1,7 @@
-"""Forms of payloads: those that are not JSON, and those of the schema registry. Used in every process."""
+"""Name the form of a payload that is not JSON, or that was decoded from a format of the schema registry.
+
+Used in every process.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class PayloadForm(enum.StrEnum):
     BYTES = "bytes"
     """An opaque payload of any bytes: member `data_base64`."""
     NONE = "none"
-    """The event has no payload, and a body has no such member. A payload `null` is JSON."""
+    """The event has no payload, and a JSON body has neither member. (A payload `null` is JSON, and has no PayloadForm.)"""
 
 
 class Opaque(NamedTuple):
@@ -27,16 +30,18 @@ class Opaque(NamedTuple):
 
 
 class Framed(NamedTuple):
-    """A value in a format of the schema registry, as its producer wrote it. `Event.data` has its JSON."""
+    """A record's value in Avro, Protobuf or JSON Schema, as its producer wrote it. `Event.data` has the decoded JSON."""
 
     value: bytes
     """The value with its frame, decompressed."""
     schema_id: int
+    """Id of the value's schema in the schema registry."""
     media_type: str
+    """`content-type` of the value for endpoints that receive original payloads."""
 
 
 class EndpointPayload(enum.StrEnum):
-    """The payload that an endpoint receives of events in a format of the schema registry. Other events have one form only."""
+    """The form in which an endpoint receives payloads that were decoded by a schema. Other payloads have one form only."""
 
     JSON = "json"
     """The decoded JSON."""

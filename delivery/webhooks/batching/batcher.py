@@ -38,25 +38,28 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     """The entry of one endpoint in a shard's index: its stored events, counted."""
 
     bounds: segment.Bounds
-    """The bounds of a batch, as they came with the newest event."""
+    """The bounds of the endpoint's batches, as its newest event brought them."""
     events: int
     """Number of stored events."""
     size: int
     """Bytes of the stored events."""
     oldest_ms: int
-    """When the oldest event arrived."""
+    """When the oldest event arrived, milliseconds since the epoch."""
     segments: list[int]
     """Numbers of the segments with events of the endpoint, in order of arrival."""
 
     @property
     def due_ms(self) -> int:
-        """Return when the next batch is due. 0: now, as the events fill a batch for which a decision had no room."""
+        """Return when the next batch is due, in milliseconds since the epoch.
+
+        0: at once. The stored events fill a batch, and a decision kept it back because of MAX_SENT_BYTES.
+        """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
 
     @property
     def due_by_time_ms(self) -> int:
-        """Return when the oldest event has waited as long as the bounds allow."""
+        """Return when the oldest event has waited as long as the bounds allow, in milliseconds since the epoch."""
         return self.oldest_ms + self.bounds.max_wait_ms
 
 
@@ -76,7 +79,7 @@ class Index(msgspec.Struct, array_like=True):
         return sum(endpoint.events for endpoint in stored), sum(endpoint.size for endpoint in stored)
 
     def oldest_ms(self) -> int | None:
-        """Return when the shard's oldest event arrived. None: no event is stored."""
+        """Return when the shard's oldest event arrived, in milliseconds since the epoch. None: no event is stored."""
         return min((endpoint.oldest_ms for endpoint in self.endpoints.values()), default=None)
 
 
@@ -130,7 +133,8 @@ def decide(
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment of a number. A second run
     with the same segments sends the same batches. A batch that is due within the look-ahead is sent now: at the next decision
-    it would be late. Of due events beyond MAX_SENT_BYTES, the newest stay until the next decision.
+    it would be late. If the due events exceed MAX_SENT_BYTES, the endpoints with the oldest events are sent, and the others
+    stay until the next decision.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 

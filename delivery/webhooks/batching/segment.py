@@ -39,10 +39,10 @@ VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
 """Most bytes of events in a segment that is shuffled; far below the bound of a row and of a value in the state."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
-"""Largest reduction of an endpoint's longest wait (`bounds_of`): a share of the wait, at most so many milliseconds."""
+"""Largest reduction of an endpoint's longest wait (`bounds_of`): the share SPREAD of the wait, and at most MAX_SPREAD_MS."""
 _SPREAD_SALT = -1
-"""Salt of `shard_of` that makes the reduction independent of the endpoint's shard. Not a salt of a full batch: these are 0, 1,
-…"""
+"""Salt by which `bounds_of` calls `shard_of`, so that the reduction does not depend on the endpoint's shard. The salts of full
+batches are 0, 1, …"""
 _FRAME_BYTES = 136
 """Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
@@ -52,7 +52,7 @@ _OPAQUE_FRAME_BYTES = 32
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An event as it is packed: every field of its dead letter. The parsed content is left out, as only filters need it."""
+    """An event as it is packed, with every field that its dead letter needs. The parsed content, for filters, is left out."""
 
     event_id: EventId
     """The event's id, as its producer gave it."""
@@ -65,7 +65,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sub_tenant_id: SubTenantId | None
     """Department of the tenant, where the event has one."""
     time: str
-    """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the event."""
+    """When the event happened (RFC 3339), as its producer wrote it. Without a time of the producer: when Kafka appended it."""
     data: bytes
     """The event's payload, byte for byte. An opaque payload is a JSON string: its text, or the base64 of its bytes. An event
     without a payload has `null`."""
@@ -76,18 +76,17 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     offset: int
     """Offset of the event."""
     appended_at_ms: int
-    """When Kafka appended the event."""
+    """When Kafka appended the event, milliseconds since the epoch."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers of the event's record: pairs of a name and a value."""
     attributes: Attributes = ()
-    """The event's other CloudEvents attributes: pairs of a name and a value. An event without further attributes is packed
-    without this element. Since 2026-11-24."""
+    """The CloudEvents attributes that no field above has, such as `subject`: pairs of a name and a value. Left out if there are
+    none and no element follows. Since 2026-11-24."""
     opaque: Opaque | None = None
-    """Form and media type of a payload that is not JSON. An event with a JSON payload is packed without this element. Since
+    """Form and media type of a payload that is not JSON. Nil for a JSON payload; then left out if no element follows. Since
     2026-11-25."""
     payload_digest: str = ""
-    """Digest of the payload, if it is part of the `webhook-id`. Otherwise the event is packed without this element. Since
-    2026-11-25."""
+    """Digest of the payload, if the `webhook-id` depends on the payload. Otherwise left out. Since 2026-11-25."""
 
     def event(self) -> Event:
         """Return the event as an Event, without the parsed content and the record's value."""
@@ -115,7 +114,7 @@ class Item(NamedTuple):
     size: int
     """Upper bound of the event's bytes in a body, in either layout."""
     arrived_at_ms: int
-    """When Kafka appended the event, at the latest when a task packed it."""
+    """When Kafka appended the event, but not after a task packed it. Milliseconds since the epoch."""
 
 
 class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -151,11 +150,11 @@ class PendingBatch:
     size: int = 0
     """Sum of the sizes of all items, in bytes."""
     oldest_ms: int = 2**62
-    """When the oldest item arrived."""
+    """When the oldest item arrived, milliseconds since the epoch."""
 
     @property
     def key(self) -> str:
-        """Return the endpoint's key. The key has the customer, as another customer may register the id later. No id has `/`."""
+        """Return the endpoint's key: `customer id/endpoint id`. Another customer may register the same endpoint id later."""
         return f"{self.customer_id}/{self.endpoint_id}"
 
     def add(self, item: Item, subscription_id: SubscriptionId) -> None:
@@ -235,7 +234,10 @@ _batches = msgspec.msgpack.Decoder(Batch)
 
 
 def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
-    """Return the number of an endpoint's shard, the same in every process. With a salt: of the shard of one full batch."""
+    """Return the number of an endpoint's shard, from 0 to `shards` - 1, the same in every process.
+
+    Another `salt` gives another shard, so the full batches of one endpoint are spread over the shards.
+    """
     digest = hashlib.blake2b(f"{salt}:{endpoint_id}".encode() if salt else endpoint_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % shards
 
@@ -255,7 +257,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Return an event as an item that arrived at `now_ms` at the latest, because a producer's clock may be ahead."""
+    """Return an event as an item. Its arrival is the record's time, but not after `now_ms`: a producer's clock may be ahead."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)

@@ -1,7 +1,7 @@
-"""Measure how long a worker waits for its own machine: for a CPU or for memory.
+"""Measure the time for which a worker waits for its own machine: for a CPU or for memory.
 
-Reads counters of Linux. On a system without these counters the delay is 0. Sources: Documentation/accounting/psi.rst and
-Documentation/scheduler/sched-stats.rst of the Linux kernel.
+Runs in the executors. Reads counters of Linux. On a system without these counters the delay is 0. Sources:
+Documentation/accounting/psi.rst and Documentation/scheduler/sched-stats.rst of the Linux kernel.
 """
 
 from __future__ import annotations

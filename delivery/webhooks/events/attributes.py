@@ -21,9 +21,9 @@ MAX_ATTRIBUTES = 32
 MAX_BYTES = 8 * 1024
 """Most bytes of the names and values of one event's further attributes, in UTF-8. The bytes travel through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
-"""Attributes that are no further attributes: each has a field in `Event`, or the platform sets it (`datacontenttype`: JSON)."""
+"""Names that no further attribute has: these attributes have a field in `Event`, or the platform sets them."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}
-"""Members of a structured event that are not further attributes."""
+"""Names of members of a structured event that are not further attributes."""
 
 _NAME = re.compile(r"[a-z0-9]+")
 _NONCHARACTERS = "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
@@ -32,18 +32,21 @@ _NOT_IN_TEXT = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NONCH
 _NEVER_EMPTY = frozenset({"subject", "dataschema"})
 """Further attributes that count as missing when they are empty, as the attributes in NAMED do."""
 _MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
+_FURTHER = "attributes besides those that every event has (id, source, type, time, …): leave some out, or move them into `data`"
+"""End of the texts of refusals, because producers do not know the word "further"."""
 
 
-def beside(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:
-    """Return the further attributes of an event: those not in `named`, in their order. Raise EventRejected for an invalid one.
+def further_attributes(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:
+    """Return the attributes whose names are not in `named`, in their order, as pairs of a name and a value.
 
-    Called for each CloudEvent. Most events have no further attributes, and cost one comparison.
+    Leave out null values, and an empty `subject` or `dataschema`. Raise EventRejected for an invalid name or value, and for
+    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent: one comparison, if there are no such attributes.
     """
     return () if named.issuperset(attributes) else _checked(attributes, named)
 
 
 def is_name(name: str) -> bool:
-    """Return True if a further attribute may have this name, and its `ce-` header is no other attribute's."""
+    """Return True if a further attribute may have this name: letters a to z and digits, and not in JSON_MEMBERS."""
     return _NAME.fullmatch(name) is not None and name not in JSON_MEMBERS
 
 
@@ -61,15 +64,19 @@ def _checked(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes
         if name in named or value is None or (value == "" and name in _NEVER_EMPTY):
             continue
         if not is_name(name):
-            raise _rejected(f"{name[:40]!a} names no further attribute: use letters a to z and digits, and not `data`")
+            raise _rejected(
+                f"{name[:40]!a} is not a valid name of an attribute: use letters a to z and digits, and no name with another "
+                "meaning in CloudEvents, such as `data`"
+            )
         if not _is_value(value) or (name in _NEVER_EMPTY and not isinstance(value, str)):
-            raise _rejected(f"{name[:40]} must be text without control characters, a boolean or an integer of 32 bits")
+            kinds = "" if name in _NEVER_EMPTY else ", a boolean or an integer of 32 bits"
+            raise _rejected(f"the value of {name[:40]} is not valid: use text without control characters{kinds}")
         size += len(name) + len(as_text(value).encode())
         found.append((name, value))
         if len(found) > MAX_ATTRIBUTES:
-            raise _rejected(f"it has more than {MAX_ATTRIBUTES} further attributes")
+            raise _rejected(f"it has more than {MAX_ATTRIBUTES} {_FURTHER}")
         if size > MAX_BYTES:
-            raise _rejected(f"its further attributes have more than {MAX_BYTES} bytes")
+            raise _rejected(f"it has more than {MAX_BYTES} bytes of {_FURTHER}")
     return tuple(found)
 
 

@@ -19,10 +19,11 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """Return the decompressed value. Return the value itself if the encoding is another one, or if the value is not compressed.
+    """Return the decompressed value. Return the value unchanged if `encoding` is unknown, or if the value is not compressed.
 
-    Some bridges decompress a value and keep its header, and some write a charset into this header. Such records are events as
-    without the header. Raise EventRejected for a compressed value that is broken, or that has more than `max_bytes`.
+    Some bridges decompress a value and keep its header, and some write a charset into this header. The value of such a record
+    is read as if the header were missing. Raise EventRejected for a compressed value that is broken, or that has more than
+    `max_bytes` when decompressed.
     """
     known = _ENCODINGS.get(encoding.strip().lower())
     if known is None:
@@ -34,11 +35,13 @@ def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
         found = decompress(value, max_bytes + 1)
     except (zlib.error, EOFError, OSError) as exc:
         raise errors.EventRejected(
-            "undecodable", f"its {encoding.decode(errors='replace')[:20]} is broken: {exc}"[:200]
+            "undecodable", f"the value does not decompress by {encoding.decode(errors='replace')[:20]}: {exc}"[:200]
         ) from exc
     if len(found) > max_bytes:
         raise errors.EventRejected(
-            "too_large", f"more than {max_bytes} bytes when decompressed; the bound is source.max_event_bytes = {max_bytes}"
+            "too_large",
+            f"the value has more than {max_bytes} bytes when decompressed (source.max_event_bytes): shorten the payload, or "
+            "put a link in place of its large parts",
         )
     return found
 

@@ -19,7 +19,7 @@ from delivery.payload_form import EndpointPayload, Opaque, PayloadForm
 MAX_MEDIA_TYPE_CHARS = 256
 """Most characters of a media type with its parameters. The text becomes a header of each request."""
 SCHEMA_ID = "schemaid"
-"""Further attribute with the id of the schema of an original payload: `ce-schemaid` in binary mode."""
+"""Name of the CloudEvents attribute that `as_received` adds to an original payload: the id of the payload's schema."""
 NO_PAYLOAD = Opaque(PayloadForm.NONE)
 NULL = b"null"
 """Stand-in for a missing payload in the state and in dead letters. Older versions read it as JSON."""
@@ -74,10 +74,11 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
 
 
 def as_received(event: Event, wanted: EndpointPayload) -> Event:
-    """Return the event with the payload that an endpoint wants. `original` makes an opaque payload of a decoded value.
+    """Return the event with its payload in the form that an endpoint wants.
 
-    The event names the schema by the further attribute SCHEMA_ID, which replaces a producer's own. The content for filters and
-    order keys stays. An event whose payload was not decoded is returned unchanged.
+    For ORIGINAL, the framed value becomes an opaque payload of bytes, and the attribute SCHEMA_ID names the schema, in place of
+    a producer's attribute of this name. `content` stays the decoded payload. An event that was not decoded by a schema is
+    returned unchanged.
     """
     if event.framed is None or wanted is EndpointPayload.JSON:
         return event

@@ -24,7 +24,7 @@ import orjson
 from delivery import errors
 from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
 from delivery.payload_form import Opaque, PayloadForm
-from delivery.webhooks.events import attributes as further
+from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import content_encoding, opaque
 
 STRUCTURED = "application/cloudevents"
@@ -34,7 +34,7 @@ BATCH = b"application/cloudevents-batch"
 MAX_ATTRIBUTE_CHARS = 1024
 """Most characters of an attribute, as it becomes part of bodies, keys and log lines. The specification has no bound."""
 HEADER_OVERHEAD_BYTES = 24
-"""Bytes that a header of a record counts besides its name and content."""
+"""Bytes that each header of a record adds to the record's size, besides the header's name and content."""
 
 _RFC_3339 = re.compile(
     r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,18})?"
@@ -48,7 +48,7 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Places of the attributes in a plain JSON event, each as the keys from the top of the document; rules for topics."""
+    """Places of the attributes in an event in plain JSON, and rules for records. A path is a tuple of keys from the top."""
 
     id_path: tuple[str, ...] = ("id",)
     type_path: tuple[str, ...] = ("type",)
@@ -56,22 +56,22 @@ class Layout:
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
     passes_cloud_event_time: bool = False
-    """True if a CloudEvent may have a time that is no RFC 3339 time. Its time is then that of its record. False: it is
-    rejected."""
+    """True: a CloudEvent whose time is no RFC 3339 time gets the time of its record. False: it is rejected."""
     passes_plain_time: bool = True
-    """True if an event in plain JSON may have a time that is no RFC 3339 time, with the same consequences."""
+    """True: an event in plain JSON whose time is no RFC 3339 time gets the time of its record. False: it is rejected."""
     tells_ids_apart: bool = False
-    """True if the payload of an event is part of its `webhook-id`, so that events with one id and two payloads have two."""
+    """True: the `webhook-id` depends on the payload too, so two events with one id and different payloads have two."""
     rejects_reused_ids: bool = False
-    """True if an event with the id of an earlier event and another payload is rejected (`routing.seen_ids`)."""
+    """True: an event is rejected if an earlier event had the same id and another payload (`routing.seen_ids`)."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
     """Most bytes of a record, headers included. A larger record is rejected."""
     tenant_of_topic: str = ""
-    """Regular expression whose one group is the tenant that owns a topic. Empty, or no match: the topic has no owner."""
+    """Regular expression for the whole name of a topic. Its one group is the tenant that owns the topic. Empty, or no match:
+    the topic has no owner."""
     operational_topic: str = ""
-    """The only topic with operational events, which are the platform's own. Empty: no topic has any."""
+    """The only topic with operational events, which are the platform's own. Empty: there are no operational events."""
 
 
 def parse(record: Record, layout: Layout) -> Event:
@@ -93,7 +93,7 @@ def parse(record: Record, layout: Layout) -> Event:
 
 
 def with_payload_digest(event: Event) -> Event:
-    """Return the event with a digest of its payload, which is then part of its `webhook-id`."""
+    """Return the event with a digest of its payload. The `webhook-id` of this event depends on the digest too."""
     return event._replace(payload_digest=hashlib.blake2b(event.data, digest_size=16).hexdigest())
 
 
@@ -104,18 +104,22 @@ def _platform_mismatch(event: Event) -> str:
 
 
 def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
-    """Raise EventRejected if the record with this value has more than `Layout.max_bytes`."""
+    """Raise EventRejected if `value` and the record's headers together have more than `Layout.max_bytes`."""
     # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
     size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
-        raise errors.EventRejected("too_large", f"{size} bytes; the bound is source.max_event_bytes = {layout.max_bytes}")
+        raise errors.EventRejected(
+            "too_large",
+            f"the record has {size} bytes, headers included; at most {layout.max_bytes} are accepted (source.max_event_bytes): "
+            "shorten the payload, or put a link in place of its large parts",
+        )
 
 
 def header_bytes(name: str, content: bytes) -> int:
     """Return the size that a record's header counts towards `Layout.max_bytes`.
 
-    The size is at least three quarters of the header's bytes in a dead letter. Kafka stores an empty header in two bytes. In
-    the JSON of a dead letter it takes thirty, and a control character in a name takes six.
+    The size is at least three quarters of the bytes that the header takes in the JSON of a dead letter. There an empty header
+    takes thirty bytes, and in Kafka two; a control character in a header's name takes six.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -151,17 +155,21 @@ def _read(record: Record, layout: Layout) -> Event:
 
 
 def _require_blank_payload(record: Record, value: bytes | None) -> None:
-    """Raise EventRejected for a record without content, unless it is a CloudEvent in binary mode that may have none.
+    """Raise EventRejected for a record whose value is missing or blank, unless a CloudEvent in binary mode may have this value.
 
-    Without a value (a tombstone) the event has no payload. A value without characters may be an opaque payload, but no JSON.
+    Without a value (a tombstone) such an event has no payload. A blank value may be its opaque payload, but is no JSON.
     """
     headers = {name.lower(): content for name, content in record.headers}
     content_type = headers.get("content-type", b"").strip().lower()
     is_binary = "ce_specversion" in headers and not content_type.startswith(STRUCTURED.encode())
     if value is None and not is_binary:
-        raise errors.EventRejected("tombstone", "the record has no value: only a CloudEvent in binary mode may have none")
+        raise errors.EventRejected(
+            "tombstone", "the record has no value: write the event into it. Only a CloudEvent in binary mode may have no value"
+        )
     if value is not None and not (is_binary and content_type and not opaque.is_json(content_type.decode(errors="replace"))):
-        raise errors.EventRejected("empty", "the record's value is empty: only an opaque payload in binary mode may be")
+        raise errors.EventRejected(
+            "empty", "the record's value is empty: write the event into it. Only an opaque payload in binary mode may be empty"
+        )
 
 
 def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], layout: Layout) -> Event:
@@ -170,27 +178,31 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
         attributes = {name[3:]: content.decode() for name, content in headers.items() if name.startswith("ce_")}
         media_type = headers.get("content-type", b"application/json").decode().strip()
     except UnicodeDecodeError as exc:
-        raise errors.EventRejected("bad_attribute", "a CloudEvents header is not UTF-8") from exc
+        raise errors.EventRejected("bad_attribute", "a CloudEvents header of the record is not UTF-8: encode it so") from exc
     is_json = media_type == "application/json" or opaque.is_json(media_type)
     if not is_json and not opaque.is_media_type(media_type):
-        raise errors.EventRejected("unsupported", f"content type {media_type[:100]!r} is not the media type of a payload")
-    beside = further.beside(attributes, further.NAMED)
+        raise errors.EventRejected(
+            "unsupported", f"content type {media_type[:100]!r} is not the media type of a payload: use one such as text/xml"
+        )
+    further = event_attributes.further_attributes(attributes, event_attributes.NAMED)
     if value is None:
-        return _cloud_event(record, attributes, beside, layout, data=opaque.NULL, content={}, kind=opaque.NO_PAYLOAD)
+        return _cloud_event(record, attributes, further, layout, data=opaque.NULL, content={}, kind=opaque.NO_PAYLOAD)
     if is_json:
-        return _cloud_event(record, attributes, beside, layout, data=value, content=_loads(value))
+        return _cloud_event(record, attributes, further, layout, data=value, content=_loads(value))
     kind = opaque.opaque_of(value, media_type)
     content = value.decode() if kind.form is PayloadForm.TEXT else {}
-    return _cloud_event(record, attributes, beside, layout, data=opaque.as_json(value, kind), content=content, kind=kind)
+    return _cloud_event(record, attributes, further, layout, data=opaque.as_json(value, kind), content=content, kind=kind)
 
 
 def _structured(record: Record, value: bytes, content_type: bytes, layout: Layout) -> Event:
     if not content_type.startswith(b"application/cloudevents+json"):
         advice = "write each event of a batch as a record of its own, with" if content_type.startswith(BATCH) else "use"
-        raise errors.EventRejected("unsupported", f"content type {content_type[:100]!r}; {advice} application/cloudevents+json")
+        raise errors.EventRejected(
+            "unsupported", f"content type {content_type[:100]!r} is not read: {advice} application/cloudevents+json"
+        )
     document = _loads(value)
     if not isinstance(document, dict):
-        raise errors.EventRejected("not_json", "a structured CloudEvent is a JSON object")
+        raise errors.EventRejected("not_json", "the value is JSON, but no object: a structured CloudEvent is a JSON object")
     kind: Opaque | None = None
     if "data" in document:
         data, content = _raw_member(value, "data"), document["data"]
@@ -202,7 +214,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
         try:
             data = base64.b64decode(document["data_base64"], validate=True)
         except (ValueError, TypeError) as exc:
-            raise errors.EventRejected("bad_attribute", "data_base64 is not base64") from exc
+            raise errors.EventRejected("bad_attribute", "data_base64 is not base64: encode it so, or use `data`") from exc
         if media_type := _opaque_type(document):
             kind = Opaque(PayloadForm.BYTES, media_type)
             data, content = opaque.as_json(data, kind), {}
@@ -210,8 +222,8 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
             content = _loads(data)
     else:
         data, content, kind = opaque.NULL, {}, opaque.NO_PAYLOAD
-    beside = further.beside(document, further.JSON_MEMBERS)
-    return _cloud_event(record, document, beside, layout, data=data, content=content, kind=kind)
+    further = event_attributes.further_attributes(document, event_attributes.JSON_MEMBERS)
+    return _cloud_event(record, document, further, layout, data=data, content=content, kind=kind)
 
 
 def _opaque_type(document: Mapping[str, Any]) -> str:
@@ -229,7 +241,7 @@ def _opaque_type(document: Mapping[str, Any]) -> str:
 def _cloud_event(
     record: Record,
     attributes: Mapping[str, Any],
-    beside: Attributes,
+    further: Attributes,
     layout: Layout,
     *,
     data: bytes,
@@ -237,7 +249,7 @@ def _cloud_event(
     kind: Opaque | None = None,
 ) -> Event:
     if attributes.get("specversion") != "1.0":
-        raise errors.EventRejected("unsupported", "specversion must be 1.0")
+        raise errors.EventRejected("unsupported", "specversion is missing or not 1.0: write CloudEvents of version 1.0")
     given = attributes.get("time")
     time = _time(given, passes_invalid=layout.passes_cloud_event_time)
     event = Event(
@@ -250,7 +262,7 @@ def _cloud_event(
         data=data,
         content=content,
         record=record,
-        attributes=beside,
+        attributes=further,
         opaque=kind,
     )
     return event if time or _is_missing(given) else event._replace(has_invalid_time=True)
@@ -259,7 +271,7 @@ def _cloud_event(
 def _plain(record: Record, value: bytes, layout: Layout) -> Event:
     document = _loads(value)
     if not isinstance(document, dict):
-        raise errors.EventRejected("not_json", "a plain event is a JSON object")
+        raise errors.EventRejected("not_json", "the value is JSON, but no object: a plain event is a JSON object")
     event_id = _optional(_at(document, layout.id_path), "id")
     given = _at(document, layout.time_path)
     time = _time(given, passes_invalid=layout.passes_plain_time)
@@ -283,7 +295,7 @@ def _loads(value: bytes) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
         # Without the document, because the text is logged. UTF-8, NaN and nesting beyond 1024 levels end here too.
-        raise errors.EventRejected("not_json", str(exc)[:200]) from exc
+        raise errors.EventRejected("not_json", f"the value or its payload is not valid JSON: {exc}"[:200]) from exc
 
 
 def _at(document: Any, path: tuple[str, ...]) -> Any:
@@ -299,33 +311,36 @@ def _is_missing(value: Any) -> bool:
 
 
 def _optional(value: Any, name: str) -> str | None:
-    """Return an attribute as text; None if it is missing or empty. Whole numbers are accepted, as ids in JSON often are."""
+    """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON often are numbers.
+
+    Raise EventRejected for another value.
+    """
     if _is_missing(value):
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
-        raise errors.EventRejected("bad_attribute", f"{name} must be printable text, at most {MAX_ATTRIBUTE_CHARS} characters")
+        raise errors.EventRejected("bad_attribute", f"{name} is not printable text of 1 to {MAX_ATTRIBUTE_CHARS} characters")
     return value
 
 
 def _time(value: Any, *, passes_invalid: bool) -> str | None:
-    """Return the time of an event; None if it is missing. Receivers' libraries refuse any time that is no RFC 3339 time.
+    """Return the time of an event. None: the time is missing, or no RFC 3339 time and `passes_invalid` is true.
 
-    With `passes_invalid`, another text or a number counts as missing. In plain JSON it stays in the payload.
+    Raise EventRejected for another invalid time, because receivers' libraries refuse it.
     """
     text = _optional(value, "time")
     if text is None or _RFC_3339.fullmatch(text):
         return text
     if passes_invalid:
         return None
-    raise errors.EventRejected("bad_attribute", "time must be an RFC 3339 time, such as 2026-05-01T10:00:00Z")
+    raise errors.EventRejected("bad_attribute", "time is not an RFC 3339 time: write one such as 2026-05-01T10:00:00Z")
 
 
 def _required(value: Any, name: str) -> str:
     text = _optional(value, name)
     if text is None:
-        raise errors.EventRejected("missing_attribute", f"the event has no {name}")
+        raise errors.EventRejected("missing_attribute", f"the event has no {name}: add it")
     return text
 
 
@@ -346,7 +361,11 @@ def _second(epoch_s: int) -> str:
         return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
     except (ValueError, OverflowError, OSError) as exc:
         # Producers may set any record time, for example in microseconds, which is in the year 55,000.
-        raise errors.EventRejected("bad_attribute", "the event has no time, and its record's is beyond the year 9999") from exc
+        raise errors.EventRejected(
+            "bad_attribute",
+            "the event has no time, and the record's time is outside the years 1 to 9999: add a `time` to the event, or set "
+            "the record's time in milliseconds",
+        ) from exc
 
 
 def _raw_member(value: bytes, name: str) -> bytes:
@@ -369,7 +388,7 @@ def _raw_member(value: bytes, name: str) -> bytes:
             if text[position] == ",":
                 position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
     except RecursionError as exc:
-        raise errors.EventRejected("not_json", "the record is nested too deeply") from exc
+        raise errors.EventRejected("not_json", "the record's JSON is nested too deeply: use fewer levels") from exc
     if found is None:
-        raise errors.EventRejected("not_json", f"the record has no member {name}")
+        raise errors.EventRejected("not_json", f"the record has no member {name}: add it")
     return found.encode()

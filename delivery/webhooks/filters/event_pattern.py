@@ -41,7 +41,8 @@ MAX_PATTERN_BYTES = 16 * 1024
 """Most bytes of a pattern as JSON."""
 MAX_DEPTH = 16
 """Most levels of nested objects in a pattern, those of `$or` included."""
-_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects"
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects: use fewer levels"
+_SHORTEN = "leave some out, or use several subscriptions"
 MAX_OPERANDS = 300
 """Most literals in a pattern. Each `*` counts as one more literal, because it is one more text to search. The number bounds the
 work for one value of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
@@ -68,19 +69,19 @@ class Filter:
 
 
 def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
-    """Return the filter of a pattern. Raise FilterError with the place in the pattern and what to write instead."""
+    """Return the filter of a pattern. Raise FilterError for an invalid pattern; `path` is the place of the mistake in it."""
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError):
-        raise errors.FilterError("", "must be JSON") from None
+        raise errors.FilterError("", "cannot be written as JSON: replace NaN, dates and half surrogate pairs by text") from None
     except RecursionError:
         raise errors.FilterError("", _TOO_DEEP) from None
     if size > MAX_PATTERN_BYTES:
-        raise errors.FilterError("", f"has {size} bytes; at most {MAX_PATTERN_BYTES} are taken")
+        raise errors.FilterError("", f"has {size} bytes as JSON; at most {MAX_PATTERN_BYTES} are accepted: {_SHORTEN}")
     judge = _object(pattern, "", depth=1)
     operands = _operands(pattern)
     if operands > MAX_OPERANDS:
-        raise errors.FilterError("", f"has {operands} values and asterisks; at most {MAX_OPERANDS} are taken")
+        raise errors.FilterError("", f"has {operands} values and asterisks; at most {MAX_OPERANDS} are accepted: {_SHORTEN}")
     return Filter(judge)
 
 
@@ -182,9 +183,11 @@ def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.T
 
 
 def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
-    """Return the verdict on an array: by a value if one element matches so, by absence if all elements do, else no match.
+    """Return the verdict on an array.
 
-    `when_missing` is the verdict on a missing field, which is also the verdict on an empty array.
+    1. An element matches by a value: _BY_VALUE.
+    2. All elements match by absence: _BY_ABSENCE.
+    3. Otherwise _NO. An empty array counts as a missing field, whose verdict is `when_missing`.
     """
     weakest = when_missing
     for element in flattened(array):

@@ -35,7 +35,10 @@ Item = TypeVar("Item")
 
 
 class FilterIndex(Generic[Item]):
-    """Find items by their filter patterns, which must compile. An item is any object, such as a subscription. Immutable."""
+    """Find the items whose filter pattern a document may match. An item is any object, such as a subscription. Immutable.
+
+    Each pattern must be one that `event_pattern.compile_pattern` accepts.
+    """
 
     __slots__ = ("_always", "_root")
 
@@ -43,7 +46,7 @@ class FilterIndex(Generic[Item]):
         self._always: list[Item] = []
         self._root: _PathNode[Item] = _PathNode()
         required = [(_conditions(pattern, ()), item) for pattern, item in patterns]
-        weigh = _scales(key for conditions, _ in required for key in _keys(conditions))
+        weigh = _weight_function(key for conditions, _ in required for key in _keys(conditions))
         ranges: defaultdict[Path, list[tuple[Range, Item]]] = defaultdict(list)
         for conditions, item in required:
             weight, keys = _lightest(conditions, weigh)
@@ -59,7 +62,7 @@ class FilterIndex(Generic[Item]):
             self._root.at(path).ranges = Ranges(items)
 
     def candidates(self, document: Mapping[str, Any]) -> set[Item]:
-        """Return the items of every pattern that `document` matches, and of a few patterns that it does not match."""
+        """Return the items of all patterns that `document` matches, and possibly items of other patterns."""
         found = set(self._always)
         self._root.find(document, found)
         return found
@@ -176,10 +179,10 @@ def _keys(conditions: _Conditions) -> Iterator[_Key]:
                 yield alternative
 
 
-def _scales(keys: Iterable[_Key]) -> Callable[[_Key], float]:
-    """Return a function from a key to its weight: the number of filters with this key among `keys`, all keys of all filters.
+def _weight_function(keys: Iterable[_Key]) -> Callable[[_Key], float]:
+    """Return a function from a key to its weight: the number of times that the key occurs in `keys`, the keys of all filters.
 
-    A number of a document is assumed to be in half of the ranges of its field. So the weight of a range is half their number.
+    A document's number is assumed to be in half of the ranges at its path. So a range weighs half of the ranges at its path.
     """
     uses: Counter[_Key | Path] = Counter(key.path if isinstance(key, _InRange) else key for key in keys)
     return lambda key: uses[key.path] / 2 if isinstance(key, _InRange) else uses[key]
@@ -239,7 +242,7 @@ class _PathNode(Generic[Item]):
             self._present.append(item)
 
     def find(self, value: Any, found: set[Item]) -> None:
-        """Add to `found` the items with a key that `value`, or an element or field of it, fulfils."""
+        """Add to `found` the items with a key that `value` fulfils. Of an object or array, its fields or elements count."""
         if isinstance(value, dict):
             for name in self._below.keys() & value.keys():  # Python iterates over the smaller one
                 self._below[name].find(value[name], found)

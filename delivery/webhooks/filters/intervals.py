@@ -29,7 +29,7 @@ class Range(NamedTuple):
 
 
 class Ranges(Generic[Item]):
-    """Items, each with a range of numbers. Immutable."""
+    """Find the items whose range contains a number. `items` are pairs of a range and any object. Immutable."""
 
     __slots__ = ("_at_node", "_bounds", "_slots")
 
@@ -43,7 +43,7 @@ class Ranges(Generic[Item]):
                 self._at_node[node].append(item)
 
     def containing(self, number: float) -> Iterator[list[Item]]:
-        """Yield the items whose range contains `number`, in lists."""
+        """Yield lists, which together have the items whose range contains `number`."""
         slot = bisect.bisect_left(self._bounds, number) + bisect.bisect_right(self._bounds, number)
         node = slot + self._slots
         while node:

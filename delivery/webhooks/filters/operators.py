@@ -43,9 +43,12 @@ def equality(literals: Iterable[Any]) -> Tests:
 
 
 def comparison(rule: Mapping[str, Any], path: str) -> Tests:
-    """Return the tests of an object with one operator, at `path` in the pattern. Raise FilterError for any other object."""
+    """Return the tests of `rule`, an object with one operator such as `{"prefix": "a"}`. `path` is its place in the pattern.
+
+    Raise FilterError for any other object, and for an invalid operand.
+    """
     if len(rule) != 1:
-        raise errors.FilterError(path, "must hold exactly one operator; alternatives are objects of their own")
+        raise errors.FilterError(path, f"has {len(rule)} operators: write one, and alternatives as objects of their own")
     ((name, operand),) = rule.items()
     path = f"{path}.{name}"
     if name in _AFFIXES and isinstance(operand, dict):
@@ -127,7 +130,10 @@ def _fits(wildcard: str) -> Test:
 
 
 def pieces(wildcard: str) -> list[str]:
-    """Return the texts between the asterisks of a wildcard, unescaped. An asterisk after a backslash is text."""
+    r"""Return the texts between the asterisks of a wildcard, with `\*` and `\\` unescaped.
+
+    Raise FilterError for another backslash, and for two asterisks side by side.
+    """
     pieces = [""]
     characters = iter(wildcard)
     for character in characters:

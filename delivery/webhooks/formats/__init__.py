@@ -1,5 +1,5 @@
-"""Values of records in the formats of a schema registry: Avro, Protobuf, JSON Schema.
+"""Decode records whose values are in a format of a schema registry: Avro, Protobuf, JSON Schema.
 
-In: a record in the Confluent wire format. Out: the event in it, with its payload as JSON. Runs in the executors, and in the
-commands (also the archive). The driver asks the schema registry during an outage whether it answers again.
+In: a record in the Confluent wire format. Out: the record's event, with the payload as JSON. Runs in the executors, the
+commands and the archive. During an outage of the schema registry, the driver uses it to ask if the schema registry answers.
 """

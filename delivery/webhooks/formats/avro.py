@@ -1,4 +1,4 @@
-"""Decode Avro by the schema of its writer, and write it as JSON. Pure. Runs in the executors and the commands.
+"""Convert Avro to JSON by the schema with which it was written. Pure. Runs in the executors and the commands.
 
 docs/producing.md lists the JSON of each type. Bytes come from producers, so no bytes may harm a worker:
 
@@ -24,15 +24,15 @@ MAX_SCALE = 1000
 """Most digits behind the point of a decimal. The JSON of a decimal has as many characters as digits."""
 _VALUE = "value"
 _WRAPPER = "fanout.Wrapper"
-"""Name of a record around each schema: its encoding is that of its one field, and fastavro keeps its named types. fastavro
-parses any other kind of schema again for each value, and then does not know the types of references."""
+"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. fastavro
+parses a schema that is no record again for each value, and then does not know the types of references."""
 
 
 def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
-    """Return the function from a body to JSON by the schema `text`.
+    """Return a function that takes a body in Avro and returns JSON, by the schema `text` (JSON).
 
-    `references` has the schemas of its named types, each after those that it needs itself. Raise ValueError if
-    the schema cannot be used, with the reason.
+    `references` are the schemas that `text` refers to, each after the schemas that it refers to itself. Raise ValueError with
+    the reason if the schema cannot be used. The function raises EventRejected for a body that does not fit the schema.
     """
     import fastavro  # noqa: PLC0415  # only jobs with a schema registry need it
     from fastavro import _read_py  # noqa: PLC0415
@@ -56,9 +56,12 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
             content = read(stream, schema, None)[_VALUE]
             written = orjson.dumps(content, default=_plain, option=orjson.OPT_UTC_Z)
         except Exception as exc:  # broken bytes raise errors of many classes, and none may leave: one record is at fault
-            raise errors.EventRejected("undecodable", f"the Avro does not decode ({type(exc).__name__}: {exc})"[:200]) from exc
+            problem = f"the value does not decode by its Avro schema ({type(exc).__name__}: {exc})"
+            raise errors.EventRejected("undecodable", problem[:200]) from exc
         if stream.tell() != len(body):
-            raise errors.EventRejected("undecodable", f"the Avro ends after {stream.tell()} of {len(body)} bytes")
+            raise errors.EventRejected(
+                "undecodable", f"by its Avro schema the value ends after {stream.tell()} bytes, but it has {len(body)}"
+            )
         return written
 
     return decode
@@ -83,7 +86,7 @@ class _Examined:
         self._empty: dict[str, bool] = {}
 
     def is_recursive(self, schema: Any) -> bool:
-        """Return True if a type contains itself. Raise ValueError for a type that is refused."""
+        """Return True if a type contains itself. Raise ValueError for a type that could harm a worker (see the module)."""
         if isinstance(schema, str):
             if schema not in self._named or schema in self._done:
                 return False

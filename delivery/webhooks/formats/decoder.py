@@ -28,14 +28,14 @@ UNKNOWN_S = 30.0
 """Seconds for which the schema registry is not asked again for a schema that it does not have. Often many records in a row have
 the same wrong id."""
 AWAY_S = 3.0
-"""Seconds for which an absent schema registry is not asked again. Each request waits for `Access.wait_s`, and the records of
-hundreds of partitions would wait one after another."""
+"""Seconds for which an unreachable schema registry is not asked again. Each request waits for `Access.wait_s`, and the records
+of hundreds of partitions would wait one after another."""
 _CONTENT_TYPE = "content-type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """The settings of a Decoder, as plain values. Only `access` has a secret, which no repr shows."""
+    """The settings of a Decoder. Only `access` holds a secret, the password. No repr shows the password."""
 
     access: registry_client.Access
     topic_pattern: str
@@ -45,12 +45,12 @@ class Formats:
 
 
 class Reader(Protocol):
-    """Reads schemas from the schema registry. Called in a thread, because it waits."""
+    """Reads schemas from the schema registry. Called outside the event loop's thread, because a call may wait."""
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs; None: the schema registry does not have one of them.
+        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or one of the others.
 
-        Raise SchemaRegistryUnavailable if the schema registry is away.
+        Raise SchemaRegistryUnavailable if the schema registry gives no usable answer.
         """
 
 
@@ -62,7 +62,7 @@ class _Known(NamedTuple):
 
 
 class Decoder:
-    """Read events from records. In the topics of `formats`, decode framed values by their schema first."""
+    """Read events from records. In topics that match `formats.topic_pattern`, decode framed values by their schema first."""
 
     def __init__(
         self, formats: Formats, layout: parsing.Layout, reader: Reader, clock: Callable[[], float] = time.monotonic
@@ -74,14 +74,14 @@ class Decoder:
         self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
         self._clock = clock
         self._away: tuple[float, str] = (-math.inf, "")
-        """Until when the registry is not asked again, and the text of its last error."""
+        """Time by `clock` until which the schema registry is not asked again, and the text of the last error."""
         self._reads_topic = functools.lru_cache(maxsize=10_000)(self._matches)
 
     async def event(self, record: Record) -> Event:
-        """Return the event in `record`. Raise EventRejected, or SchemaRegistryUnavailable if the record must wait.
+        """Return the event in `record`. Waits for the schema registry if the record's schema is not cached.
 
-        Waits for the schema registry if the record's schema is not cached.
-        The reasons of EventRejected are those of `parsing.parse`, and: bad_frame, unknown_schema.
+        Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
+        unknown_schema. Raise SchemaRegistryUnavailable if the schema cannot be read now: the record must wait.
         """
         value = record.value
         if not value or not self._reads_topic(record.topic):
@@ -121,7 +121,11 @@ class Decoder:
                 self._known[schema_id] = known
                 return known
             self._unknown[schema_id] = None
-        raise errors.EventRejected("unknown_schema", f"the schema registry lacks schema {schema_id}, or one that it refers to")
+        raise errors.EventRejected(
+            "unknown_schema",
+            f"the schema registry lacks schema {schema_id}, or a schema that it refers to: register it there, and publish the "
+            "event again",
+        )
 
     def _read(self, schema_id: int) -> _Known | None:
         found = self._reader.schema(schema_id)
@@ -129,20 +133,20 @@ class Decoder:
 
 
 def decoder_of(formats: Formats | None, layout: parsing.Layout) -> Decoder | None:
-    """Return the decoder of a process; None: there is no schema registry."""
+    """Return a new Decoder. None: `formats` is None, as no schema registry is set."""
     return None if formats is None else Decoder(formats, layout, registry_client.RegistryClient(formats.access))
 
 
 def _media_type(headers: Mapping[str, bytes]) -> str:
-    """Return the media type of the framed value by its record; "": it names none, or that of the JSON in the frame."""
+    """Return the framed value's media type, which the record's `content-type` names. "": no valid type, or a type of JSON."""
     text = headers.get(_CONTENT_TYPE, b"").decode(errors="replace").strip()
     return text if opaque.is_media_type(text) and not opaque.is_json(text) else ""
 
 
 def _is_kept(header: tuple[str, bytes]) -> bool:
-    """Return False for a header that describes the bytes before they were decoded.
+    """Return True for a header that is also true of the decoded value: every header but two.
 
-    A `content-type` of structured mode is kept: it says that the JSON is a CloudEvent.
+    `content-encoding` is dropped, and `content-type` unless it names structured mode: then the decoded JSON is a CloudEvent.
     """
     name, content = header[0].lower(), header[1]
     if name == _CONTENT_TYPE:

@@ -1,7 +1,7 @@
-"""Decode Protobuf by the descriptors of its schema, and write it as JSON. Pure. Runs in the executors and the commands.
+"""Convert Protobuf to JSON by the descriptors of its schema. Pure. Runs in the executors and the commands.
 
-The JSON is that of the Protobuf documentation ("ProtoJSON Format"), with the names of fields as in the `.proto` file, and with
-fields that have their default. So filters see `false`, 0 and "" too. docs/producing.md lists the JSON of each type.
+The JSON has the "ProtoJSON Format" of the Protobuf documentation. Fields have the names of the `.proto` file. Fields with their
+default value are written too, so filters see `false`, 0 and "". docs/producing.md lists the JSON of each type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from delivery import errors
 from delivery.webhooks.formats import wire_format
 
 _MAIN = "fanout/schema.proto"
-"""Name of the schema's own file. A schema has no file name, and no import may have this one."""
+"""File name that the schema gets, because the schema registry has no name for it. An import of this name is a fault."""
 _MODULES = (
     *(
         f"google.protobuf.{name}_pb2"
@@ -33,10 +33,10 @@ _MODULES = (
 
 
 def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], bytes]:
-    """Return the function from a body to JSON by the descriptor `text`, a FileDescriptorProto in base64.
+    """Return a function that takes a body in Protobuf and returns JSON, by the schema `text`, a FileDescriptorProto in base64.
 
-    `references` has the descriptors of other files, by the names with which files import them. Raise ValueError if the schema
-    cannot be used, with the reason.
+    `references` has the descriptors of imported files, by the names with which files import them. Raise ValueError with the
+    reason if the schema cannot be used. The function raises EventRejected for a body that does not fit the schema.
     """
     try:
         return _compiled(text, references)
@@ -70,9 +70,8 @@ def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byt
             )
             return orjson.dumps(document)
         except Exception as exc:  # as in `avro`
-            raise errors.EventRejected(
-                "undecodable", f"the Protobuf does not decode ({type(exc).__name__}: {exc})"[:200]
-            ) from exc
+            problem = f"the value does not decode by its Protobuf schema ({type(exc).__name__}: {exc})"
+            raise errors.EventRejected("undecodable", problem[:200]) from exc
 
     return decode
 
@@ -97,18 +96,18 @@ def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> Non
     added.add(file.name)
     for name in file.dependency:
         if name not in known:
-            raise ValueError(f"no reference has the imported file {name}")
+            raise ValueError(f"it imports {name}, and the schema registry has no reference of this name for it")
         if name not in added:
             _add(pool, known[name], known, added)
     pool.AddSerializedFile(file.SerializeToString())
 
 
 def _full_name(file: Any, indexes: tuple[int, ...]) -> str:
-    """Return the full name of the message at a place of a file: the index among its messages, then among nested messages."""
+    """Return the full name of a message of `file`. `indexes`: the index among the file's messages, then among nested ones."""
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         if not 0 <= index < len(messages):
-            raise errors.EventRejected("bad_frame", f"the schema has no message at {list(indexes)}")
+            raise errors.EventRejected("bad_frame", f"the value's frame names message {list(indexes)}, which its schema lacks")
         names.append(messages[index].name)
         messages = messages[index].nested_type
     return ".".join(names)

@@ -1,8 +1,8 @@
 """Read schemas from a schema registry that speaks the API of Confluent's Schema Registry.
 
-Runs in the executors, the commands and the driver, never in the event loop: each call may wait. A schema, or an error code of
-NOT_FOUND, decides about a record. Every other answer means that the schema registry is away. So a wrong URL or password never
-rejects a record.
+Runs in the executors, the commands and the driver, never in the event loop: each call may wait. Only two answers are usable: a
+schema, and an error code of NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong URL or
+password never rejects a record.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ NOT_FOUND = frozenset({40401, 40402, 40403})
 SERIALIZED = "serialized"
 """Format of Protobuf schemas in which the schema registry returns descriptors, not the text of the `.proto` file."""
 MAX_REFERENCES = 1000
-"""Most schemas that one schema needs."""
+"""Most schemas that one schema may need, directly or through others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The settings of a schema registry, as plain values."""
+    """Address, login and time limits of a schema registry."""
 
     url: str
-    """URL, several separated by commas."""
+    """URL, or several URLs separated by commas."""
     username: str = ""
     password: Secret = field(default_factory=lambda: Secret(b""))
     ca_file: str = ""
@@ -53,14 +53,14 @@ class RegistryClient:
         )
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs; None: the schema registry does not have one of them.
+        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or one of the others.
 
-        Raise SchemaRegistryUnavailable after `wait_s` of reads that did not decide.
+        Without a usable answer, ask again for `Access.wait_s` seconds, then raise SchemaRegistryUnavailable.
         """
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Request one schema, once. Raise SchemaRegistryUnavailable if the answer does not decide."""
+        """Ask for a schema once, to see if the schema registry answers. Raise SchemaRegistryUnavailable if it does not."""
         self._schema(1)
 
     def _schema(self, schema_id: int) -> schemas.Schema | None:
@@ -75,18 +75,18 @@ class RegistryClient:
         except Exception as exc:  # noqa: BLE001  # the client raises errors of many classes; none is the record's fault
             raise self._unavailable(schema_id, type(exc).__name__) from None
         if not found.schema_str:
-            raise self._unavailable(schema_id, "its answer has no schema")
+            raise self._unavailable(schema_id, "the answer has no schema")
         return schemas.Schema(found.schema_type or schemas.SchemaType.AVRO, found.schema_str, needed)
 
     def _read(self, schema_id: int) -> tuple[Any, tuple[schemas.Reference, ...]]:
-        """Return a schema, and those that it needs. A process reads each schema once, so no connection is kept."""
+        """Return a schema, and the schemas that it needs. A process reads each schema once, so no connection is kept."""
         with self._client() as client:
             found = client.get_schema(schema_id)
             if found.schema_type == schemas.SchemaType.JSON:
                 return found, ()
             if found.schema_type != schemas.SchemaType.PROTOBUF:
                 return found, _needed(client, found, None)
-        with self._client() as client:  # another one: the client's cache does not tell the formats of a schema apart
+        with self._client() as client:  # a new client: the first has the schema in its cache, in the other format
             found = client.get_schema(schema_id, fmt=SERIALIZED)
             return found, _needed(client, found, SERIALIZED)
 
@@ -110,7 +110,7 @@ class RegistryClient:
 
 
 def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Reference, ...]:
-    """Return the schemas that `schema` needs, each after those that it needs itself."""
+    """Return the schemas that `schema` needs, each after the schemas that it needs itself. `form`: the format to ask for."""
     needed: dict[tuple[str, int], schemas.Reference] = {}
     begun: set[tuple[str, int]] = set()
 

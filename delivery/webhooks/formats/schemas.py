@@ -1,4 +1,7 @@
-"""A schema of the schema registry, and the function that decodes bodies by it. Pure. Runs in the executors and the commands."""
+"""Represent a schema of the schema registry, and compile it into a function that decodes bodies by the schema.
+
+Pure. Runs in the executors and the commands. A body is a framed value without its frame.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Reference(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A schema with all schemas that it needs, each after those that it needs itself."""
+    """A schema with all schemas that it needs. `references` has each schema after those that it needs itself."""
 
     schema_type: str
     text: str
@@ -44,12 +47,15 @@ class Schema(NamedTuple):
 
 
 def media_type(schema_type: str) -> str:
-    """Return the media type of a framed value whose record names none."""
+    """Return the media type of a framed value by the type of its schema. Used if the record names no media type."""
     return _MEDIA_TYPES.get(schema_type, _ANY_BYTES)
 
 
 def compiled(schema_id: int, schema: Schema) -> Decode:
-    """Return the function that decodes bodies by a schema. If the schema cannot be used, the function rejects each record."""
+    """Return a function that takes a body and returns JSON. `schema_id` is the schema's id in the schema registry.
+
+    If the schema cannot be used, the function raises EventRejected for each body.
+    """
     try:
         if schema.schema_type == SchemaType.AVRO:
             return avro.compiled(schema.text, [reference.text for reference in schema.references])
@@ -62,7 +68,9 @@ def compiled(schema_id: int, schema: Schema) -> Decode:
         fault = str(exc)
 
     def reject(_: bytes) -> bytes:
-        raise errors.EventRejected("undecodable", f"schema {schema_id} cannot be used: {fault}")
+        raise errors.EventRejected(
+            "undecodable", f"schema {schema_id} cannot be used: {fault}. Publish the event by another schema"
+        )
 
     return reject
 

@@ -19,21 +19,26 @@ _MAX_VARINT_BITS = 35
 
 
 class Frame(NamedTuple):
-    """A framed value."""
+    """The parts of a framed value."""
 
     schema_id: int
     body: bytes
+    """The bytes behind the frame."""
 
 
 def is_framed(value: bytes) -> bool:
-    """Return True if a value begins as a frame does."""
+    """Return True if a value begins with the zero byte of a frame."""
     return value.startswith(MAGIC)
 
 
 def frame_of(value: bytes) -> Frame:
-    """Return the schema's id and the body of a value that begins as a frame does. Raise EventRejected if the frame is cut."""
+    """Return the schema's id and the body of a value that begins with a zero byte. Raise EventRejected if the frame is cut."""
     if len(value) < FRAME_BYTES:
-        raise errors.EventRejected("bad_frame", f"{len(value)} bytes, and the frame of the wire format has {FRAME_BYTES}")
+        raise errors.EventRejected(
+            "bad_frame",
+            f"the value begins with a zero byte and has {len(value)} bytes, and the frame of the wire format has "
+            f"{FRAME_BYTES}: write it by a serializer of the schema registry, or as JSON",
+        )
     return Frame(int.from_bytes(value[1:FRAME_BYTES], "big"), value[FRAME_BYTES:])
 
 
@@ -44,7 +49,9 @@ def message_indexes(body: bytes) -> tuple[tuple[int, ...], bytes]:
     """
     count, position = _varint(body, 0)
     if not 0 <= count <= len(body):  # each index has at least one byte
-        raise errors.EventRejected("bad_frame", f"{count} message indexes in {len(body)} bytes")
+        raise errors.EventRejected(
+            "bad_frame", f"the frame counts {count} message indexes, and {len(body)} bytes follow: use a Protobuf serializer"
+        )
     indexes = []
     for _ in range(count):
         index, position = _varint(body, position)
@@ -61,4 +68,4 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004  # the last byte of a varint
             return value >> 1 ^ -(value & 1), position
         shift += 7
-    raise errors.EventRejected("bad_frame", "the message indexes are cut, or no varints of 32 bits")
+    raise errors.EventRejected("bad_frame", "the frame's message indexes are cut, or no varints: use a Protobuf serializer")

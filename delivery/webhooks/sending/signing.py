@@ -66,6 +66,9 @@ def _ed25519(seed: Secret) -> ed25519.Ed25519PrivateKey:
     return ed25519.Ed25519PrivateKey.from_private_bytes(seed.reveal())
 
 
+_ANOTHER = "{} (before base64) are needed: use another key, such as 32 random bytes"
+
+
 def generate(scheme: SignatureScheme = SignatureScheme.HMAC) -> SigningKey:
     """Return a new random signing key of 32 bytes, which suit either scheme."""
     return SigningKey(secret=Secret(secrets.token_bytes(SEED_BYTES)), scheme=scheme)
@@ -76,9 +79,10 @@ def check(key: SigningKey) -> None:
     length = len(key.secret.reveal())
     if key.scheme is SignatureScheme.ED25519:
         if length != SEED_BYTES:
-            raise errors.RegistrationError("", f"an ed25519 key has {SEED_BYTES} bytes")
+            raise errors.RegistrationError("", f"is an ed25519 seed of {length} bytes; {_ANOTHER.format(SEED_BYTES)}")
     elif not MIN_KEY_BYTES <= length <= MAX_KEY_BYTES:
-        raise errors.RegistrationError("", f"an HMAC key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
+        bytes_of_key = f"{MIN_KEY_BYTES} to {MAX_KEY_BYTES}"
+        raise errors.RegistrationError("", f"is an HMAC key of {length} bytes; {_ANOTHER.format(bytes_of_key)}")
 
 
 def to_text(key: SigningKey) -> str:
@@ -102,16 +106,18 @@ def from_text(text: str) -> SigningKey:
     prefix, underscore, encoded = text.partition("_")
     scheme = SCHEME_OF_PREFIX.get(prefix + underscore)
     if scheme is None:
-        raise errors.RegistrationError("", f"a signing secret begins with {' or '.join(SCHEME_OF_PREFIX)}")
+        problem = f"does not begin with {' or '.join(SCHEME_OF_PREFIX)}: write whsec_ and 24 to 64 random bytes in base64"
+        raise errors.RegistrationError("", problem)
     try:
         raw = base64.b64decode(encoded, validate=True)
     except binascii.Error:
-        raise errors.RegistrationError("", f"what follows {prefix}_ is not base64") from None  # the cause would show the secret
+        problem = f"is not base64 after {prefix}_: write the bytes of the key in base64"
+        raise errors.RegistrationError("", problem) from None  # the cause would show the secret
     seed = raw[:SEED_BYTES] if scheme is SignatureScheme.ED25519 else raw
     key = SigningKey(secret=Secret(seed), scheme=scheme)
     check(key)
     if len(raw) > len(seed) and raw[SEED_BYTES:] != _public_key(key):
-        raise errors.RegistrationError("", "the public key in it is not that of the secret key")
+        raise errors.RegistrationError("", "has bytes after the seed that are not its public key: leave these bytes out")
     return key
 
 

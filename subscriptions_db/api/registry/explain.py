@@ -31,7 +31,7 @@ MAX_EXPLAINED = 100
 def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:
     """Return the attributes in the form that an event would have; raise ValueError for an invalid one."""
     try:
-        return dict(attributes.beside(named, frozenset()))
+        return dict(attributes.further_attributes(named, frozenset()))
     except errors.EventRejected as exc:
         raise ValueError(exc.detail) from None
 

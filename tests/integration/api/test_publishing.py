@@ -141,7 +141,7 @@ def test_a_repeated_event_has_the_same_webhook_id(publisher, served, reader):
 def test_one_wrong_event_and_nothing_is_published(publisher, reader):
     answer = publish(publisher, [EVENT, EVENT | {"tenantid": None}, EVENT, EVENT | {"time": "noon"}], BATCH)
     assert (answer.status, answer.fields) == (422, ["[1]", "[3]"])
-    assert answer.json["errors"][0]["problem"] == "missing_attribute: the event has no tenantid"
+    assert answer.json["errors"][0]["problem"] == "missing_attribute: the event has no tenantid: add it"
     answer = publish(publisher, [EVENT, EVENT | {"type": "unknown"}], BATCH)
     assert (answer.status, answer.fields) == (422, ["[1]"])
     assert reader.records() == []

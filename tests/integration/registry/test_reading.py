@@ -131,11 +131,22 @@ def test_an_unparsable_filter_quarantines_its_subscription_alone(connection, rin
     assert pickle.loads(pickle.dumps(read)) == read
 
 
+ANOTHER_KEY = "(before base64) are needed: use another key, such as 32 random bytes"
+
+
 @pytest.mark.parametrize(
     ("purpose", "secret", "fault"),
     [
-        ("signing", b"x", "signing_secrets[0]: an HMAC key has 24 to 64 bytes"),
-        ("signing_v1a", b"x" * 31, "signing_secrets[0]: an ed25519 key has 32 bytes"),
+        (
+            "signing",
+            b"x",
+            f"signing_secrets[0]: is an HMAC key of 1 bytes; 24 to 64 {ANOTHER_KEY}",
+        ),
+        (
+            "signing_v1a",
+            b"x" * 31,
+            f"signing_secrets[0]: is an ed25519 seed of 31 bytes; 32 {ANOTHER_KEY}",
+        ),
         ("tls_key", b"hunter2", "tls: certificate and key must be given together: add the missing one, or remove both"),
     ],
 )

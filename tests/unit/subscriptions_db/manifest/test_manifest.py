@@ -51,7 +51,7 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
             {"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2\r\ntransfer-encoding: chunked"}}]},
             "endpoints[0].headers.authorization: its value must be printable ASCII",
         ),
-        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: a signing"),
+        ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: does not"),
         (
             {"endpoints": [ENDPOINT | {"auth": OAUTH2 | {"username": "x"}}]},
             "endpoints[0].auth: kind oauth2 does not allow username",

@@ -211,15 +211,15 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    signing_secrets: [hunter2]\n",
-        "5: endpoints[0].signing_secrets[0]: a signing secret begins with whsec_ or whsk_",
+        "5: endpoints[0].signing_secrets[0]: does not begin with whsec_ or whsk_: write whsec_ and 24 to 64 random bytes in base64",
     ),
     (
         ENDPOINT + "    signing_secrets: ['whsec_hunter2!']\n",
-        "5: endpoints[0].signing_secrets[0]: what follows whsec_ is not base64",
+        "5: endpoints[0].signing_secrets[0]: is not base64 after whsec_: write the bytes of the key in base64",
     ),
     (
         ENDPOINT + "    signing_secrets: [whsec_aHVudGVyMg==]\n",
-        "5: endpoints[0].signing_secrets[0]: an HMAC key has 24 to 64 bytes",
+        "5: endpoints[0].signing_secrets[0]: is an HMAC key of 7 bytes; 24 to 64 (before base64) are needed: use another key, such as 32 random bytes",
     ),
     (
         ENDPOINT + "    mode: batched\n",

@@ -65,10 +65,10 @@ def test_a_good_endpoint_passes(fields):
         (tls(key=Secret(CLIENT.locked_key.encode())), "tls.key: is not a PEM private key without a password"),
         (tls(key=Secret(certificates.issue("other").key.encode())), "tls.key: is not the key of the first certificate"),
         (tls(certificate=certificates.issue("issuer").pem + CLIENT.pem), "tls.key: is not the key of"),
-        ({"signing_keys": (builders.KEY, hmac_key(1))}, "signing_secrets[1]: an HMAC key has 24 to 64 bytes"),
+        ({"signing_keys": (builders.KEY, hmac_key(1))}, "signing_secrets[1]: is an HMAC key of 1 bytes; 24 to 64 "),
         (
             {"signing_keys": (SigningKey(secret=Secret(b"x" * 31), scheme=SignatureScheme.ED25519),)},
-            "signing_secrets[0]: an ed25519 key has 32 bytes",
+            "signing_secrets[0]: is an ed25519 seed of 31 bytes; 32 ",
         ),
         ({"signing_keys": (builders.KEY,) * 6}, "signing_secrets: has more than 5"),
     ],

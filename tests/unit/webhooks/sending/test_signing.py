@@ -119,14 +119,14 @@ def test_an_ed25519_key_may_omit_its_public_key(encoded):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("plain", "begins with whsec_ or whsk_"),
-        ("whpk_" + PUBLIC, "begins with whsec_ or whsk_"),
-        ("whsec_%%%%", "is not base64"),
-        ("whsec_" + base64.b64encode(b"x" * 23).decode(), "24 to 64 bytes"),
-        ("whsec_" + base64.b64encode(b"x" * 65).decode(), "24 to 64 bytes"),
-        ("whsk_" + base64.b64encode(b"x" * 31).decode(), "has 32 bytes"),
-        ("whsk_" + base64.b64encode(b"x" * 33).decode(), "the public key in it"),
-        ("whsk_" + base64.b64encode(base64.b64decode(SEED) + b"x" * 32).decode(), "the public key in it"),
+        ("plain", "begin with whsec_ or whsk_"),
+        ("whpk_" + PUBLIC, "begin with whsec_ or whsk_"),
+        ("whsec_%%%%", "is not base64 after whsec_"),
+        ("whsec_" + base64.b64encode(b"x" * 23).decode(), "HMAC key of 23 bytes; 24 to 64 .* are needed"),
+        ("whsec_" + base64.b64encode(b"x" * 65).decode(), "HMAC key of 65 bytes; 24 to 64 .* are needed"),
+        ("whsk_" + base64.b64encode(b"x" * 31).decode(), "seed of 31 bytes; 32 .* are needed"),
+        ("whsk_" + base64.b64encode(b"x" * 33).decode(), "not its public key"),
+        ("whsk_" + base64.b64encode(base64.b64decode(SEED) + b"x" * 32).decode(), "not its public key"),
     ],
 )
 def test_an_invalid_secret_is_refused_unquoted(text, message):

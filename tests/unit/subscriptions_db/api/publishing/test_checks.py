@@ -86,8 +86,8 @@ def test_a_repeated_event_has_the_webhook_id_of_the_first():
     [
         ({"type": "order.created"}, "missing_attribute: the event has no tenant_id"),
         ({"tenant_id": "t1"}, "missing_attribute: the event has no type, which names its topic: add it, or name a topic"),
-        (PLAIN | {"id": "\n"}, "bad_attribute: id must be printable text"),
-        (PLAIN | {"type": True}, "bad_attribute: type must be printable text"),
+        (PLAIN | {"id": "\n"}, "bad_attribute: id is not printable text"),
+        (PLAIN | {"type": True}, "bad_attribute: type is not printable text"),
         (PLAIN | {"note": "x" * 262_144}, "too_large: "),
         (PLAIN | {"type": "order/created"}, "bad_topic: 'events.order/created' is no name of a topic"),
         (PLAIN | {"type": "x" * 250}, "bad_topic: "),
@@ -96,7 +96,7 @@ def test_a_repeated_event_has_the_webhook_id_of_the_first():
             PLAIN | {"type": "fanout.operational", "tenant_id": "fanout"},
             "bad_topic: topic events.fanout.operational is the platf",
         ),
-        ([], "not_json: a plain event is a JSON object"),
+        ([], "not_json: the value is JSON, but no object: a plain event is a JSON object"),
     ],
 )
 def test_a_wrong_event_is_refused_with_the_reason_of_the_job(event, text):
@@ -115,7 +115,7 @@ def test_every_wrong_event_is_named_and_the_answer_is_bounded():
     refused = problem(PLAIN, *[{"type": "order.created"}] * 150)
     assert refused.status == 422
     assert [error.field for error in refused.errors] == [f"[{index}]" for index in range(1, 101)]
-    assert refused.detail == "[1]: missing_attribute: the event has no tenant_id (149 more)"
+    assert refused.detail == "[1]: missing_attribute: the event has no tenant_id: add it (149 more)"
 
 
 def test_a_key_that_names_tenants_publishes_for_no_other():
