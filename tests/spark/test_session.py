@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from py4j.java_gateway import JavaClass
 
@@ -19,6 +20,17 @@ def test_the_jvm_maps_the_archive_of_the_classes_that_it_starts_with(spark):
     assert archive is not None, "run `fanout prepare` first, as `make test` does"
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def tcp_connections(_):
+    return [psutil.Process(pid).net_connections("tcp") for pid in (os.getpid(), os.getppid())]
+
+
+# PySpark leaves it to the garbage collector to close the socket that brings the result.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_workers_are_connected_by_no_port_that_others_can_reach(spark):
+    """Regression: a process that connected to a port of Spark's first left the worker waiting for ever (docs/adr/0046)."""
+    assert spark.sparkContext.parallelize([0], 1).map(tcp_connections).collect() == [[[], []]]
 
 
 def test_one_process_has_the_connector_on_its_class_path_and_copies_no_jar(spark, jars):

@@ -43,6 +43,10 @@ ALWAYS = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
+    # Between the JVM and its Python processes (docs/adr/0046). The folder's path must be short: a socket's path has at most 107
+    # bytes, and a cluster manager's temporary folder may be longer.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108  # only the job's user may open the sockets
     # The broadcast snapshot holds customers' secrets; without this, its blocks would be on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
     # The key of those blocks, and closures with the Kafka login, travel between driver and executors. They are encrypted, and
