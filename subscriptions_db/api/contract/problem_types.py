@@ -12,6 +12,9 @@ from subscriptions_db.api.contract import problems
 PATH = "/v1/problems"
 """The path of the page that lists all types. The page of a type is one level below."""
 
+REQUEST_ID = "req_0123456789abcdef01234567"
+"""The id of the request in the examples."""
+
 
 class ProblemType(NamedTuple):
     """The meaning of a code of problem documents, what a client does about the problem, and an example of it."""

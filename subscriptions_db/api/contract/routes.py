@@ -119,6 +119,8 @@ class Call:
     """The value of the header that the route reads, as received."""
     conditions: etags.Conditions
     """`If-Match` and `If-None-Match` of a request that changes a resource."""
+    deprecations: set[Deprecation]
+    """The context for handlers that validate parts of the body themselves: it takes the deprecations of the fields."""
 
     def body_as(self, kind: type[Model]) -> Model:
         """Return the body as the type that the route declares."""

@@ -99,7 +99,7 @@ def _documents(call: Call, entries: list[Any], customer_id: str) -> list[dict[st
 def _mistakes(call: Call, entry: Any, document: dict[str, Any]) -> Iterator[errors.RegistrationError]:
     """Yield the mistakes in an entry by its type; if there are none, those by the rules of the manifest."""
     try:
-        schemas.EndpointToCreate.model_validate(entry)
+        schemas.EndpointToCreate.model_validate(entry, context=call.deprecations)
     except pydantic.ValidationError as exc:
         yield from mistakes.found(exc, schemas.EndpointToCreate)
         return

@@ -50,6 +50,7 @@ from subscriptions_db.registration import receiver_permission
 log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+BYTES = "application/octet-stream"
 CALLBACK = "callback"
 """The key id of requests by which receivers answer with a token: in the audit log, and for the rate limit."""
 MAX_SENDING_S = 60.0
@@ -156,7 +157,7 @@ class Api:
             document = (await self._test_events.send(answer.sending)).model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
         if answer.content is not None:
-            return web.Response(status=answer.status, headers=headers, body=answer.content)
+            return web.Response(status=answer.status, headers=headers, body=answer.content, content_type=BYTES)
         if document is None:
             return web.Response(status=answer.status, headers=headers)
         if route.location is not None and answer.status == HTTPStatus.CREATED:

@@ -132,6 +132,7 @@ class RequestHandler:
                     document=document,
                     header=request.header,
                     conditions=request.conditions,
+                    deprecations=request.deprecations,
                 )
         except errors.FanoutError as exc:
             raise problems.from_error(exc) from exc

@@ -13,8 +13,10 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
-from subscriptions_db.api.contract import problems
+from subscriptions_db.api.contract import problem_types, problems
 from subscriptions_db.api.contract.routes import RawBytes, Route
+from subscriptions_db.api.examples.example import PATH_PARAMETERS, Example
+from subscriptions_db.api.examples.table import EXAMPLES
 
 REF = "#/components/schemas/{model}"
 ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
@@ -111,6 +113,7 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": definitions.get("$defs", {}),
+            "examples": _problem_examples(routes, public_url),
             "securitySchemes": {
                 "api_key": {
                     "type": "http",
@@ -123,7 +126,8 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
 
 
 def _operation(route: Route, refs: Any) -> dict[str, Any]:
-    problem = {"content": {problems.CONTENT_TYPE: {"schema": refs[problems.Problem, "serialization"]}}}
+    example = EXAMPLES.get(route.name, Example())
+    answer = {} if example.answer is None else {"example": example.answer}
     success: dict[str, Any] = {"description": "Done.", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
     if not route.is_open:
         success["headers"] |= _KEY_HEADERS
@@ -132,9 +136,9 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
     if route.has_etag or route.is_conditional:
         success["headers"]["ETag"] = {"schema": {"type": "string"}}
     if route.answer is RawBytes:
-        success["content"] = {"application/octet-stream": {}}
+        success["content"] = {"application/octet-stream": answer}
     elif route.answer:
-        success["content"] = {"application/json": {"schema": refs[route.answer, "serialization"]}}
+        success["content"] = {"application/json": {"schema": refs[route.answer, "serialization"]} | answer}
     successes = {str(route.status): success}
     if route.location is not None:
         headers = success["headers"] | {"Location": {"schema": {"type": "string"}}}
@@ -149,23 +153,45 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "tags": [_tag(route)],
         # Any one of these scopes.
         "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # an empty list: no key is needed
-        "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
+        "parameters": [*_path_parameters(route), *_query_parameters(route, example), *_headers(route)],
         "responses": {
             **successes,
             **({"304": {"description": "Not modified: the `ETag` equals `If-None-Match`."}} if route.may_answer_304 else {}),
-            **{str(status): {"description": problems.TITLES[status][1], **problem} for status in _refusals(route)},
-            **(
-                {"429": {"description": problems.TITLES[429][1], "headers": _KEY_HEADERS, **problem}}
-                if not route.is_open
-                else {}
-            ),
+            **{str(status): _problem(status, refs) for status in _refusals(route)},
+            **({"429": _problem(429, refs) | {"headers": _KEY_HEADERS}} if not route.is_open else {}),
         },
     }
     if route.deprecation is not None:
         operation["deprecated"] = True
-    if content := {media: {"schema": refs[model, "validation"]} for media, model in _bodies(route).items()}:
+    if content := {
+        media: {"schema": refs[model, "validation"]} | _body_example(example, media) for media, model in _bodies(route).items()
+    }:
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _body_example(example: Example, media: str) -> dict[str, Any]:
+    body = example.bodies.get(media, example.body)
+    return {} if body is None else {"example": body}
+
+
+def _problem(status: int, refs: Any) -> dict[str, Any]:
+    """Return the answer of a refusal, with the example of the code that the status has. Status 400 shares the code of 422."""
+    code, title = problems.TITLES[status]
+    is_shown = problem_types.TYPES[code].example.problem.status == status
+    shown = {"examples": {code: {"$ref": f"#/components/examples/{code}"}}} if is_shown else {}
+    schema = {"schema": refs[problems.Problem, "serialization"]}
+    return {"description": title, "content": {problems.CONTENT_TYPE: schema | shown}}
+
+
+def _problem_examples(routes: Iterable[Route], public_url: str) -> dict[str, Any]:
+    """Return an example of each problem document to which an answer of these routes refers."""
+    statuses = {status for route in routes for status in _refusals(route)}
+    codes = dict.fromkeys(problems.TITLES[status][0] for status in sorted(statuses))
+    found = {code: problem_types.TYPES[code].example.problem for code in codes}
+    return {
+        code: {"value": problem_types.document(shown, public_url, problem_types.REQUEST_ID)} for code, shown in found.items()
+    }
 
 
 def _tag(route: Route) -> str:
@@ -206,15 +232,17 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
     schema = {"type": "string", "pattern": ID_PATTERN}
     return [
         {"name": name, "in": "path", "required": True, "description": _PATH_PARAMETERS[name], "schema": schema}
+        | {"example": PATH_PARAMETERS[name]}
         for name in _PARAMETER.findall(route.path)
     ]
 
 
-def _query_parameters(route: Route) -> list[dict[str, Any]]:
+def _query_parameters(route: Route, example: Example) -> list[dict[str, Any]]:
     schema = route.query.model_json_schema()
     return [
         {"name": name, "in": "query", "required": False, "description": part.pop("description")}
         | ({"deprecated": True} if part.pop("deprecated", False) else {})
+        | ({"example": example.query[name]} if name in example.query else {})
         | {"schema": part}
         for name, part in schema.get("properties", {}).items()
     ]

@@ -12,8 +12,6 @@ import orjson
 from subscriptions_db.api.contract import problem_types, problems
 from subscriptions_db.api.contract.problem_types import TYPES
 
-REQUEST_ID = "req_0123456789abcdef01234567"
-"""The id of the request in the examples."""
 _NOTE = "<!-- Generated from subscriptions_db/api/contract/problem_types.py by `make docs`. -->"
 _LIST_HEAD = f"""\
 # Problems
@@ -76,7 +74,7 @@ def _meaning(code: str) -> str:
 def _example(code: str) -> str:
     """Return an answer with the code: the status, the headers that matter, and the problem document as indented JSON."""
     refused = TYPES[code].example
-    document = problem_types.document(refused.problem, "", REQUEST_ID)
+    document = problem_types.document(refused.problem, "", problem_types.REQUEST_ID)
     headers = {"Content-Type": problems.CONTENT_TYPE} | {name.title(): value for name, value in refused.headers.items()}
     lines = (f"{name}: {value}" for name, value in headers.items())
     body = orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()

@@ -49,6 +49,12 @@ def test_a_405_names_the_methods_of_the_path(acme, path):
     assert (answer.status, answer.headers["allow"]) == (405, ", ".join(sorted(methods | head)))
 
 
+@pytest.mark.parametrize("path", ["/v1/problems", "/v1/problems/invalid", "/v1/openapi.json", "/healthz", "/readyz"])
+def test_a_405_names_get_and_head_for_pages_and_probes(acme, path):
+    answer = acme.post(path, {})
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
 def test_an_answer_to_a_created_resource_names_its_location(acme, operator):
     made = acme.post("/v1/endpoints", {"url": "https://hooks.acme.example.com/new"}, idempotency_key="k1")
     assert made.headers["location"] == f"/v1/endpoints/{made.json['id']}"

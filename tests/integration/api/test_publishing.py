@@ -19,6 +19,7 @@ from delivery.stages.kafka import topics
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.sending import payload
 from fanout.kafka import publishing, topic_scanner
+from subscriptions_db.api.examples.table import EXAMPLES as EXAMPLES_OF_OPENAPI
 from subscriptions_db.api.publishing import producer
 from tests.integration.api import world
 from tests.support import topic_records
@@ -34,6 +35,8 @@ BINARY = {"ce_specversion": "1.0", "ce_id": "b1", "ce_source": "shop", "ce_type"
 PLAIN = {"id": "p1", "type": "order", "tenant_id": "t1"}
 EXAMPLES = [shlex.split(line) for block in blocks("docs/api.md", "sh") if "/v1/events" in block
             for line in block.replace("\\\n", "").splitlines() if line]  # fmt: skip
+
+DOCUMENTED = EXAMPLES_OF_OPENAPI["publishEvents"]
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +178,12 @@ def test_the_examples_of_the_document_publish(publisher):
         sent = {name.lower().replace("-", "_"): value for name, value in headers.items() if name != "Authorization"}
         answer = publisher.ask("POST", "/v1/events", raw=words[words.index("-d") + 1].encode(), **sent)
         assert (answer.status, answer.json) == (202, {"accepted": [f"order-{number}"]})
+
+
+@pytest.mark.parametrize("content_type", DOCUMENTED.bodies)
+def test_the_examples_of_the_openapi_document_publish(publisher, content_type):
+    answer = publish(publisher, DOCUMENTED.bodies[content_type], content_type)
+    assert (answer.status, answer.json) == (202, DOCUMENTED.answer)
 
 
 def test_an_event_that_kafka_never_takes_is_refused_and_names_its_topic(served, publisher):
