@@ -18,6 +18,6 @@ def write(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> None:
-    """Write an audit entry about a row of the kind `entity`, with the id of the request's API key."""
+    """Write an audit entry about a row of the kind `entity`, with the request's API key or token as its author."""
     key_id, fields = call.principal.key_id, {"before": before, "after": after}
     audit.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)

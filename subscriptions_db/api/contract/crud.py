@@ -24,7 +24,7 @@ ROWS_PER_READ = 20
 
 
 def lock(call: Call, kind: registered_rows.RowKind, row_id: str) -> bool:
-    """Lock a row until the transaction ends; return whether it exists.
+    """Lock a row until the transaction ends; return True if the row exists.
 
     The id of a missing row is locked too, so that no other request creates the row meanwhile.
     """
@@ -61,7 +61,9 @@ def require_conditions(call: Call, show: Callable[[Call], pydantic.BaseModel] | 
 def require_permitted(endpoint: Mapping[str, Any]) -> None:
     """Raise Refused with 409 while the receiver of an endpoint has not permitted deliveries."""
     if endpoint["awaits_permission"]:
-        raise problems.Refused(409, "its receiver has not permitted deliveries yet: ask it by POST /v1/endpoints/{id}/validate")
+        raise problems.Refused(
+            409, "the receiver has not permitted deliveries yet: ask it with POST /v1/endpoints/{id}/validate"
+        )
 
 
 class Page(NamedTuple, Generic[Model]):
@@ -82,7 +84,7 @@ def page(
 
     1. Read one id more than the limit, forwards, or backwards from the end of a previous page.
     2. Read the rows, `ROWS_PER_READ` at a time, until the answer has its maximum size.
-    3. Look for a row on the side that the request came from, because rows may have been deleted.
+    3. Check that there is a row on the other side of the page, because rows there may have been deleted.
 
     A previous page without rows is the first page.
     A next page without rows has the cursor of the previous page, unless all earlier rows are gone too.
@@ -118,7 +120,10 @@ def page(
 
 
 def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int, only: Mapping[str, Any]) -> list[str]:
-    """Return the ids of matching rows after an id, in order. The empty text is before every id."""
+    """Return the ids of rows after `row_id`, in order, at most `limit`.
+
+    `only` limits the rows. The empty text is before every id.
+    """
     return _ids(call, kind, cursors.Place(row_id), limit, only)
 
 
@@ -141,9 +146,10 @@ def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[st
 def put(
     call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "", strict: bool = False
 ) -> apply.Result:
-    """Check a manifest document, register its rows and write an audit entry for each change; raise RegistrationError.
+    """Check a manifest document, register its rows, and write an audit entry for each change; return the changes.
 
-    With `strict`, a document with warnings of the lint is refused.
+    `action` replaces the action in the audit entries. Raise RegistrationError if the document is refused. With `strict`, a
+    document with warnings of the lint is refused too.
     """
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
@@ -208,10 +214,10 @@ def of_whole_customer(call: Call) -> Iterator[None]:
 
 
 def owner_for(call: Call, wanted: str | None) -> str:
-    """Return the customer that a request is about: that of its key, or the one that an operator's key names in `wanted`.
+    """Return the customer of a request: the customer of its API key, or, with an operator's key, the customer `wanted`.
 
-    Raise Refused with 422 if an operator's key names none, or if a customer's key names another one. The second answer is
-    that for a customer that does not exist.
+    Raise Refused with 422 if an operator's key names no customer, or if a customer's key names another customer. The answer
+    about another customer is the same as about a customer that does not exist.
     """
     own = call.principal.customer_id
     if own is None and wanted is None:
@@ -223,17 +229,17 @@ def owner_for(call: Call, wanted: str | None) -> str:
 def require_own(call: Call, wanted: str | None) -> None:
     """Raise Refused with 422 if a customer's key names another customer in `wanted`.
 
-    The answer is that for a customer that does not exist. An operator's key may name any customer.
+    The answer is the same as about a customer that does not exist. An operator's key may name any customer.
     """
     if call.principal.customer_id is not None and wanted not in {None, call.principal.customer_id}:
         raise problems.invalid(("customer", f"there is no customer {wanted}"))
 
 
 def id_for(call: Call, kind: registered_rows.RowKind, wanted: str | None, *, prefix: str) -> str:
-    """Return the id of a new row: a random one, or the one that an operator's key chooses in `wanted`.
+    """Return the id of a new row: a random id, or the id `wanted`, which only an operator's key may choose.
 
-    Raise Refused if a customer's key chooses one, or if the id is taken. A customer that chose ids could find out the ids of
-    other customers' rows.
+    Raise Refused with 422 if a customer's key chooses an id, and with 409 if the id is taken. A customer that chose ids could
+    find out the ids of other customers' rows.
     """
     if wanted is None:
         return new_id(prefix)

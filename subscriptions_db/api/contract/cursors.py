@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
     row_id: str
     is_end: bool = False
-    """The page has the rows before `row_id`, in place of those after it."""
+    """True: the page has the rows before `row_id`. False: the page has the rows after `row_id`."""
 
 
 START = Place("")
@@ -35,7 +35,10 @@ def encode(last: str) -> str:
 
 
 def decode(cursor: str | None) -> str:
-    """Return the text in a cursor; without a cursor the empty text, which sorts first. Raise ValueError if it is not valid."""
+    """Return the text in a cursor; None or an empty cursor gives the empty text.
+
+    Raise ValueError if the cursor is not valid.
+    """
     if not cursor:
         return ""
     try:
@@ -55,7 +58,7 @@ def end_after(row_id: str) -> Place:
 
 
 def place(cursor: str | None) -> Place:
-    """Return the place that a cursor of a list in both directions stands for; START without a cursor."""
+    """Return the place that a `next_cursor` or a `previous_cursor` stands for; START without a cursor."""
     text = decode(cursor)
     return Place(text.removeprefix(BEFORE), is_end=True) if text.startswith(BEFORE) else Place(text)
 

@@ -28,10 +28,14 @@ class Conditions(NamedTuple):
 
 
 UNCONDITIONAL = Conditions()
+"""The conditions of a request without any."""
 
 
 def of(document: Mapping[str, Any], resource: type[pydantic.BaseModel]) -> str:
-    """Return the ETag of a resource from an answer that has its fields, and perhaps others, such as a new secret."""
+    """Return the ETag of a resource.
+
+    `document` has its fields, and may have others, such as a new secret, which are ignored.
+    """
     shown = {name: document.get(name) for name in resource.model_fields}
     return f'"{hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:32]}"'
 
@@ -48,7 +52,9 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
 
 
 def require_none(headers: Mapping[str, str]) -> None:
-    """Raise Refused with 422 if a request has a condition. For operations that change something and evaluate no conditions.
+    """Raise Refused with 422 if a request has a condition.
+
+    Called for operations that change something and evaluate no conditions.
 
     A change that ignored a condition could overwrite something. `headers` finds a header in upper or lower case.
     """

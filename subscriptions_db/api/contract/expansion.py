@@ -17,14 +17,14 @@ from subscriptions_db.registration import registered_rows
 
 
 class ExpandQuery(NoParameters):
-    """The ids of the answer that the answer also shows as resources."""
+    """The ids in an answer that the answer also shows as whole resources."""
 
     expand: Literal["endpoint"] | None = None
     """`endpoint`: each item also has its endpoint, in `expanded`."""
 
 
 class Expanded(described.DescribedModel):
-    """The resources of which an item has the ids."""
+    """The resources that the ids of an item name."""
 
     endpoint: schemas.Endpoint | None
     """Null: the endpoint was deleted."""
@@ -38,7 +38,10 @@ class Expandable(described.DescribedModel):
 
 
 class EndpointReader:
-    """Reads the endpoints of the items of one answer: each once, and those of several items with one query."""
+    """Read the endpoints that the items of one answer name.
+
+    Each endpoint is read once, and each call makes at most one query.
+    """
 
     def __init__(self, call: Call, expand: str | None) -> None:
         self._call = call
@@ -46,7 +49,7 @@ class EndpointReader:
         self._known: dict[str, schemas.Endpoint | None] = {}
 
     def expanded(self, endpoint_ids: Iterable[str]) -> dict[str, Expanded]:
-        """Return endpoint id → its expansion; an empty dictionary if the request does not ask for expansions."""
+        """Return endpoint id → its expansion; an empty dictionary if the request has no `expand`."""
         wanted = set(endpoint_ids) if self._is_asked else set()
         if missing := sorted(wanted - self._known.keys()):
             rows = registered_rows.rows_of(self._call.connection, {"endpoint": missing})["endpoint"]

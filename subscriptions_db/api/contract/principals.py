@@ -1,4 +1,4 @@
-"""The principal of a request, and the scopes of API keys.
+"""Define the principal of a request (the key or token that sent it), and the scopes of API keys.
 
 Runs in the API and in `fanout` commands.
 """

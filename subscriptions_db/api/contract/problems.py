@@ -84,7 +84,7 @@ INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the r
 
 
 class Refused(Exception):
-    """A refused request, with its problem document."""
+    """A request is refused. Carries the problem document and the headers of the answer."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ def quota_reached(detail: str) -> Refused:
 
 
 def invalid(*wrong: tuple[str, str]) -> Refused:
-    """Return a 422 that names each invalid field."""
+    """Return a 422 that names each invalid field. Each item of `wrong` has a field's path and its problem."""
     return Refused(422, "; ".join(f"{field}: {problem}" if field else problem for field, problem in wrong), *wrong)
 
 
@@ -123,7 +123,7 @@ def unavailable(detail: str) -> Refused:
 
 
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
-    """Return the 422 for a body or query that its type refuses."""
+    """Return the 422 for a body or a query that pydantic refuses. `model` is its type."""
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
 

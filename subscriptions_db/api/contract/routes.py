@@ -1,4 +1,6 @@
-"""Route declarations: the single source of routing, request validation and the OpenAPI document.
+"""Define Route, and what handlers take and return.
+
+The list of Routes (server/table.py) is the single source of routing, request validation and the OpenAPI document.
 
 Runs in the API.
 """
@@ -93,7 +95,7 @@ class ListPage(described.DescribedModel):
 
 
 def fitting_part(items: list[Model]) -> list[Model]:
-    """Return the leading items of a page that fit into one answer (answer_size.py)."""
+    """Return the first items of a page, as many as fit into one answer (answer_size.py)."""
     return items[: answer_size.count(len(item.model_dump_json()) for item in items)]
 
 
@@ -167,6 +169,7 @@ class SnapshotRequest(NamedTuple):
     newest: Revision
     """The newest revision of the registry when the handler ran."""
     wait_s: float
+    """Seconds to wait for a newer revision than `since`."""
 
 
 class RawBytes(NamedTuple):
@@ -246,7 +249,7 @@ class Route:
 
     @property
     def refuses_conditions(self) -> bool:
-        """Return True if the route may change something and evaluates no conditions: a request with one is refused."""
+        """Return True if the route may change something and evaluates no conditions: a request with a condition is refused."""
         return self.method != "GET" and not self.may_answer_412
 
     @property

@@ -20,7 +20,10 @@ from subscriptions_db.registration import rotation
 
 
 def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> type[parts.ManifestPart]:
-    """Return the type of a PATCH body: every field is optional, and an omitted field stays unchanged."""
+    """Return the type of a PATCH body with the fields of `kind`.
+
+    Every field is optional, and an omitted field stays unchanged.
+    """
     fields: dict[str, Any] = {
         # `Optional`, because the type is known at run time only.
         field: (Optional[info.rebuild_annotation()], Field(None, description=info.description))  # noqa: UP045
@@ -57,7 +60,7 @@ MetadataEntry = Annotated[str, Field(max_length=565, pattern=mistakes.METADATA_E
 
 
 def criteria(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return search criteria as parameters of the statements."""
+    """Return search criteria as parameters of SQL statements: `metadata` becomes JSON, from `name:text`."""
     if asked["metadata"] is None:
         return asked
     name, _, text = asked["metadata"].partition(":")
@@ -75,7 +78,7 @@ class SearchQuery(routes.ListQuery):
     """Only rows with this entry in their metadata, as `name:text`."""
 
     def criteria(self) -> dict[str, Any]:
-        """Return the criteria as parameters of the statements."""
+        """Return the criteria as parameters of SQL statements."""
         return criteria(self.model_dump(exclude={*routes.ListQuery.model_fields, "expand"}))
 
 
@@ -97,7 +100,7 @@ class Auth(described.DescribedModel):
 
 
 class Tls(described.DescribedModel):
-    """TLS settings of connections to an endpoint, where they differ from the system's, without the private key."""
+    """TLS settings of the connections to an endpoint. The answer leaves the private key out."""
 
     authorities: str | None
     """Certificates of the authorities that the platform trusts for this endpoint, as PEM. Null: those of the system."""
@@ -276,7 +279,7 @@ _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_
 
 
 def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest document of a registered endpoint, without secrets."""
+    """Return a registered endpoint as the API and the manifest write it, without its id and without secrets."""
     own = ("customer", "url", "mode", "status", "content_mode", "payload", "headers", "max_in_flight", "max_per_second",
            "order_by", "validation", "description", "metadata")  # fmt: skip
     nested: dict[str, type[pydantic.BaseModel]] = {
@@ -296,7 +299,7 @@ def endpoint(row_id: str, row: dict[str, Any]) -> Endpoint:
 
 
 def subscription_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest document of a registered subscription."""
+    """Return a registered subscription as the API and the manifest write it, without its id."""
     scopes: dict[str, Any] = {"tenants": [], "sub_tenants": {}, "except_tenants": [], "except_sub_tenants": {}}
     for effect, tenant_id, sub_tenant_id in sorted(row["scopes"], key=str):
         prefix = "except_" if effect == "exclude" else ""

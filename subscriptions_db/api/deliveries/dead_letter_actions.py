@@ -1,7 +1,7 @@
 """Request the redrive of dead letters, or discard dead letters: one, or all that match.
 
-Runs in the API, which only changes their state in the archive. `fanout archive` then enqueues the redriven ones in the retry
-lane.
+Runs in the API, which only changes their state in the archive. `fanout archive` then enqueues the dead letters to redrive
+in the retry lane.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class MarkedLetter(described.DescribedModel):
 
 
 class MarkedLetters(described.DescribedModel):
-    """The number of marked dead letters, and where to continue."""
+    """The number of dead letters that the request redrives or discards, and where to continue."""
 
     count: int
-    """Number of dead letters that this request marked."""
+    """Number of dead letters that this request redrives or discards."""
     next_cursor: str
-    """Cursor after the marked dead letters."""
+    """Cursor after these dead letters."""
     has_more: bool
     """True: there may be more. Repeat the request with `next_cursor`."""
 
@@ -71,12 +71,12 @@ def discard(call: Call) -> MarkedLetter:
 
 
 def redrive_many(call: Call) -> MarkedLetters:
-    """Request the redrive of many dead letters."""
+    """Request the redrive of the waiting dead letters that match, at most `limit`."""
     return _mark_many(call, LetterState.REDRIVING)
 
 
 def discard_many(call: Call) -> MarkedLetters:
-    """Discard many dead letters."""
+    """Discard the waiting dead letters that match, at most `limit`."""
     return _mark_many(call, LetterState.DISCARDED)
 
 
@@ -116,7 +116,7 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
 
 
 def position_behind(text: str | None) -> int:
-    """Return the position of a cursor, after which the marking continues; 0, the beginning, without a cursor."""
+    """Return the position in a cursor, after which the request continues; without a cursor 0, the beginning."""
     return cursor.letter_position(text) if text else 0
 
 

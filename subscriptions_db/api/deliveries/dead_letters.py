@@ -1,4 +1,4 @@
-"""Search dead letters page by page, count them, and return each with its payload byte for byte.
+"""Search and count dead letters, and return a dead letter with its payload byte for byte.
 
 Runs in the API.
 """
@@ -101,7 +101,10 @@ class DeadLetters(described.DescribedModel):
 
 
 def customer_of(call: Call) -> str:
-    """Return the customer of the request: that of its key, or the one that an operator's key names; raise Refused with 422."""
+    """Return the customer of the request: the customer of its API key, or, with an operator's key, the parameter `customer`.
+
+    Raise Refused with 422 as crud.owner_for does.
+    """
     return crud.owner_for(call, call.query_as(CustomerQuery).customer)
 
 

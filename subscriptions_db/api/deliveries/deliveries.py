@@ -49,7 +49,7 @@ class DeliveryQuery(CustomerQuery, PageQuery, expansion.ExpandQuery):
 
 
 class OneDeliveryQuery(CustomerQuery, expansion.ExpandQuery):
-    """The customer whose delivery is read, and what the answer also shows."""
+    """The customer that owns the delivery, and what the answer also shows."""
 
 
 class Delivery(expansion.Expandable):
@@ -74,7 +74,7 @@ class Delivery(expansion.Expandable):
     reason: str | None
     """Why it is not delivered: the error class of the newest attempt, or the reason for no attempt. Null: it is delivered."""
     began_at: dt.datetime
-    """Time of the first attempt, or of the record that there was none."""
+    """Time of the first attempt. Without an attempt: time of the record that says so."""
     newest_at: dt.datetime
     """Time of the record that decides the status."""
     attempts: int

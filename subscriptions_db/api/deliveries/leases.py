@@ -44,7 +44,7 @@ class LeasedDeadLetter(DeadLetter):
     receipt: str
     """The receipt handle for ack, nack and extend."""
     times: int
-    """Number of leases of the dead letter by this consumer, this one included."""
+    """Number of leases of the dead letter by this consumer, including this lease."""
     leased_until: dt.datetime
     """When the lease ends."""
 
@@ -73,7 +73,7 @@ class NackRequest(ReceiptHandles):
 
 
 class ExtendRequest(ReceiptHandles):
-    """Receipt handles of dead letters whose leases end at another time."""
+    """Receipt handles of dead letters, and the new end of their leases."""
 
     lease_s: LeaseS
     """Seconds from now until the leases end. A lease ends 12 hours after its poll at the latest."""

@@ -93,7 +93,7 @@ class ReplayQuery(CustomerQuery, PageQuery):
 
 
 def create(call: Call) -> Replay:
-    """Request the replay of a time range for an endpoint; raise Refused with 409 while another one is unfinished."""
+    """Request the replay of a time range for an endpoint; raise Refused with 409 while another replay of it is unfinished."""
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     until = wanted.until or now
@@ -114,7 +114,7 @@ def create(call: Call) -> Replay:
 
 
 def resend(call: Call) -> Replay:
-    """Request that the delivery of an attempt is made again, whatever the result of the attempt; raise Refused with 404 or 409.
+    """Request to deliver the event of an attempt again, whatever the result of the attempt; raise Refused with 404 or 409.
 
     409: the attempt sent a batch, its event has no known place in Kafka, or the delivery is being resent already.
     """
@@ -134,7 +134,7 @@ def resend(call: Call) -> Replay:
         partition=attempt.partition,
         offset=attempt.offset,
     )
-    return _ask(call, customer_id, attempt.endpoint_id, asked, "this delivery is being resent already")
+    return _ask(call, customer_id, attempt.endpoint_id, asked, "this delivery is being resent already: wait for it")
 
 
 def list_(call: Call) -> Replays:

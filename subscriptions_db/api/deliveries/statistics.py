@@ -1,4 +1,4 @@
-"""Statistics of deliveries: of one endpoint, and of all endpoints of a customer.
+"""Return statistics of deliveries: of one endpoint, or of all endpoints of a customer.
 
 Runs in the API; `shown` also in `fanout` commands.
 """
@@ -21,7 +21,7 @@ from subscriptions_db.archive.search import statistics
 from subscriptions_db.archive.search.statistics import Granularity
 
 DEFAULT_RANGE = dt.timedelta(days=1)
-"""The time range of a request that does not name its beginning."""
+"""Length of the time range if a request does not name its beginning."""
 STATISTICS_COST = 5
 """Requests for which a request for statistics counts. The longest range by hour reads 168 rows, with a histogram in each."""
 FIRST, LAST = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
@@ -53,7 +53,10 @@ class CustomerStatisticsQuery(CustomerQuery, StatisticsQuery):
 
 
 class Percentiles(described.DescribedModel):
-    """Times in milliseconds that a half, 90 % and 99 % do not exceed. Estimates, at most 10 % off between 1 ms and 12 days."""
+    """Times in milliseconds that 50 %, 90 % and 99 % of the values do not exceed.
+
+    Estimates, at most 10 % off between 1 ms and 12 days.
+    """
 
     p50: float
     """The time that half of the values do not exceed."""
@@ -64,7 +67,7 @@ class Percentiles(described.DescribedModel):
 
 
 class DeliveryCounts(described.DescribedModel):
-    """Counts of deliveries and attempts in a time. An attempt counts when it started."""
+    """Counts of deliveries and attempts in a time. An attempt counts in the hour in which it started."""
 
     delivered: int
     """Deliveries that an endpoint accepted. A delivery that came twice counts twice. Of a batch, each event counts."""
@@ -81,8 +84,8 @@ class DeliveryCounts(described.DescribedModel):
     duration_ms: Percentiles | None
     """Duration of the attempts. Null: there were none."""
     latency_ms: Percentiles | None
-    """Time from Kafka's append of an event to the response, of accepted attempts, without replays. Of a batch, that of its
-    oldest event. Null: there were none."""
+    """Time from Kafka's append of an event to the response, of accepted attempts, without replays. A batch counts with
+    its oldest event. Null: there were none."""
 
 
 class StatisticsBucket(DeliveryCounts):

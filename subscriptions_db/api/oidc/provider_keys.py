@@ -29,11 +29,13 @@ log = logging.getLogger(__name__)
 
 DISCOVERY = "/.well-known/openid-configuration"
 REFRESH_S = 600.0
-"""Age of the keys from which they are read again, beside the requests. A key that the provider withdraws works no longer."""
+"""Age of the keys, in seconds, from which they are read again in the background. A key that the provider has withdrawn works
+until then."""
 ASK_EVERY_S = 10.0
 """Least seconds between two reads of the keys. Tokens with invented key ids must not make the API flood the provider."""
 MAX_AGE_S = 86_400.0
-"""Age from which the keys are not used: the provider was away for the whole time, and a stolen key must not work for ever."""
+"""Age of the keys, in seconds, from which they are not used. The provider was away for all that time, and a stolen key must not
+work for ever."""
 MAX_BYTES = 512 * 1024
 """Largest document of a provider. A provider with three keys and their certificates has 5 KiB."""
 MAX_KEYS = 100
@@ -82,7 +84,9 @@ class ProviderKeys:
         """A number that changes with the keys."""
 
     async def find(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
-        """Return the key of a token; None if the provider has no such key. Raise Refused with 503 if that is not known.
+        """Return the key of a token; None if the provider has no such key.
+
+        Raise Refused with 503 if the provider cannot be asked.
 
         A token without `kid` has a key only if the provider has just one for the algorithm.
         """
@@ -97,7 +101,7 @@ class ProviderKeys:
         return found
 
     def are_usable(self) -> bool:
-        """Return False if there are no keys, or only keys that are too old. Begin to read keys that should be younger."""
+        """Return True if there are keys, and they are younger than MAX_AGE_S. Start to read keys older than REFRESH_S again."""
         age_s = self._clock() - self._read_at
         if age_s > REFRESH_S:
             self._begin()

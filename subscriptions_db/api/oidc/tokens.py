@@ -23,14 +23,17 @@ from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.oidc.provider_keys import ProviderKeys
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Signatures that only the provider can make. `none` and HS256, which the holder of a public key could make, are not here."""
+"""Algorithms of signatures that only the provider can make. `none` and HS256 are not among them: everybody could make
+theirs."""
 TYPES = {"", "jwt", "at+jwt"}
-"""Types of tokens for access, by the header `typ`. A logout token has another one (OpenID Connect Back-Channel Logout)."""
+"""Values of the header `typ` in access tokens. A logout token has another one (OpenID Connect Back-Channel Logout)."""
 MAX_TOKEN_BYTES = 16 * 1024
 """Largest token. aiohttp refuses a header of more than 8,190 bytes before."""
 MAX_CACHED_TOKENS = 10_000
+"""Maximum verified tokens that one process remembers."""
 MAX_SUBJECT = 255
 """Most characters of a subject (OpenID Connect Core, section 2)."""
+_SEND_ACCESS_TOKEN = "send the provider's access token"  # noqa: S105  # advice, no token
 PREFIX = "oidc:"
 """Beginning of a principal's id. No API key begins with it."""
 
@@ -44,7 +47,7 @@ class KnownToken(NamedTuple):
 
 
 class TokenVerifier:
-    """Verifies tokens. Lives on the event loop."""
+    """Verify tokens, and remember the verified ones. Lives on the event loop."""
 
     def __init__(self, config: oidc_settings.Oidc, keys: ProviderKeys, *, now: Callable[[], float] = time.time) -> None:
         self._config = config
@@ -64,7 +67,11 @@ class TokenVerifier:
         return found.principal if found is not None and found.version == self._keys.version else None
 
     async def verified(self, text: str) -> Principal:
-        """Return the principal of a token; raise Refused with 401, with 403 without a scope, or with 503."""
+        """Return the principal of a token.
+
+        Raise Refused with 401 if the token is not valid, with 403 if it gives no scope, and with 503 if the provider cannot be
+        asked.
+        """
         claims = await self._claims(text)
         principal = Principal(PREFIX + self._subject(claims), None, self._scope(claims))
         self._known[_digest(text)] = KnownToken(principal, claims["exp"] + self._config.leeway_s, self._keys.version)
@@ -73,22 +80,22 @@ class TokenVerifier:
     async def _claims(self, text: str) -> dict[str, Any]:
         """Return the claims of a valid token; raise Refused."""
         if len(text) > MAX_TOKEN_BYTES or not text.isascii():
-            _refuse("the token is too large, or is no JWT")
+            _refuse(f"the token is too large, or is no JWT: {_SEND_ACCESS_TOKEN}")
         try:
             signed = jws.extract_compact(text.encode(), None, self._signatures)
         except (jose_errors.JoseError, ValueError, TypeError, RecursionError):
-            _refuse("the token is no signed JWT")
+            _refuse(f"the token is no signed JWT: {_SEND_ACCESS_TOKEN}")
         header = signed.headers()
         algorithm, kid, kind = header.get("alg"), header.get("kid"), str(header.get("typ", ""))
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or "crit" in header or "b64" in header:
-            _refuse("the algorithm of the token is not allowed")
+            _refuse(f"the algorithm of the token is not allowed: the provider must sign with one of {', '.join(ALGORITHMS)}")
         if kind.lower().removeprefix("application/") not in TYPES:
-            _refuse("the token is of another type than a token for access")
+            _refuse(f"the token is of another type than a token for access: {_SEND_ACCESS_TOKEN}")
         if kid is not None and not isinstance(kid, str):
-            _refuse("the token is no signed JWT")
+            _refuse(f"the token is no signed JWT: {_SEND_ACCESS_TOKEN}")
         key = await self._keys.find(kid, algorithm)
         if key is None or not self._is_signed(signed, key):
-            _refuse("the token is not signed by a key of the provider")
+            _refuse("the token is not signed by a key of the provider: get a new token from the operator's provider")
         return self._checked(signed.payload)
 
     def _is_signed(self, signed: jws.CompactSignature, key: RSAKey | ECKey) -> bool:
@@ -110,17 +117,20 @@ class TokenVerifier:
             claims = orjson.loads(payload)
             rules.validate(claims)
         except jose_errors.ExpiredTokenError:
-            _refuse("the token is expired")
+            _refuse("the token is expired: get a new one from the provider")
         except jose_errors.ClaimError as exc:
-            _refuse(f"the token is not valid here and now: its claim {_name(exc)} is missing or wrong")
+            _refuse(
+                f"the token is not valid here and now: its claim {_name(exc)} is missing or wrong. Ask the provider for a "
+                "token for this API"
+            )
         except (ValueError, TypeError, AttributeError):  # no JSON, or no object
-            _refuse("the token has no claims")
+            _refuse(f"the token has no claims: {_SEND_ACCESS_TOKEN}")
         return claims  # type: ignore[no-any-return]  # a list has no claims and is refused
 
     def _subject(self, claims: Mapping[str, Any]) -> str:
         subject = claims.get(self._config.subject_claim)
         if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
-            _refuse(f"the claim {self._config.subject_claim} of the token names nobody")
+            _refuse(f"the claim {self._config.subject_claim} of the token names nobody: the operator sets oidc.subject_claim")
         return subject
 
     def _scope(self, claims: Mapping[str, Any]) -> Scope:

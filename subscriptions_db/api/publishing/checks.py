@@ -41,17 +41,18 @@ class Rules:
     own_topics: frozenset[str]
     """Topics that only the platform writes."""
     publisher_sources: str
-    """Beginning of the source of events by keys that are limited to tenants, with `{tenant}` for the tenant. Empty: any."""
+    """Text with which the source of an event begins if its key is limited to tenants. `{tenant}` stands for the event's tenant.
+    Empty: any source."""
 
     @classmethod
     def of(cls, config: settings.Settings) -> Rules:
         """Return the rules in the settings."""
-        lane = config.delivery
-        own = {lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic, config.operations.topic}
+        delivery = config.delivery
+        own = {delivery.attempts_topic, delivery.dead_letter_topic, delivery.rejected_topic, delivery.retries_topic}
         return cls(
             layout=worker_plans.layout_of(config),
             topic_pattern=config.source.topic_pattern,
-            own_topics=frozenset(own | {config.batch.ticks_topic, config.retry.ticks_topic}),
+            own_topics=frozenset(own | {config.operations.topic, config.batch.ticks_topic, config.retry.ticks_topic}),
             publisher_sources=config.api.publisher_sources,
         )
 
@@ -88,9 +89,9 @@ def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int
 def require_tenants(
     found: EventsOfBody, publications: list[Publication], tenants: frozenset[TenantId] | None, rules: Rules
 ) -> None:
-    """Raise Refused with 403 if an event's tenant is not one of `tenants`, or if its source is not one of its tenant.
+    """Raise Refused with 403 if an event's tenant is not one of `tenants`, or if its source does not fit its tenant.
 
-    None: the key may publish for every tenant, with any source.
+    `publisher_sources` says which sources fit. `tenants` None: the key may publish for every tenant, with any source.
     """
     if tenants is not None:
         wrong = _named(found, publications, lambda event: _tenant_problem(event, tenants, rules))

@@ -24,6 +24,7 @@ MIN_AGE_S = 1.0
 """Seconds for which a missing topic stays missing. So requests with unknown types cost Kafka one request a second."""
 
 ReadNames = Callable[[], Awaitable[frozenset[str]]]
+"""Return the names of Kafka's topics; raise KafkaUnavailable."""
 
 
 class KnownTopics:

@@ -79,7 +79,10 @@ def test_all_tokens_of_a_subject_share_one_rate(served, postgres, provider):
 
 def test_an_expired_token_is_refused_with_the_reason(served, provider):
     answer = served.client(provider.issuer.token(exp=1_000_000_000)).get("/v1/customers")
-    assert (answer.status, answer.json["detail"]) == (401, "the token is expired")
+    assert (answer.status, answer.json["detail"]) == (
+        401,
+        "the token is expired: get a new one from the provider",
+    )
     assert answer.headers["www-authenticate"] == 'Bearer error="invalid_token"'
 
 

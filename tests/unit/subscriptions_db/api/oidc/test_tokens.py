@@ -203,7 +203,7 @@ def test_clocks_may_differ_by_the_leeway():
     now = int(time.time())
     assert verify(ISSUER.token(exp=now), now=lambda: now + 29).key_id == "oidc:ann"
     assert verify(ISSUER.token(nbf=now + 30), now=lambda: now).key_id == "oidc:ann"
-    assert refusal(ISSUER.token(exp=now), now=lambda: now + 30)[1] == "the token is expired"
+    assert refusal(ISSUER.token(exp=now), now=lambda: now + 30)[1] == "the token is expired: get a new one from the provider"
 
 
 def test_a_verified_token_is_known_until_it_expires():
