@@ -13,7 +13,7 @@ from api_keys where %(customer_id)s::text is null or customer_id = %(customer_id
 order by created_at, key_id;
 
 -- name: revoke_api_key
--- `held` says whether the key was not revoked until now.
+-- `held`: true if this statement revokes the key, false if the key was revoked before.
 with found as (
     select key_id, revoked_at is null as held from api_keys where key_id = %(key_id)s for update
 )
@@ -68,7 +68,7 @@ select tenant_id from tenants where tenant_id = %(id)s for update;
 select event_type from event_types where event_type = %(id)s for update;
 
 -- name: matching_event_types
--- Each `matching_…` has the rows of a list, without order. crud.py puts one before rows_after, rows_before or number_of_rows.
+-- Each `matching_…` selects the ids of a list, without order. crud.py puts it before rows_after, rows_before or number_of_rows.
 select event_type as id from event_types
 
 -- name: matching_tenants
@@ -158,7 +158,7 @@ delete from idempotency_keys where ctid = any (array(
 ));
 
 -- name: claim_idempotency_key
--- Waits for a request with the same key that is in flight.
+-- Waits for a request with the same key that is in flight. Returns no row if the key is claimed already.
 insert into idempotency_keys (customer_id, idempotency_key, request_digest)
 values (%(customer_id)s, %(idempotency_key)s, %(request_digest)s)
 on conflict do nothing returning true as claimed;
@@ -184,17 +184,18 @@ on conflict (day, tenant_id) do update set events = known.events + excluded.even
 returning day, tenant_id, events;
 
 -- name: login_rights
+-- `passes_by`: true for a login to which row-level security does not apply.
 select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = session_user;
 
 -- name: count_endpoints
--- Locks out the customer's other creating requests until the end of the transaction, then counts what they have committed. `quota`
--- is null for a customer without a quota of its own.
+-- Makes other requests of the customer that create endpoints wait until the end of this transaction, then counts the committed
+-- rows. `quota` is null for a customer without a quota of its own.
 select pg_advisory_xact_lock(hashtextextended('quota of endpoints ' || %(customer)s, 0));
 select count(*) as rows, (select max_endpoints from customer_quotas where customer_id = %(customer)s) as quota
 from endpoints where customer_id = %(customer)s;
 
 -- name: count_subscriptions
--- As count_endpoints.
+-- The same as count_endpoints, for subscriptions.
 select pg_advisory_xact_lock(hashtextextended('quota of subscriptions ' || %(customer)s, 0));
 select count(*) as rows, (select max_subscriptions from customer_quotas where customer_id = %(customer)s) as quota
 from subscriptions where customer_id = %(customer)s;

@@ -32,7 +32,7 @@ update archive_offsets set next_offset = 0, incarnation = incarnation + 1
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
 -- name: lock_dead_letter_day
--- Serializes the transactions that write dead letters.
+-- Serializes the transactions that write dead letters, so that readers see positions in order. The day never goes back.
 update dead_letter_day set day = greatest(day, %(today)s) returning day;
 
 -- name: insert_dead_letters
@@ -105,7 +105,7 @@ delete from delivery_statistics where ctid = any (array(
 ));
 
 -- name: statistics
--- One JSON text, which is read faster than arrays.
+-- The arrays are returned as one JSON text, which the client parses faster.
 select hour, delivered, dead_lettered, skipped, attempts, json_build_array(error_classes, durations, latencies)::text as parts
 from delivery_statistics
 where customer_id = %(customer_id)s and endpoint_id = %(endpoint_id)s and hour >= %(since)s and hour < %(until)s
@@ -181,7 +181,7 @@ where customer_id = %(customer_id)s and state = 'waiting' and archived_at >= %(s
 select max(position) as position from dead_letters where customer_id = %(customer_id)s and state = 'waiting';
 
 -- name: redrive_requests
--- The oldest requests, up to a number of bytes. A concurrent process takes others.
+-- The oldest requests, up to a number of bytes, and at least one. A concurrent process takes other requests.
 with asked as (
     select position, letter, payload, letter_topic, letter_partition, letter_offset
     from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
@@ -241,7 +241,7 @@ order by name;
 
 -- name: consumer_counts
 -- At most `most` dead letters that a consumer has not read, `most` with a lease that ended, and `most` parked ones are examined.
--- `limit 1` makes Postgres look up each one by the index: without planner statistics, it would read all dead letters for a join.
+-- `limit 1` makes Postgres look up each dead letter by the index: without planner statistics, it would read all dead letters for a join.
 select c.name, unread.matching as unread, unread.looked_at, held.leased, given_back.waiting as given_back,
        given_back.looked_at as given_back_looked_at, parked.waiting as parked, parked.looked_at as parked_looked_at
 from dead_letter_consumers c
@@ -337,7 +337,7 @@ select count(*) as unacknowledged from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s and until < 'infinity';
 
 -- name: renew_expired_leases
--- Also returns the number of all leases of the consumer: with these, and without those of parked dead letters.
+-- Also returns the number of the consumer's leases, including the renewed ones, without those of parked dead letters.
 with again as (
     update dead_letter_leases
     set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1, parked_at = null
@@ -448,7 +448,7 @@ order by started_at desc, position desc limit 1 offset %(most)s - 1;
 
 -- name: deliveries_before
 -- The newest matching deliveries. At most `most` records are examined. A delivery is sorted by its first record, and its newest record
--- decides the status. A `postponed` record counts least, whatever its time: the background attempt began before it. A reused
+-- decides the status. A `postponed` record counts least, whatever its time, because a background attempt began before it. A reused
 -- `webhook-id` joins several deliveries, so the records of one id are limited too.
 select first.started_at as began_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
        first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, verdict.status, verdict.reason, newest.attempts,
@@ -563,7 +563,7 @@ order by number limit %(limit)s for update skip locked;
 delete from operational_events where number = any (%(numbers)s);
 
 -- name: take_expiring_api_keys
--- Each key once: of two processes, the second waits for the first, and then finds the key taken.
+-- Marks and returns each key once: of two processes, the second waits for the first, and then finds the key marked.
 update api_keys set expiry_told_at = %(now)s
 where customer_id is not null and revoked_at is null and expiry_told_at is null
   and expires_at > %(now)s and expires_at <= %(until)s

@@ -1,7 +1,7 @@
 """Write published events to Kafka, and wait until Kafka has confirmed them.
 
 Runs in the API, on its event loop. Guarantee: at least once. An event counts as published when all in-sync replicas have it
-(`acks=all`). An unconfirmed event may be in Kafka all the same; its publisher repeats it, with the same id. The client
+(`acks=all`). An unconfirmed event may be in Kafka all the same, so its publisher sends it again, with the same id. The client
 connects for the first event, so an API without publishers needs no Kafka.
 """
 
@@ -37,7 +37,8 @@ would wait for the interpreter's lock."""
 CLOSE_TIMEOUT_S = 1.0
 """Seconds to wait for unconfirmed events when the API stops. No request waits for them any more."""
 MAX_QUEUED_KB = 64 * 1024
-"""Kilobytes of events in the client. The server has a smaller bound for the events of requests that still wait."""
+"""Maximum kilobytes of unconfirmed events in one client. The server has a smaller bound for the events of requests that still
+wait."""
 
 _OPTIONS: dict[str, str | int | float | bool] = {
     "max.in.flight.requests.per.connection": 1,  # delivery.stages.kafka.sink says why
@@ -89,7 +90,7 @@ class _Failure(NamedTuple):
 
     @property
     def refusal(self) -> _Refusal | None:
-        """Return the answer if Kafka will never take the event."""
+        """Return the answer for an event that Kafka will never take; None if a repeat may succeed."""
         return None if self.error is None else _REFUSALS.get(self.error.code())
 
     @property
@@ -116,7 +117,7 @@ class _Submission:
 
 
 class EventProducer:
-    """A lazy, idempotent producer. Lives on the event loop."""
+    """An idempotent producer that connects to Kafka for the first event. Lives on the event loop."""
 
     def __init__(self, kafka: settings.Kafka, request_timeout_s: float) -> None:
         self._kafka = kafka
@@ -129,7 +130,7 @@ class EventProducer:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="topics")
 
     def close(self) -> None:
-        """Wait for the running list of topics, and CLOSE_TIMEOUT_S for each client's unconfirmed events."""
+        """Wait for a running request for the topics, then up to CLOSE_TIMEOUT_S for the unconfirmed events of each client."""
         self._thread.shutdown()
         for client in self._polled.union(self._current.values()):
             client.flush(CLOSE_TIMEOUT_S)
@@ -214,7 +215,10 @@ class EventProducer:
         return self._current[is_alone]
 
     def _replace(self, client: confluent_kafka.Producer) -> None:
-        """Let the next event make a new client, because a failed client may not recover (delivery.stages.kafka.sink)."""
+        """Forget a client, so that the next event creates a new one.
+
+        A failed client may not recover (delivery.stages.kafka.sink).
+        """
         self._current = {is_alone: current for is_alone, current in self._current.items() if current is not client}
 
     def _poll_later(self, client: confluent_kafka.Producer) -> None:
@@ -223,7 +227,7 @@ class EventProducer:
             asyncio.get_running_loop().call_later(POLL_S, self._poll, client)
 
     def _poll(self, client: confluent_kafka.Producer) -> None:
-        """Take the confirmations that have come. Repeats itself until the client has no unconfirmed event."""
+        """Take the confirmations that have come, and schedule the next poll until the client has no unconfirmed event."""
         client.poll(0)
         if len(client):
             asyncio.get_running_loop().call_later(POLL_S, self._poll, client)

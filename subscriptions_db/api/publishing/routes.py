@@ -1,4 +1,4 @@
-"""The route by which producers without Kafka publish events, and the types of its bodies and its answer.
+"""Define the route by which producers without a Kafka client publish events, and the types of its bodies and its answer.
 
 Runs in the API. The types are for the OpenAPI document only. The job's parser decides what an event is (checks.py).
 """

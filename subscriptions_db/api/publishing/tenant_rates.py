@@ -1,6 +1,8 @@
-"""Limit the events a second that all API keys together publish for one tenant. Pure: the clock comes in.
+"""Limit the events a second that all API keys together publish for one tenant.
 
-Runs in the API. Each process counts the events that it accepts, so a tenant has its rate in each of them.
+Pure, apart from the clock that the caller passes.
+
+Runs in the API. Each process counts the events that it accepts, so a tenant has its whole rate in each process.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
 
 MAX_TENANTS = 10_000
-"""Maximum tenants that one process counts. Beyond it, the tenant without events for the longest time starts anew."""
+"""Maximum tenants that one process counts. Beyond it, the process forgets the tenant without events for the longest time."""
 
 
 class TenantRates:

@@ -25,7 +25,8 @@ from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import registered_rows
 
 MAX_ENDPOINTS = 25
-"""Maximum endpoints of one request. It keeps them locked until it ends, and makes up to twelve round trips for each."""
+"""Maximum endpoints of one request. The request keeps them locked until it ends, and makes up to twelve round
+trips to Postgres for each."""
 
 
 class BulkAction(enum.StrEnum):
@@ -38,7 +39,7 @@ class BulkAction(enum.StrEnum):
 
 
 class BulkResult(enum.StrEnum):
-    """The result of an action for one endpoint. In a dry run: the result without `dry_run`."""
+    """The result of an action for one endpoint. In a dry run: the result that the action would have."""
 
     CHANGED = "changed"
     UNCHANGED = "unchanged"
@@ -49,7 +50,7 @@ class BulkResult(enum.StrEnum):
 
 
 class EndpointCriteria(described.DescribedModel):
-    """Criteria for endpoints, as those of the list."""
+    """Search criteria for endpoints, the same as for the list of endpoints."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 

@@ -68,9 +68,9 @@ def update(call: Call) -> schemas.Endpoint:
 
 
 def _secrets(call: Call) -> list[tuple[str, str, str]]:
-    """Return the secrets that the request keeps, as (part, name, secret); raise SealError if one cannot be opened.
+    """Return the secrets that the request keeps, each as part (`auth` or `tls`), field and secret.
 
-    Secrets that the request replaces are not opened.
+    Secrets that the request replaces are not opened. Raise SealError if a kept secret cannot be opened.
     """
     places = {endpoint_secrets.AUTH: ("auth", "secret"), endpoint_secrets.TLS_KEY: ("tls", "key")}
     opened = []
@@ -123,7 +123,7 @@ def change_status(
     unless: EndpointStatus | None = None,
     reason: str | None = None,
 ) -> bool:
-    """Set the status of an endpoint that the caller has locked; return whether it has changed.
+    """Set the status of an endpoint that the caller has locked; return True if the status or the reason has changed.
 
     Raise Refused with 409 if the present status is `unless`, or if `status` is active and the receiver has not permitted
     deliveries.

@@ -59,7 +59,7 @@ class CatalogueEntry(described.DescribedModel):
     is_deprecated: bool = False
     """True: the catalogue has the type as deprecated."""
     keeps_to_schema: bool | None = None
-    """Null: not compared. The type is unknown or has no schema, or the payload is not JSON or cannot be checked. Of the last
+    """Null: not compared. The type is unknown or has no schema, or the payload is not JSON or cannot be checked. In the last
     case, `errors` has the reason."""
     errors: list[SchemaViolation] = Field(default=[])
     """The first ten violations, or the reason why the payload cannot be checked."""

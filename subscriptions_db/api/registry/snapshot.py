@@ -1,4 +1,4 @@
-"""The route by which a program follows the registry, with a key of scope `executor` or `operator`.
+"""Define the route by which a program follows the registry, with a key of scope `executor` or `operator`.
 
 Secrets stay sealed, so the program needs the key ring. Runs in the API. The handler only reads the newest revision;
 snapshot_feed.py builds one answer for all equal requests.
@@ -28,7 +28,7 @@ class SnapshotQuery(NoParameters):
 
 
 class RegistryDocument(described.DescribedModel):
-    """The registry at a revision, or the changes since one, as rows of the tables. Secrets are sealed."""
+    """The registry at a revision, or the changes since an earlier revision, as rows of the tables. Secrets are sealed."""
 
     revision: int
     """The revision of the registry."""

@@ -91,7 +91,7 @@ class TestResult(described.DescribedModel):
 
 
 class TestEventSender:
-    """Sends test events, and questions to receivers. Lives on the event loop."""
+    """Send test events to endpoints, and questions for permission to receivers. Lives on the event loop."""
 
     __test__ = False  # pytest must not collect it
 

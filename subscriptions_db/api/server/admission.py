@@ -1,7 +1,8 @@
 """Authenticate the key or the token of a request, limit its rate, and check its scope.
 
 Runs in the API, on its event loop. Principals are cached for seconds, so most requests need no key look-up in Postgres. Tokens
-are those of the OpenID Connect provider (subscriptions_db/api/oidc). The rate of a key is for tokens that of their subject.
+are those of the OpenID Connect provider (subscriptions_db/api/oidc). All tokens of one subject share one rate, as the requests
+of one key do.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ MAX_UNKNOWN_TOKENS_PER_S = 200.0
 number of invented tokens. A token that was verified before does not count."""
 BEARER = "bearer "
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
+"""Return the stored row of a key id; None if there is no such key. Raise Refused with 503 if Postgres is unavailable."""
 
 
 class KeyRate(NamedTuple):
@@ -53,7 +55,7 @@ class KeyRate(NamedTuple):
     """Returns the room of the tenants whose events the request publishes, by their daily quotas. None: no quota counts."""
 
     def room(self) -> limits.Room:
-        """Return the room of the limit that holds: the one that refuses first if each request counts one in every limit."""
+        """Return the room of the limit that refuses first, if each further request counts one in every limit."""
         now = self.clock()
         rooms = [pace.room(now) for pace in self.paces]
         if self.room_of_tenants is not None:
@@ -62,16 +64,16 @@ class KeyRate(NamedTuple):
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
-"""The rate by which a request with a valid key was limited."""
+"""The key under which a request keeps the rate of its API key, once the API key is known to be valid."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
-    """Return a function that notes the rate of the request's key."""
+    """Return a function that stores the rate of the API key in the request, for `key_headers`."""
     return functools.partial(request.__setitem__, KEY_RATE)
 
 
 def note_tenants(request: web.Request, room: Callable[[], limits.Room]) -> None:
-    """Note the daily quotas that hold for an admitted request besides the rate of its key."""
+    """Store the daily quotas of an admitted request's tenants in the request, beside the rate of its key."""
     request[KEY_RATE] = request[KEY_RATE]._replace(room_of_tenants=room)
 
 
@@ -125,7 +127,7 @@ class EventCharge:
 
 
 class Admission:
-    """Admits requests. Caches the keys that this process has seen."""
+    """Admit requests by their API keys and tokens, and remember valid keys for CACHE_S. Lives on the event loop."""
 
     def __init__(
         self,

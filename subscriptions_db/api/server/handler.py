@@ -78,7 +78,7 @@ class ApiAnswer:
 
 
 class RequestHandler:
-    """Executes requests. Thread-safe."""
+    """Execute requests. Thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +95,10 @@ class RequestHandler:
         self._webhook_origin = webhook_origin
 
     def answer(self, route: Route, request: ApiRequest) -> ApiAnswer:
-        """Run the route's handler in a transaction, and return the answer; raise Refused."""
+        """Run the route's handler in a transaction, and return the answer; raise Refused.
+
+        If an equal request with the same `Idempotency-Key` was answered before, return that answer in place of a new one.
+        """
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
@@ -108,7 +111,7 @@ class RequestHandler:
     ) -> ApiAnswer:
         """Return the answer to a request whose handler asked a receiver; raise Refused.
 
-        Runs in a second transaction, after the receiver's response, or the failure to get one, is known as `said`.
+        Runs in a second transaction. `said` is the receiver's response, or the error of the attempt to get one.
         """
         with self._call(route, request) as call:
             return ApiAnswer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))

@@ -28,7 +28,9 @@ TIMEOUT: web.RequestKey[asyncio.Timeout] = web.RequestKey("bound", asyncio.Timeo
 """The request's timeout, which a long poll extends by its wait."""
 
 Answer = Callable[[Route, ApiRequest], Awaitable[ApiAnswer]]
+"""Execute a request in a transaction, and return its answer."""
 Authenticate = Callable[[str | None], Awaitable[Principal]]
+"""Return the principal of a request from its header `Authorization`; raise Refused."""
 OutsideInFlight = Callable[[], contextlib.AbstractContextManager[None]]
 """A context in which a request does not count as in flight."""
 

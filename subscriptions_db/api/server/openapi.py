@@ -85,8 +85,6 @@ _HEADERS = {
 }
 """The name of a header of requests → its description."""
 
-Modes = dict[tuple[type[pydantic.BaseModel], str], dict[str, Any]]
-
 
 def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
     """Return the OpenAPI document of these routes, served at `public_url`. Empty: at the root of the document's own server."""

@@ -33,7 +33,8 @@ from subscriptions_db.api.server import admission
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 32 * 1024 * 1024
-"""Most bytes of bodies that are read, or wait for Kafka. Further requests are refused before their bodies are read. A process
+"""Maximum bytes of all request bodies that are being read, or whose events wait for Kafka. Further requests are refused before
+their bodies are read. A process
 took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka was away."""
 MAX_SHARE_OF_KEY = 0.25
 """Share of MAX_BYTES that the requests of one key may have. One body of a key is always read, if MAX_BYTES allows it."""
@@ -53,14 +54,14 @@ UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the 
 
 @dataclass
 class _Cost:
-    """The cost of the checks of a request, also of one that is refused."""
+    """The cost of checking a request, which may be refused in the end."""
 
     events: int = 0
     cpu_s: float = 0.0
 
 
 class Publishing:
-    """Answers publishing requests. Lives on the event loop."""
+    """Answer publishing requests. Lives on the event loop."""
 
     def __init__(self, config: settings.Settings, admitted: admission.Admission, write: daily_quotas.Write) -> None:
         """`write` adds published events to the counts of all processes."""
@@ -91,7 +92,7 @@ class Publishing:
     ) -> dict[str, Any]:
         """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise.
 
-        Add to `deprecations` those of the request's parameters.
+        Add the deprecations of the request's parameters to `deprecations`.
         """
         principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         etags.require_none(request.headers)

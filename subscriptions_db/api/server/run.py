@@ -28,6 +28,7 @@ from subscriptions_db.api.server.app import Api
 log = logging.getLogger(__name__)
 
 NAME = "api"
+"""The name of this process in probes and metrics."""
 STOP_TIMEOUT_S = 15.0
 """Seconds that requests in flight may still take when the server stops."""
 LINGER_S = 1.0
@@ -121,7 +122,7 @@ def _warn_of_rights(opened: transactions.Store) -> None:
 
 
 def _hide_versions() -> None:
-    """Let aiohttp name no versions in the header `Server`.
+    """Keep aiohttp from naming its version in the header `Server`.
 
     app.py removes the header, except from answers to requests that are not valid HTTP, which no part of the application sees.
     aiohttp has no setting for it.

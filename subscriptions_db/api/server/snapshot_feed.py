@@ -40,17 +40,18 @@ _OURSELVES = Principal("", None, Scope.EXECUTOR)
 """The principal with whose rights the feed reads Postgres. Each reader may read the whole registry."""
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Call a function on a worker thread, and return its result."""
 
 
 class CompressedAnswer(NamedTuple):
-    """A gzipped document of the registry or its changes, and the revision that a reader has with it."""
+    """A gzipped document with the registry or its changes, and the revision to which it brings a reader."""
 
     revision: Revision
     content: bytes
 
 
 class SnapshotFeed:
-    """Answers the readers of the registry, and holds those that wait for a change. Lives on the event loop."""
+    """Answer the readers of the registry, and let them wait for a change. Lives on the event loop."""
 
     def __init__(
         self,

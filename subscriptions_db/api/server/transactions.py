@@ -1,4 +1,4 @@
-"""The API's connection pool, and transactions with the rights of the request's principal.
+"""Keep the API's connections to Postgres, and open transactions with the rights of a request's principal.
 
 Runs in the API, on its worker threads, because the registry's code blocks.
 """
@@ -27,12 +27,13 @@ from subscriptions_db.registration import receiver_permission
 from subscriptions_db.secrets import keyring
 
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
+"""The roles in Postgres to which transactions switch. Row-level security limits CUSTOMER_ROLE to one customer's rows."""
 WAIT_S = 2
-"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request waits for it."""
+"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request waits this long."""
 
 
 class Store:
-    """Opens transactions for a principal. Thread-safe."""
+    """A pool of connections to Postgres that opens transactions for principals. Thread-safe."""
 
     def __init__(self, config: settings.Settings) -> None:
         self.ring = keyring.KeyRing.from_settings(config.keys)

@@ -1,4 +1,4 @@
-"""Writing the archive.
+"""Write the archive.
 
 In: records of the attempts and dead-letter topics. Out: rows in partitions by day, each exactly once, and hourly statistics.
 Runs in `fanout archive`. hourly_counts.py also runs in the API and in `fanout` commands, which read statistics.

@@ -1,4 +1,4 @@
-"""Convert decoded records of the job to the archive's rows. Pure.
+"""Convert decoded records of the attempts and dead-letter topics to rows of the archive. Pure.
 
 Runs in `fanout archive`. delivery.webhooks.results decodes the records. A record that the job cannot have written raises
 RecordUnreadable.
@@ -32,6 +32,7 @@ MAX_CHARS = 255
 HourOfEndpoint = tuple[str, str, int]
 """Customer, endpoint, and hours since 1970."""
 CountsByHour = dict[HourOfEndpoint, HourCounts]
+"""The counts of endpoints, by hour."""
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _OUTCOMES: dict[type, str] = {
     **dict.fromkeys(log_entries.SKIPPED, OutcomeKind.SKIPPED.value),
@@ -80,7 +81,7 @@ class AttemptRow(NamedTuple):
     duration_ms: float
     status: int | None
     error_class: str | None
-    """Without an attempt: the reason."""
+    """None: the attempt was accepted. Without an attempt: the reason of the outcome."""
     detail: str
     outcome: str | None = None
     """None: an attempt. Otherwise the outcome of the delivery at `started_at`, including `postponed`."""
@@ -241,7 +242,7 @@ def _replay_counts(record: LogRecord) -> Iterator[ReplayCounts]:
 def registry_id(value: str) -> str:
     """Return an id of the registry; raise RecordUnreadable for another text."""
     if not _REGISTRY_ID.fullmatch(value):
-        raise errors.RecordUnreadable("names no id of the registry")
+        raise errors.RecordUnreadable("it has an id that the registry cannot have")
     return value
 
 
@@ -259,4 +260,4 @@ def _moment(epoch_ms: float) -> dt.datetime:
     try:
         return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError) as exc:
-        raise errors.RecordUnreadable("has a time beyond all calendars") from exc
+        raise errors.RecordUnreadable("it has a time outside the calendar") from exc

@@ -1,4 +1,4 @@
-"""Counts of deliveries in one hour, which merge, and the scale of their histograms. Pure.
+"""Count deliveries in one hour, merge such counts, and define the buckets of their histograms. Pure.
 
 Runs in `fanout archive`, in the API and in `fanout` commands. A histogram has four buckets for each doubling of a time. So a
 percentile is an estimate, at most 10 % off the exact time, between 1 ms and 12 days.
@@ -41,7 +41,7 @@ class HourCounts:
     durations: Histogram = field(default_factory=dict)
     """Durations of the attempts."""
     latencies: Histogram = field(default_factory=dict)
-    """Times from Kafka's append to the response, of accepted attempts. Of a batch, that of its oldest event."""
+    """Times from Kafka's append to the response, of accepted attempts. A batch counts with its oldest event."""
 
     def add(self, other: HourCounts) -> None:
         """Add the counts of another hour, or of another record."""
@@ -55,12 +55,12 @@ class HourCounts:
 
 
 def bucket(time_ms: float) -> int:
-    """Return the number of the bucket of a time."""
+    """Return the number of the bucket of a time in milliseconds."""
     return min(bisect.bisect_left(BOUNDS_MS, time_ms), len(BOUNDS_MS) - 1)
 
 
 def percentile_ms(histogram: Histogram, share: float) -> float | None:
-    """Return the time that `share` of the times do not exceed, as an estimate; None if the histogram is empty.
+    """Return an estimate of the time, in ms, that the share `share` of the times do not exceed; None for an empty histogram.
 
     The estimate is the geometric middle of the bucket that has the nearest rank.
     """

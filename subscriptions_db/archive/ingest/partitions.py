@@ -41,7 +41,7 @@ def coming(today: dt.date) -> Iterator[dt.date]:
 
 
 def create(connection: connect.Connection, kind: ArchiveTable, day: dt.date) -> bool:
-    """Create the partition of a day if it is missing; return whether it was created."""
+    """Create the partition of a day if it is missing; return True if it was created."""
     with connect.translated_errors():
         row = connection.execute(query("create_archive_day"), {"kind": kind, "day": day}).fetchone()
     return bool(row and row["made"])

@@ -1,4 +1,4 @@
-"""Extract from records of the topics what they say about the health of endpoints: the signals of endpoint_health.py. Pure.
+"""Derive signals about the health of endpoints (endpoint_health.py) from records of the attempts and dead-letter topics. Pure.
 
 Runs in `fanout archive`. A postponed or dead-lettered operational event gives no signal: otherwise each operational event could
 cause another one, without end. Its attempts give signals, and so does a postponed batch, whose events are not examined.
@@ -20,7 +20,7 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal, Signa
 
 
 def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
-    """Return the signals of a record of the attempts topic. Consecutive ones of one kind become one signal.
+    """Return the signals of a record of the attempts topic. Consecutive entries of one kind become one signal.
 
     `at` is the time at which the record was written.
     """

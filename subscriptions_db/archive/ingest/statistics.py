@@ -24,7 +24,7 @@ from subscriptions_db.postgres.sql import query
 
 HOUR_MS = 3_600_000
 ALL_ENDPOINTS = ""
-"""In place of an endpoint's id: all endpoints of the customer together."""
+"""The endpoint id of the rows that count all endpoints of a customer together."""
 MAX_DELETED = 50_000
 """Maximum rows that one maintenance deletes, so that its transaction stays short."""
 
@@ -32,7 +32,7 @@ MAX_DELETED = 50_000
 def of_log(record: LogRecord, at: dt.datetime) -> CountsByHour:
     """Return the counts of a record of the attempts topic. An attempt counts in the hour in which it started.
 
-    A skipped delivery counts at the time of its record, `at`. A postponed one does not count: it waits.
+    A skipped delivery counts at the time of its record, `at`. A postponed delivery does not count, because it waits.
     """
     customer_id, endpoint_id = archived_rows.registry_id(record.customer_id), archived_rows.registry_id(record.endpoint_id)
     found: dict[int, HourCounts] = {}

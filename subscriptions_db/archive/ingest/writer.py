@@ -45,7 +45,7 @@ class Written:
 
 
 class Retention(NamedTuple):
-    """Days to keep rows of each table."""
+    """Days for which rows of each table are kept."""
 
     letters: int
     attempts: int
@@ -78,14 +78,15 @@ def write(
     now: dt.datetime,
     policy: Policy | None = None,
 ) -> Written:
-    """Write records, in the order of each partition, and commit them with the new offsets; raise RegistryUnavailable.
+    """Write records and the new offsets in one transaction; return the numbers of rows. Raise RegistryUnavailable.
 
-    Records that are archived already are skipped. If Postgres refuses a record, each is written in a transaction of its own,
-    and the refused ones are left out. `policy` decides which operational events follow from the records. None: none follows.
+    `taken` has the records of each partition in order. Records that are archived already are skipped. If Postgres refuses a
+    record, each record is written in a transaction of its own, and the refused ones are left out. `policy` decides which
+    operational events follow from the records. None: none follows.
     """
     try:
         return _write(connection, taken, kept, now, policy)
-    except errors.RegistrationError:
+    except errors.RegistrationError:  # Postgres refuses a value of some record
         written = Written()
         for record in taken:
             _add(written, _write_alone(connection, record, kept, now, policy))
@@ -111,8 +112,8 @@ def _write(
 ) -> Written:
     today = partitions.day_of(now)
     with connect.translated_errors(), connection.transaction():
-        reached = _locked(connection, {(record.topic, record.partition) for record in taken})
-        new = [record for record in taken if record.offset >= reached[record.topic, record.partition]]
+        stored_offsets = _locked(connection, {(record.topic, record.partition) for record in taken})
+        new = [record for record in taken if record.offset >= stored_offsets[record.topic, record.partition]]
         letters = [record for record in new if record.letter is not None]
         redriven = [note for record in new for note in record.redriven]
         attempts = [attempt for record in new for attempt in record.attempts]
@@ -127,7 +128,7 @@ def _write(
         if kept.statistics:
             counted = (record.statistics for record in new)
             statistics.add(connection, counted, today=today, retention_days=kept.statistics)
-        _reach(connection, {(record.topic, record.partition): record.offset + 1 for record in new})
+        _store_offsets(connection, {(record.topic, record.partition): record.offset + 1 for record in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 
 
@@ -143,6 +144,7 @@ def _locked(connection: connect.Connection, places: Iterable[TopicPartition]) ->
 def _write_letters(
     connection: connect.Connection, taken: Sequence[ArchivedRecord], redriven: Sequence[RedrivenRow], now: dt.datetime
 ) -> None:
+    # The lock makes positions visible in their order, and keeps a dead letter and its note from missing each other.
     [day] = [row["day"] for row in connection.execute(query("lock_dead_letter_day"), {"today": partitions.day_of(now)})]
     if taken:
         partitions.create(connection, "dead_letters", day)
@@ -158,11 +160,11 @@ def _insert_attempts(connection: connect.Connection, attempts: Sequence[AttemptR
     connection.execute(query("insert_attempts"), columns)
 
 
-def _reach(connection: connect.Connection, reached: dict[TopicPartition, int]) -> None:
+def _store_offsets(connection: connect.Connection, next_offsets: dict[TopicPartition, int]) -> None:
     wanted = {
-        "topics": [topic for topic, _ in reached],
-        "partitions": [number for _, number in reached],
-        "next_offsets": list(reached.values()),
+        "topics": [topic for topic, _ in next_offsets],
+        "partitions": [number for _, number in next_offsets],
+        "next_offsets": list(next_offsets.values()),
     }
     connection.execute(query("set_archive_offsets"), wanted)
 

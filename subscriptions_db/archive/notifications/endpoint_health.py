@@ -92,14 +92,14 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     letter_reason: str | None = None
 
     def wake_at(self, policy: Policy) -> dt.datetime | None:
-        """Return when the unreported dead letters must be reported, even if no further one comes; None if there are none."""
+        """Return when unreported dead letters must be reported, even if no further dead letter comes; None: there are none."""
         if not self.letters or self.letters_told_at is None:
             return None
         return self.letters_told_at + dt.timedelta(seconds=policy.quiet_s)
 
 
 class OperationalEvent(NamedTuple):
-    """An operational event."""
+    """An operational event about an endpoint or an API key."""
 
     kind: EventKind
     subject_id: str
@@ -185,7 +185,7 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
 def _given_up(
     known: EndpointHealth, signal: Signal, count: int, policy: Policy
 ) -> tuple[EndpointHealth, OperationalEvent | None]:
-    """Report the first dead letter at once, and those of the following `quiet_s` seconds together."""
+    """Report the first dead letter at once, and the dead letters of the following `quiet_s` seconds together."""
     letters, since, reason = known.letters + count, known.letters_since or signal.at, signal.reason or known.letter_reason
     if not letters:
         return known, None
@@ -205,5 +205,5 @@ def _operational_event(kind: EventKind, signal: Signal, since: dt.datetime, **mo
 
 
 def rfc3339(moment: dt.datetime) -> str:
-    """Return a moment in the format of events."""
+    """Return a moment as RFC 3339 text in UTC, with milliseconds."""
     return moment.astimezone(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Make an operational event about each API key that expires soon (docs/operational-events.md), once for each key.
+"""Store an operational event about each API key that expires soon (docs/operational-events.md), once for each key.
 
 Runs in `fanout archive`. The key is marked in the transaction that stores the event, so a crash neither loses nor repeats the
 decision.

@@ -20,7 +20,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_EVENTS = 1000
-"""Events in one page of the outbox."""
+"""Maximum events in one page of the outbox."""
 LATE_S = 86_400
 """Seconds after which it is too late to report that an endpoint was disabled. Operational events may have been off until
 now."""
@@ -92,7 +92,7 @@ def delete_orphans(connection: connect.Connection) -> None:
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
-    """Lock and yield the MAX_EVENTS oldest events; delete them if the context, which publishes them, ends without an error.
+    """Lock and yield the MAX_EVENTS oldest events. The context publishes them. If it ends without an error, delete them.
 
     After a crash before the commit, the next process publishes the same events again, with the same ids.
     """
