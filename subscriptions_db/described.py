@@ -1,4 +1,4 @@
-"""The base of the types of the API and of the manifest. Runs in the API and in `fanout` commands. Pure."""
+"""Define the base class of the types of the API and of the manifest. Runs in the API and in `fanout` commands. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show customers one error class for two failures that operators see apart.
+"""Show customers the same error class for two failures that operators see as two classes.
 
 Runs in `fanout archive`, in the API and in `fanout` commands. Pure. `dns` means that a host name does not resolve,
 `address_blocked` that it resolves to an internal address. The difference would tell customers which internal names exist.
@@ -15,7 +15,7 @@ _SHOWN = {errors.AddressBlocked.error_class: errors.DnsFailed.error_class}
 
 
 def word(reason: str | None) -> str | None:
-    """Return the error class or reason that customers see in place of `reason`."""
+    """Return the error class or reason that customers see in place of `reason`; None stays None."""
     return reason if reason is None else _SHOWN.get(reason, reason)
 
 

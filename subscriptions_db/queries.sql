@@ -71,7 +71,7 @@ from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s);
 
 -- name: snapshot_scopes
--- One row for all included tenants of a subscription, and one for the excluded ones. Single rows would be millions.
+-- One row for all included tenants of a subscription, and one for its excluded tenants. A row for each tenant would be millions.
 select subscription_id, effect,
        array_agg(tenant_id::text) filter (where sub_tenant_id is null) as tenants,
        array_agg(array[tenant_id::text, sub_tenant_id::text]) filter (where sub_tenant_id is not null) as sub_tenants
@@ -126,7 +126,7 @@ select tenant_id, sub_tenant_id as id, name from sub_tenants
 where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: deleted_customers
--- The ids among these that belonged to a deleted customer.
+-- Returns those of the ids that belonged to a deleted customer.
 select distinct customer_id as id from audit_log
 where customer_id = any (%(ids)s) and entity = 'customer' and entity_id = customer_id and action = 'delete';
 
@@ -358,7 +358,7 @@ select pg_advisory_unlock(hashtext('fanout.apply'));
 select endpoint_id from endpoints where endpoint_id = any (%(ids)s) and awaits_permission order by endpoint_id;
 
 -- name: put_validation
--- Only the newest question counts; the callback of an earlier one becomes invalid.
+-- Only the newest question counts; the callback of an earlier question becomes invalid.
 insert into validations (endpoint_id, customer_id, url, origin, token_digest, expires_at)
 values (%(endpoint_id)s, %(customer_id)s, %(url)s, %(origin)s, %(token_digest)s, now() + make_interval(secs => %(lifetime_s)s))
 on conflict (endpoint_id) do update set

@@ -1,4 +1,4 @@
-"""The YAML document of `fanout apply`.
+"""Parse and check the YAML document of `fanout apply`, the manifest.
 
 In: text. Out: a checked manifest, or every mistake with its line. Pure. Runs in `fanout` commands and in the API.
 """

@@ -5,8 +5,8 @@ Runs in `fanout` commands and in the API. With `strict`, the same findings are r
 1. A filter names a top-level field that events do not have.
 2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of such a tenant, and delivers
    those of such a sub-tenant.
-3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics, and the
-   command knows none while Kafka does not answer.
+3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics, and
+   `fanout` commands know none while Kafka does not answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The types of the YAML document of `fanout apply`, and its check. The whole document is checked before anything is written.
+"""Define the types of the YAML document of `fanout apply`, and check a document before any row of it is written.
 
 Runs in `fanout` commands and in the API.
 """
@@ -43,8 +43,9 @@ def _as_sub_tenant(value: object) -> object:
 
 def _small(metadata: dict[str, str]) -> dict[str, str]:
     """Return the metadata unchanged; raise ValueError if Postgres would refuse its size."""
-    if len(json.dumps(metadata, ensure_ascii=False).encode(errors="surrogatepass")) > MAX_METADATA_BYTES:
-        raise ValueError(f"must be at most {MAX_METADATA_BYTES} bytes as JSON")
+    size = len(json.dumps(metadata, ensure_ascii=False).encode(errors="surrogatepass"))
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"has {size} bytes as JSON; at most {MAX_METADATA_BYTES} are stored: shorten names or texts")
     return metadata
 
 
@@ -124,7 +125,10 @@ class EndpointFields(parts.ManifestPart):
 
 
 class ManifestEndpoint(EndpointFields):
-    """A URL at which a customer receives deliveries. Without `signing_secrets`, a new endpoint gets one, shown once."""
+    """A URL at which a customer receives deliveries.
+
+    Without `signing_secrets`, the platform generates a signing secret for a new endpoint, and shows it once.
+    """
 
     id: Id
     customer: Id
@@ -184,7 +188,10 @@ class ManifestSubscription(SubscriptionFields):
         return self
 
     def scopes(self) -> frozenset[tuple[str, str, str | None]]:
-        """Return (effect, tenant id, sub-tenant id) of each scope row."""
+        """Return the subscription's scope as rows (effect, tenant id, sub-tenant id).
+
+        The effect is `include` or `exclude`. Sub-tenant None: the whole tenant.
+        """
         rows: set[tuple[str, str, str | None]] = set()
         for effect, tenants, sub_tenants in (
             ("include", self.tenants, self.sub_tenants),
@@ -231,6 +238,7 @@ ROWS: Mapping[str, type[parts.ManifestPart]] = {
     "subscriptions": ManifestSubscription,
     "event_types": ManifestEventType,
 }
+"""Field of the manifest → the type of its rows."""
 _Rows = Mapping[str, Sequence[tuple[int, Any]]]
 """Rows that are valid by their type, each with its index in the document."""
 
@@ -287,17 +295,17 @@ def _unfit(rows: _Rows, address_guard: guard.Guard) -> Iterator[errors.Registrat
             yield problem.within(f"endpoints[{number}]")
     for number, subscription in rows["subscriptions"]:
         if subscription.filter is not None:
-            yield from endpoint_checks.found(
+            yield from endpoint_checks.errors_of(
                 f"subscriptions[{number}].filter", event_pattern.compile_pattern, subscription.filter
             )
     for number, event_type in rows["event_types"]:
-        yield from endpoint_checks.found(
+        yield from endpoint_checks.errors_of(
             f"event_types[{number}]", event_types.check, event_type.json_schema, event_type.examples
         )
 
 
 def _unfit_endpoint(row: ManifestEndpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
-    keys = list(endpoint_checks.found("", signing_keys, row))
+    keys = list(endpoint_checks.errors_of("", signing_keys, row))
     yield from keys
     yield from endpoint_checks.problems(
         _as_model(row.model_copy(update={"signing_secrets": None}) if keys else row), address_guard
@@ -305,7 +313,7 @@ def _unfit_endpoint(row: ManifestEndpoint, address_guard: guard.Guard) -> Iterat
 
 
 def signing_keys(endpoint: ManifestEndpoint) -> list[model.SigningKey] | None:
-    """Return the signing keys of an endpoint in the document, the newest first; None if the document keeps the present ones."""
+    """Return the signing keys of an endpoint in the document, the newest first; None if the document keeps the stored keys."""
     if endpoint.signing_secrets is None:
         return None
     keys = []
@@ -316,7 +324,7 @@ def signing_keys(endpoint: ManifestEndpoint) -> list[model.SigningKey] | None:
 
 
 def secret(text: SecretStr | None) -> Secret | None:
-    """Return a secret of the document; None if there is none."""
+    """Return a secret of the document as the platform's type, which no repr shows; None stays None."""
     return None if text is None else Secret(text.get_secret_value().encode())
 
 

@@ -73,7 +73,7 @@ def found(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None)
 
 
 def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:
-    """Return the message for one of pydantic's errors."""
+    """Return the message for one of pydantic's errors. `model` is the type that was validated; None: its fields are unknown."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is missing"

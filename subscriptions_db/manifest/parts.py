@@ -1,4 +1,4 @@
-"""The types of the parts of an endpoint in a manifest, and their base.
+"""Define the types of an endpoint's parts in a manifest (authentication, TLS, batches, retries), and their base.
 
 Runs in `fanout` commands and in the API. Pure.
 """

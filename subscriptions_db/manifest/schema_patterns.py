@@ -1,4 +1,4 @@
-"""The JSON Schema keywords with regular expressions, implemented with RE2, which does not backtrack.
+"""Check the JSON Schema keywords that have regular expressions. RE2 runs the expressions, and does not backtrack.
 
 Runs in `fanout` commands and in the API. Pure. Operators write schemas, but any customer may send a payload to explain. With
 Python's `re`, `^(a+)+$` takes a second for 25 letters, and twice as long for each further letter. RE2 takes linear time; it has
@@ -27,8 +27,8 @@ _additional = _DRAFT.VALIDATORS["additionalProperties"]
 def require(schemas: Iterable[Any]) -> None:
     """Raise RegistrationError for a regular expression in these schemas that RE2 does not support.
 
-    Raise it too if both `unevaluatedProperties` and `patternProperties` occur, in one schema or in different ones: the first
-    evaluates the second with Python's `re`.
+    Raise it too if both `unevaluatedProperties` and `patternProperties` occur, in one schema or in different ones,
+    because `unevaluatedProperties` evaluates `patternProperties` with Python's `re`.
     """
     keywords: set[str] = set()
     for schema in schemas:

@@ -23,6 +23,7 @@ JOB = "job"
 """The actor of changes by the job. Migration 0014 depends on this word."""
 
 Fields = dict[str, Any] | None
+"""Fields of the changed row. None: the row did not exist, or does not exist any more."""
 
 
 def note(
@@ -36,12 +37,15 @@ def note(
     before: Fields = None,
     after: Fields = None,
 ) -> None:
-    """Write one entry. `actor` is the id of an API key, `COMMAND`, or `callback` for the answer of a receiver."""
+    """Write one entry. `actor` is the id of an API key or token, `COMMAND`, or `callback` for the answer of a receiver."""
     note_many(connection, [entry(actor, action, entity, entity_id, customer_id=customer_id, before=before, after=after)])
 
 
 def note_many(connection: connect.Connection, entries: Sequence[dict[str, Any]]) -> None:
-    """Write many entries in one statement. With a statement for each, a large registration would take 1.5 times as long."""
+    """Write many entries in one statement.
+
+    With one statement for each entry, a large registration would take 1.5 times as long.
+    """
     if entries:
         connection.execute(query("put_audit_entries"), {"entries": Jsonb(entries)})
 

@@ -23,6 +23,7 @@ from subscriptions_db.postgres import constraints
 log = logging.getLogger(__name__)
 
 Connection = psycopg.Connection[dict[str, Any]]
+"""A connection whose rows are dictionaries."""
 
 HALF_OPEN_MS = 11_000
 """Milliseconds without a TCP acknowledgement after which a connection is closed. Linux's default would take 15 minutes."""
@@ -60,7 +61,7 @@ def options(database: settings.Database, *, application_name: str) -> dict[str, 
 
 @contextlib.contextmanager
 def in_transaction(connection: Connection) -> Iterator[None]:
-    """Run the block in the caller's transaction, or in a new one. Joining saves the two round trips of a savepoint."""
+    """Run the block in the caller's transaction, or in a new one if there is none. No savepoint saves two round trips."""
     is_in_one = connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
     with contextlib.nullcontext() if is_in_one else connection.transaction():
         yield

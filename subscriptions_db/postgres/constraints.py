@@ -1,7 +1,7 @@
 """Translate violations of the registry's constraints into a field and a message. Pure.
 
-Runs wherever Postgres is used. The checks of a document find most violations earlier. Constraints find those that concurrent
-changes cause, and those of rules that only the database checks.
+Runs wherever Postgres is used. The checks of a document find most violations earlier. Constraints find the violations
+that concurrent changes cause, and violations of rules that only the database checks.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 ATTEMPTS = 60
-"""Attempts at one migration while a long transaction locks a table that the migration changes. Each waits two seconds for the
-lock."""
+"""Maximum attempts at one migration while a long transaction locks a table that the migration changes. Each attempt waits two
+seconds for the lock."""
 WAIT = tenacity.wait_random(0.5, 1.5)
 """Seconds between two attempts."""
 FOLDER = Path(__file__).parent / "migrations"

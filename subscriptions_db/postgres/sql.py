@@ -14,7 +14,10 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def query(name: str) -> LiteralString:
-    """Return the statement `name`; raise KeyError for an unknown name. It is a LiteralString, because it contains no input."""
+    """Return the statement `name`; raise KeyError for an unknown name.
+
+    The type is LiteralString, as no statement contains input.
+    """
     return _queries()[name]
 
 

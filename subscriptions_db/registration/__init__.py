@@ -1,5 +1,6 @@
-"""Changes to the registry.
+"""Change the registry, and read its rows.
 
-In: a manifest, or one action on one endpoint. Out: rows written in one transaction, with an entry in the audit log. Runs in
-the command and in the API. The driver disables endpoints, and the driver and `fanout archive` read the revision.
+In: a manifest, or one action on one endpoint. Out: rows written in one transaction, with an entry in the audit log; or rows as
+`fanout get` and the API show them. Runs in `fanout` commands and in the API. The driver uses this package to disable endpoints;
+the driver and `fanout archive` also read the registry's revision with it.
 """

@@ -133,7 +133,7 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 
 @contextlib.contextmanager
 def exclusive(connection: connect.Connection) -> Iterator[None]:
-    """Let one `apply` or rotation run at a time: another would change the registry from which differences are computed.
+    """Let only one `apply` or rotation run at a time. Another would change the rows from which differences are computed.
 
     The session has no statement timeout afterwards.
     """
@@ -147,7 +147,7 @@ def exclusive(connection: connect.Connection) -> Iterator[None]:
 
 
 class _Secrets:
-    """Compares the manifest's secrets with the stored ones, and writes them."""
+    """Compare the manifest's secrets with the stored secrets, and write those that differ."""
 
     def __init__(self, connection: connect.Connection, ring: keyring.KeyRing, endpoint_ids: list[str]) -> None:
         self._connection = connection
@@ -174,7 +174,7 @@ class _Secrets:
             return None  # cannot be compared, so the manifest's secret replaces it
 
     def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
-        """Write the secrets of the manifest; create a signing secret for endpoints without one."""
+        """Write the secrets that differ. Create a signing secret for each endpoint that has none."""
         replaced, rows = [], []
         for endpoint in endpoints:
             for name, wanted in _secrets_of(endpoint).items():

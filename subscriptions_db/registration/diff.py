@@ -20,7 +20,7 @@ MOST_COMPARED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference between the registry and the manifest. Secrets show as `***`."""
+    """One difference between the registry and the manifest. Secrets appear as `***`."""
 
     action: Literal["create", "update", "delete"]
     kind: registered_rows.RowKind
@@ -29,7 +29,7 @@ class Change:
     """(name, before, after) of each field that differs. With `create`, before is None."""
 
     def audit_fields(self) -> dict[str, dict[str, Any] | None]:
-        """Return the fields before and after the change for the audit log. Not for `delete`."""
+        """Return the fields before and after the change for the audit log. Must not be called for `delete`."""
         before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
         return {"before": None if self.action == "create" else before, "after": after}
 
@@ -73,7 +73,7 @@ def _impossible(
     modes = {row.id: row.mode for row in wanted.endpoints} | {key: row["mode"] for key, row in current["endpoint"].items()}
     for number, endpoint in enumerate(wanted.endpoints):
         if ("endpoint", endpoint.id) in changed and endpoint.customer not in customers:
-            yield errors.RegistrationError(f"endpoints[{number}].customer", _nobody("customer", endpoint.customer, customers))
+            yield errors.RegistrationError(f"endpoints[{number}].customer", _no_such("customer", endpoint.customer, customers))
         owner = current["endpoint"].get(endpoint.id, {}).get("customer", endpoint.customer)
         if owner != endpoint.customer:
             problem = f"{endpoint.id} belongs to customer {owner}, which cannot change: register another endpoint"
@@ -86,7 +86,7 @@ def _impossible(
             yield errors.RegistrationError(f"endpoints[{number}].mode", problem)
     for number, subscription in enumerate(wanted.subscriptions):
         if ("subscription", subscription.id) in changed and subscription.endpoint not in endpoints:
-            problem = _nobody("endpoint", subscription.endpoint, endpoints)
+            problem = _no_such("endpoint", subscription.endpoint, endpoints)
             yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
             continue
         before = current["subscription"].get(subscription.id, {}).get("endpoint", subscription.endpoint)
@@ -98,7 +98,7 @@ def _impossible(
             yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
 
 
-def _nobody(kind: str, row_id: str, known: Iterable[str]) -> str:
+def _no_such(kind: str, row_id: str, known: Iterable[str]) -> str:
     """Return the message that a row is neither in the document nor in the registry, with a suggestion."""
     close = difflib.get_close_matches(row_id, sorted(known)[:MOST_COMPARED], n=1)
     return f"there is no {kind} {row_id}" + (f"; did you mean {close[0]}?" if close else "")

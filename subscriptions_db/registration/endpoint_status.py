@@ -1,8 +1,8 @@
 """Disable and enable endpoints.
 
-Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. A trigger of
-Postgres writes the audit entry of a change by the job, this module that of a change by the command, and the API that of its own
-changes.
+Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. The audit entry
+of a change is written by a trigger of Postgres if the job made the change, by this module if a `fanout` command made it, and by
+the API if the API made it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def disable_active(
 
 
 def disable(connection: connect.Connection, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint by command, whatever its status; raise RegistrationError if it does not exist."""
+    """Disable an endpoint for a `fanout` command, whatever its status; raise RegistrationError if it does not exist."""
     _set_by_command(connection, endpoint_id, EndpointStatus.DISABLED, reason)
 
 
 def enable(connection: connect.Connection, endpoint_id: str) -> None:
-    """Make an endpoint active by command, whatever its status, and clear the reason why it was disabled.
+    """Make an endpoint active for a `fanout` command, whatever its status, and clear the reason why it was disabled.
 
     Raise RegistrationError if it does not exist, or if its receiver has not permitted deliveries.
     """

@@ -121,7 +121,7 @@ def open_question(connection: connect.Connection, endpoint_id: str, token: bytes
 def permit(
     connection: connect.Connection, endpoint_id: str, token: bytes, asked: dict[str, Any], per_minute: int | None
 ) -> bool:
-    """Record that the receiver permits deliveries; return False if the endpoint is gone or has another URL than was asked."""
+    """Record that the receiver permits deliveries; return False if the endpoint is gone or has a new URL since the question."""
     wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)
     return connection.execute(query("set_permission"), asked | wanted).fetchone() is not None

@@ -1,4 +1,4 @@
-"""Read the registry as plain rows, to show them and to compute differences. Secrets are replaced by a placeholder.
+"""Read rows of the registry, to show them and to compute differences. A placeholder takes the place of each secret.
 
 Runs in `fanout` commands and in the API; `revision` also on the driver and in `fanout archive`.
 """
@@ -15,6 +15,7 @@ from subscriptions_db.secrets import endpoint_secrets
 
 RowKind = Literal["tenant", "customer", "endpoint", "subscription", "event_type"]
 KINDS: tuple[RowKind, ...] = ("tenant", "customer", "endpoint", "subscription", "event_type")
+"""All kinds, in an order in which Postgres accepts new rows."""
 SECRET_KEPT = "***"  # noqa: S105  # the placeholder of a stored secret
 
 
@@ -51,7 +52,7 @@ def rows_of(connection: connect.Connection, only: Mapping[RowKind, list[str]] | 
 
 
 def revision(connection: connect.Connection) -> int:
-    """Return the number of the newest committed change."""
+    """Return the registry's revision: the number of its newest committed change; 0 before the first change."""
     row = connection.execute(query("revision")).fetchone()
     return 0 if row is None else int(row["revision"])
 

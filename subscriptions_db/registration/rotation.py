@@ -46,7 +46,9 @@ def rotate(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret for the command. The earlier secrets end after `overlap`, or sooner if their end is set already.
+    """Create a signing secret for `fanout endpoints rotate-secret`.
+
+    Earlier secrets end after `overlap`, or at an earlier set end.
 
     Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. If the endpoint does not
     exist, or would have more than MAX_SIGNING_KEYS valid secrets, RegistrationError is raised and nothing changes.

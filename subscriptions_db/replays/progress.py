@@ -82,7 +82,7 @@ def advance(
     records: int,
     handed_over: int,
 ) -> None:
-    """Record that a partition is read up to `reached`. Add the arguments of `count` to the replay's counts."""
+    """Record that a partition is read up to `reached`, and add to the replay's counts as `count` does."""
     connection.execute(query("advance_replay_partition"), reached._asdict() | {"replay_id": replay.replay_id})
     count(connection, replay, is_lost=is_lost, records=records, handed_over=handed_over)
 

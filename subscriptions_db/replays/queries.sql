@@ -25,7 +25,7 @@ order by number desc limit %(limit)s;
 select * from replays where replay_id = %(replay_id)s;
 
 -- name: newest_replays
--- Reads all customers. A statement for one or all customers would have a plan without the customer's index.
+-- Reads the replays of all customers. One statement for one customer or all would get a plan without the index by customer.
 select * from replays
 where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
 order by number desc limit %(limit)s;

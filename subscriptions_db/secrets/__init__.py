@@ -1,5 +1,5 @@
-"""Secrets of customers, sealed at rest.
+"""Seal customers' secrets for Postgres, and open them again.
 
-In: secrets and a key ring. Out: sealed bytes, and back. Runs on the driver, in executors with
-look-ups, in the API and in `fanout` commands.
+In: a key ring, and secrets or sealed bytes. Out: sealed bytes or secrets. Runs on the driver, in executors with look-ups, in
+the API and in `fanout` commands.
 """

@@ -1,4 +1,4 @@
-"""The secrets of an endpoint: their purposes, and their conversion from and to rows.
+"""Convert the secrets of an endpoint: signing key → secret → row of `secrets`, and row → secret → signing key.
 
 Runs on the driver, in executors with look-ups, in `fanout` commands and in the API.
 """
@@ -18,12 +18,13 @@ from subscriptions_db.secrets import keyring
 AUTH, TLS_KEY = "auth", "tls_key"
 """The purposes of secrets that do not sign."""
 PURPOSE_OF = {SignatureScheme.HMAC: "signing", SignatureScheme.ED25519: "signing_v1a"}
-"""Signature scheme → purpose of its secrets. A secret is sealed for its purpose, so it never opens for another scheme."""
+"""Signature scheme → purpose of its secrets. A secret is sealed for its purpose, so it never opens for another scheme. v1a is
+the version of ed25519 signatures in Standard Webhooks."""
 SCHEME_OF = {purpose: scheme for scheme, purpose in PURPOSE_OF.items()}
 SIGNING = list(SCHEME_OF)
 """The purposes of signing secrets."""
 FIELD_OF = {AUTH: "auth_secret", TLS_KEY: "tls_key"} | dict.fromkeys(SIGNING, "signing_secrets")
-"""Purpose → the field of a registered endpoint that shows the secret as a placeholder."""
+"""Purpose → the field of an endpoint's row in registered_rows. The field has a placeholder for the secret."""
 MAX_SIGNING_KEYS = 5
 """Maximum valid signing secrets of one endpoint. Each adds a signature to every request."""
 
@@ -49,11 +50,14 @@ class EndpointSecret:
         return cls(purpose=PURPOSE_OF[key.scheme], secret=key.secret, expires_at_s=key.expires_at_s)
 
     def signing_key(self) -> SigningKey:
-        """Return the signing key. Only for the purposes in SIGNING."""
+        """Return the signing key. Raise KeyError for a purpose that is not in SIGNING."""
         return SigningKey(secret=self.secret, scheme=SCHEME_OF[self.purpose], expires_at_s=self.expires_at_s)
 
     def to_row(self, ring: keyring.KeyRing, *, customer_id: str, endpoint_id: str) -> dict[str, Any]:
-        """Return a new row with the secret sealed for it."""
+        """Return a new row of `secrets`, with the secret sealed for this row.
+
+        The row does not expire: `expires_at_s` is left out.
+        """
         identity = keyring.SecretRow(
             customer_id=customer_id, endpoint_id=endpoint_id, purpose=self.purpose, secret_id=str(uuid.uuid4())
         )

@@ -32,7 +32,8 @@ NONCE_BYTES = 12
 KEY_BYTES = 32
 MAX_KEY_ID_CHARS = 64
 """Maximum length of a key id. The table column has the same bound."""
-HOW_TO_MAKE_ONE = "If no secret is stored yet, `fanout keys generate` prints a new key"
+NEW_KEY_HINT = "If no secret is stored yet, `fanout keys generate` prints a new key"
+"""The end of messages about a key ring that is missing or wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class KeyRing:
         if not config.ring:
             raise errors.SettingsError(
                 "setting keys.ring is empty, so no customer's secret can be sealed or opened. Set it to the keys that sealed "
-                f"the stored secrets. {HOW_TO_MAKE_ONE}"
+                f"the stored secrets. {NEW_KEY_HINT}"
             )
         keys = {key_id: _key(key_id, text.get_secret_value()) for key_id, text in config.ring.items()}
         active = config.active or (next(iter(keys)) if len(keys) == 1 else "")
@@ -137,7 +138,10 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
                 break
             last = rows[-1]["secret_id"]
     if faults:
-        raise errors.SealError(f"re-sealed {count} secrets with {ring.active}, but {len(faults)} cannot be opened: {faults[0]}")
+        raise errors.SealError(
+            f"re-sealed {count} secrets with {ring.active}, but {len(faults)} cannot be opened and stay unchanged. "
+            f"The first is {faults[0]}"
+        )
     return count
 
 
@@ -162,7 +166,7 @@ def secret_row_of(row: Mapping[str, object]) -> SecretRow:
 
 
 def generate() -> str:
-    """Return a new random key in the format of the setting."""
+    """Return a new random key in base64, for the setting `keys.ring`."""
     return base64.b64encode(os.urandom(KEY_BYTES)).decode()
 
 
@@ -178,6 +182,6 @@ def _key(key_id: str, text: str) -> Secret:
     if len(key) != KEY_BYTES:
         raise errors.SettingsError(
             f"setting keys.ring.{key_id} is not base64 of {KEY_BYTES} bytes, so no secret can be sealed or opened. Restore the "
-            f"key that sealed the stored secrets. {HOW_TO_MAKE_ONE}"
+            f"key that sealed the stored secrets. {NEW_KEY_HINT}"
         )
     return Secret(key)

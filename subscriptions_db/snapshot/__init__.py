@@ -1,4 +1,4 @@
-"""Read the registry.
+"""Read the registry from Postgres.
 
 In: rows of Postgres. Out: a snapshot, the changes since a revision, or the subscriptions that one event can match; a row that
 cannot be used is returned with its fault. Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and

@@ -58,7 +58,10 @@ def tenants(rows: Rows) -> Iterator[tuple[TenantId, TenantStatus]]:
 def endpoints(
     rows: Rows, secret_rows: Rows, ring: keyring.KeyRing, address_guard: guard.Guard
 ) -> Iterator[tuple[EndpointId, Endpoint]]:
-    """Yield each endpoint with its secrets opened. An unusable row becomes an endpoint with a `fault`, its quarantine."""
+    """Yield each endpoint with its secrets opened.
+
+    For an unusable row, yield the endpoint with a `fault`: it is quarantined, so no lane sends to it.
+    """
     secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in secret_rows:
         secrets[row["endpoint_id"]].append(row)
@@ -103,7 +106,7 @@ def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId
 
 
 def routing_endpoint(row: dict[str, Any]) -> Endpoint:
-    """Return an endpoint with the fields for routing only, without those for sending."""
+    """Return an endpoint with the fields for routing only, without secrets and other fields for sending."""
     return Endpoint(
         endpoint_id=EndpointId(row["endpoint_id"]),
         customer_id=CustomerId(row["customer_id"]),
@@ -209,7 +212,10 @@ def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
 
 
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the filter pattern and its fault. A faulty pattern becomes None: if nested deeply, it could not be pickled."""
+    """Return the filter pattern and None, or None and the fault of the pattern.
+
+    A pattern nested deeply could not be pickled.
+    """
     if text is None:
         return None, None
     try:

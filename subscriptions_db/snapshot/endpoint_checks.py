@@ -36,27 +36,29 @@ def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
 
 def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
     """Yield the reasons why no request could be built, each with the path of the field. The errors quote no secret."""
-    refused_auth = list(found("", _check_auth, endpoint.auth))
+    refused_auth = list(errors_of("", _check_auth, endpoint.auth))
     yield from refused_auth
-    if len(json.dumps(dict(endpoint.headers))) > MAX_HEADERS_BYTES:
-        yield errors.TargetRefused("headers", f"are larger than {MAX_HEADERS_BYTES} bytes together: shorten them")
+    if (size := len(json.dumps(dict(endpoint.headers)))) > MAX_HEADERS_BYTES:
+        yield errors.TargetRefused(
+            "headers", f"have {size} bytes as JSON; at most {MAX_HEADERS_BYTES} are stored: shorten them"
+        )
     if endpoint.tls is not None:
-        yield from found("", _check_tls, endpoint.tls)
+        yield from errors_of("", _check_tls, endpoint.tls)
     for number, key in enumerate(endpoint.signing_keys):
-        yield from found(f"signing_secrets[{number}]", signing.check, key)
+        yield from errors_of(f"signing_secrets[{number}]", signing.check, key)
     if len(endpoint.signing_keys) > endpoint_secrets.MAX_SIGNING_KEYS:
         yield errors.RegistrationError(
             "signing_secrets", f"has more than {endpoint_secrets.MAX_SIGNING_KEYS} secrets: remove the oldest"
         )
-    # Build a request to check URL, headers and secrets. Without TLS, for which it would create a context.
+    # Build a request to check URL, headers and secrets. TLS is left out: `prepare` would create a TLS context.
     plain = replace(endpoint, tls=None, auth=Auth() if refused_auth else endpoint.auth)
-    for problem in found("", request.prepare, plain, address_guard):
+    for problem in errors_of("", request.prepare, plain, address_guard):
         yield problem
         if problem.path == "url":  # check the other fields with a valid URL
-            yield from found("", request.prepare, replace(plain, url=_ANY_URL), address_guard)
+            yield from errors_of("", request.prepare, replace(plain, url=_ANY_URL), address_guard)
 
 
-def found(parent: str, check: Callable[..., object], *arguments: object) -> Iterator[errors.RegistrationError]:
+def errors_of(parent: str, check: Callable[..., object], *arguments: object) -> Iterator[errors.RegistrationError]:
     """Yield the error that a check raises, if any, with its path below `parent`."""
     try:
         check(*arguments)

@@ -21,7 +21,7 @@ from subscriptions_db.snapshot import registry_reader
 
 
 class PostgresReader:
-    """Reads look-ups over one connection, which is opened at the first look-up and reopened after an error."""
+    """Answer look-ups over one connection, which is opened at the first look-up and reopened after an error."""
 
     def __init__(self, database: settings.Database, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
@@ -34,8 +34,9 @@ class PostgresReader:
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
         """Return the subscriptions that can match, with their endpoints. Waits for Postgres without a time limit.
 
-        Without a tenant, return the subscriptions to everything. An event without a look-up can be neither delivered nor
-        skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
+        Without a tenant, return the subscriptions whose scope is everything. An event without a look-up can be neither
+        delivered nor skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the
+        job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         return self._patiently(self._read, read)

@@ -73,9 +73,8 @@ def revisions(connection: connect.Connection) -> Revisions:
 def changed_since(connection: connect.Connection, since: Revision) -> tuple[Revision, Mapping[str, list[str]] | None]:
     """Return the newest revision, and entity → the ids of rows that changed after `since`.
 
-    None in place of the ids: the log of changes does not reach back to `since`.
-
-    The caller's transaction must be REPEATABLE READ.
+    None in place of the mapping: the log of changes does not reach back to `since`. The caller's transaction must be REPEATABLE
+    READ.
     """
     known = revisions(connection)
     if not known.reach_back_to(since):
@@ -97,9 +96,9 @@ def read_candidates(
 ) -> Snapshot:
     """Return the subscriptions whose scope names the tenant and whose event type can match, with their endpoints.
 
-    Without a tenant, return those whose scope is everything. The returned scopes contain only the part about this tenant. One
-    statement finds the subscriptions; most pairs of tenant and type have none. A second read, at the returned revision or a
-    later one, then reads their rows.
+    Without a tenant, return the subscriptions whose scope is everything. The returned scopes contain only the part about this
+    tenant. One statement finds the subscriptions; most pairs of tenant and type have none. A second read, at the returned
+    revision or a later one, then reads their rows.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")

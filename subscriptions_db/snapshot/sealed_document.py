@@ -1,4 +1,4 @@
-"""The registry as a document with sealed secrets, as `GET /v1/snapshot` returns it.
+"""Write and read the registry as a document with sealed secrets, the answer of `GET /v1/snapshot`.
 
 `read` runs in the API. `whole` and `changes` run in programs that follow the registry over HTTP and have the key ring. A
 document contains all rows, or the rows that changed since a revision and the ids of deleted rows. The driver uses the same

@@ -96,7 +96,7 @@ def discard(connection: connect.Connection, customer_id: str, positions: Sequenc
 
 
 def redrive(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Request the redrive of waiting or discarded dead letters; return the positions of the marked ones.
+    """Request the redrive of waiting or discarded dead letters; return the positions of those that this call marks.
 
     `fanout archive` enqueues them in the retry lane (redrive_requests.py).
     """
@@ -105,7 +105,7 @@ def redrive(connection: connect.Connection, customer_id: str, positions: Sequenc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkResult:
-    """The number of marked dead letters, and where to continue: `until` and `has_more` as in LetterPage."""
+    """The number of dead letters that a call has marked, and where to continue: `until` and `has_more` as in LetterPage."""
 
     count: int
     until: int
@@ -158,7 +158,7 @@ def find_fitting(
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
-    """Return the approximate bytes of each dead letter in an answer, in the order of the positions; 0 if there is none."""
+    """Return the approximate bytes of each dead letter in an answer, in the order of the positions; 0 for a missing one."""
     if not positions:
         return []
     with connect.translated_errors():

@@ -46,7 +46,7 @@ class FoundAttempts(NamedTuple):
 def search(
     connection: connect.Connection, customer_id: str, asked: AttemptSearch, *, before: AttemptPosition | None = None, limit: int
 ) -> FoundAttempts:
-    """Return the `limit` newest matching attempts older than `before`, or fewer after MAX_LOOKED_AT examined ones.
+    """Return the `limit` newest matching attempts older than `before`. One call examines at most MAX_LOOKED_AT attempts.
 
     The page may be empty although older attempts match: continue at the `before` of the result.
     """
@@ -60,7 +60,7 @@ def search(
 
 
 def parameters(customer_id: str, asked: selection.SearchFilter, before: AttemptPosition | None) -> dict[str, Any]:
-    """Return the search criteria and the starting position as parameters."""
+    """Return the search criteria and the starting position as parameters of SQL statements."""
     start = before or AttemptPosition(asked.until or _NEVER, 0)
     if asked.until is not None:
         start = min(start, AttemptPosition(asked.until, 0))

@@ -1,7 +1,8 @@
-"""Consumers of dead letters: pollers of one customer lease dead letters, and seek. receipts.py acks, nacks and extends leases.
+"""Create, list, seek and delete consumers of dead letters, and lease dead letters to their pollers.
 
 Runs in the API, in the caller's transaction; `list_consumers` also in `fanout` commands. A consumer leases a dead letter to one
-poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer.
+poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer. receipts.py
+acks, nacks and extends the leases.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class LetterLease(NamedTuple):
     letter: ArchivedDeadLetter
     receipt: ReceiptHandle
     times: int
-    """Number of leases of the dead letter by this consumer, this one included."""
+    """Number of leases of the dead letter by this consumer, including this lease."""
     until: dt.datetime
 
 
@@ -69,7 +70,7 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
 
 
 def room(limit: int, again: int, unacknowledged: int) -> int:
-    """Return how many dead letters a poll may lease for the first time, beside the `again` that it leases again."""
+    """Return how many dead letters a poll of at most `limit` may lease for the first time, beside `again` leased again."""
     return max(0, min(limit - again, MAX_UNACKNOWLEDGED - unacknowledged))
 
 
@@ -102,13 +103,13 @@ def list_consumers(connection: connect.Connection, customer_id: str, name: str |
 
 
 def delete(connection: connect.Connection, customer_id: str, name: str) -> bool:
-    """Delete a consumer and its leases; return whether it existed. Dead letters stay unchanged."""
+    """Delete a consumer and its leases; return True if it existed. Dead letters stay unchanged."""
     with connect.translated_errors():
         return connection.execute(query("delete_consumer"), _key(customer_id, name)).rowcount == 1
 
 
 def set_max_receives(connection: connect.Connection, customer_id: str, name: str, max_receives: int | None) -> bool:
-    """Change after how many leases without an ack a dead letter is parked; return whether the consumer exists.
+    """Change after how many leases without an ack a dead letter is parked; return True if the consumer exists.
 
     Parked dead letters stay parked.
     """
@@ -122,9 +123,9 @@ def lease(
 ) -> PollResult:
     """Lease dead letters to a poller, at most `limit` and as many as fit into an answer.
 
-    Those with an expired lease are chosen first, then those never leased. A dead letter with an expired lease that was leased
-    `max_receives` times is parked instead. The leases of dead letters that no longer wait are deleted. Raise
-    RegistrationError if the consumer does not exist.
+    Dead letters with an expired lease are chosen first, then dead letters that were never leased. A dead letter with an expired
+    lease that was leased `max_receives` times is parked instead. The leases of dead letters that no longer wait are deleted.
+    Raise RegistrationError if the consumer does not exist.
     """
     key = _key(customer_id, name)
     until, token = lease_end(now, lease_s), uuid.uuid4()
@@ -164,7 +165,7 @@ def seek(connection: connect.Connection, customer_id: str, name: str, *, after: 
 
 
 def position_before(connection: connect.Connection, customer_id: str, since: dt.datetime) -> int:
-    """Return the position before the first waiting dead letter archived since a time; without one, the result of `end`."""
+    """Return the position before the first waiting dead letter archived since a time; the result of `end` if there is none."""
     with connect.translated_errors():
         first = connection.execute(query("first_dead_letter_since"), {"customer_id": customer_id, "since": since}).fetchone()
         if first is not None and first["position"] is not None:
@@ -185,9 +186,9 @@ def end(connection: connect.Connection, customer_id: str) -> int:
 def _expired(
     connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int
 ) -> tuple[list[int], bool]:
-    """Park dead letters with an expired lease that were leased `max_receives` times. Return at most `limit` others with one.
+    """Park dead letters with an expired lease that were leased `max_receives` times.
 
-    The second value is True if there may be more dead letters to park.
+    Return the positions of at most `limit` other dead letters with an expired lease, and True if there may be more to park.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False

@@ -55,7 +55,7 @@ def of_dead_letters(connection: connect.Connection, customer_id: str, selection:
 def of_consumers(
     connection: connect.Connection, customer_id: str, names: Sequence[str], *, now: dt.datetime
 ) -> dict[str, ConsumerCounts]:
-    """Return the counts of consumers, by name. The counts of several consumers examine fewer dead letters of each."""
+    """Return the counts of consumers, by name. For several consumers, fewer dead letters of each are examined."""
     most = MAX_COUNTED_OF_CONSUMER if len(names) == 1 else MAX_COUNTED_IN_LIST
     asked = {"customer_id": customer_id, "names": list(names), "now": now, "most": most}
     with connect.translated_errors():

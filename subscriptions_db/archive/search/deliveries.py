@@ -21,7 +21,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 1000
-"""Maximum records that one call examines. Fewer than for attempts, because each costs a query of its delivery."""
+"""Maximum records that one call examines. Fewer than for attempts, because each record costs a query of its delivery."""
 MAX_OF_ONE = 200
 """Maximum records of one delivery, newest first, that are read to decide its status."""
 MAX_LETTERS = 10_000

@@ -30,7 +30,7 @@ class RedriveRequest(NamedTuple):
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests; mark them as redriven if the context, which enqueues them, ends without an error.
+    """Lock and yield the oldest requests. The context enqueues them. If it ends without an error, mark them as redriven.
 
     After a crash before the commit, the next process enqueues the same dead letters again, with the same `webhook-id`s.
     """

@@ -1,4 +1,4 @@
-"""Search criteria for dead letters, attempts and deliveries. Pure. Runs in the API."""
+"""Define the search criteria for dead letters, attempts and deliveries. Pure. Runs in the API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SearchFilter:
     """Dead-lettered, or started, before this time."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return the criteria as parameters of the statements, with a wildcard event type as prefix."""
+        """Return the criteria as parameters of SQL statements. A wildcard event type becomes a prefix."""
         event_type = self.event_type
         is_prefix = event_type is not None and event_type.endswith("*")
         return dataclasses.asdict(self) | {

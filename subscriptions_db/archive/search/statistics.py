@@ -21,7 +21,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Granularity(enum.StrEnum):
-    """The length of a bucket. Days are those of UTC."""
+    """The length of a bucket. A day is a day in UTC."""
 
     HOUR = "hour"
     DAY = "day"

@@ -55,7 +55,7 @@ def test_a_good_endpoint_passes(fields):
             {"headers": (("X-Key", "1"),), "auth": Auth(kind=AuthKind.API_KEY, header="x-key", secret=Secret(b"hunter2"))},
             "headers.X-Key: is given twice, or is set by auth",
         ),
-        ({"headers": tuple((f"X-{n}", "v" * 4096) for n in range(4))}, "headers: are larger than 16384 bytes together"),
+        ({"headers": tuple((f"X-{n}", "v" * 4096) for n in range(4))}, "headers: have 16428 bytes as JSON; at most 16384"),
         ({"tls": Tls(authorities="trust me")}, "tls.authorities: is not a list of PEM certificates"),
         ({"tls": Tls(authorities=CLIENT.pem + "ä")}, "tls.authorities: is not a list of PEM certificates in ASCII"),
         (tls(certificate=None), "tls: certificate and key must be given together"),
