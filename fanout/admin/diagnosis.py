@@ -104,7 +104,7 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 
 
 def _python(_: settings.Settings) -> str:
-    """Warn of an interpreter compiled without optimisation, which works, and takes a third more CPU (docs/benchmarks)."""
+    """Warn of an interpreter compiled without optimisation. It works, but takes a third more CPU (docs/benchmarks)."""
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version

@@ -247,7 +247,10 @@ def overlap_of(text: str) -> dt.timedelta:
 
 
 def enable(config: settings.Settings, endpoint_id: str) -> None:
-    """Make an endpoint active, whatever its status. Raise RegistrationError if its receiver has not permitted deliveries."""
+    """Make an endpoint active, whatever its status.
+
+    Raise RegistrationError if it does not exist, or if its receiver has not permitted deliveries.
+    """
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.enable(connection, endpoint_id)
@@ -303,9 +306,9 @@ def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake
 
 
 def rotate_keys(config: settings.Settings) -> int:
-    """Encrypt every secret that has another key with the active key, and return their number.
+    """Encrypt again, with the active key, every secret that is encrypted with another key. Return the number of these secrets.
 
-    Raise SealError at the end if some secrets could not be opened: those are unchanged.
+    Raise SealError at the end if some secrets could not be opened: these stay unchanged.
     """
     with connect.connect(config.database) as connection:
         return keyring.rotate(connection, keyring.KeyRing.from_settings(config.keys))

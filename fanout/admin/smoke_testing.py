@@ -35,7 +35,8 @@ from fanout.local import receiver
 from subscriptions_db.manifest import manifest
 
 NAME = "fanout-smoke-test"
-"""The id of the tenant and of the customer, the event type, and the topic's name behind `source.topic_prefix`."""
+"""One name for all: the id of the tenant and of the customer, the event type, and the topic's name after
+`source.topic_prefix`."""
 PUBLISH_EVERY_S = 5
 """Seconds after which the event is published again. A micro-batch that was planned before the endpoint was registered routes
 the first copy by the older registry."""
@@ -202,7 +203,7 @@ class Arrivals:
 
 
 def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
-    """Return True if one of the secrets made the signature, by Standard Webhooks 1.0.
+    """Return True if one of the secrets made the signature that Standard Webhooks 1.0 defines.
 
     This code shares nothing with the code that signs. `fanout listen` verifies with the package that customers use, but the
     image does not have that package.

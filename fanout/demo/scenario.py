@@ -1,4 +1,4 @@
-"""Generate the registry and the events of the demo from a seed, so that every run of a seed is the same.
+"""Generate the registry and the events of the demo from a seed, so that every run with the same seed is the same.
 
 Runs in `fanout` commands.
 """

@@ -22,7 +22,7 @@ OF_THE_CHART = frozenset(
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
     )
 )
-"""Settings that the chart sets itself. Its value `config` does not accept them."""
+"""Settings that the chart sets itself. The chart's value `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
 """Settings that pass options to Spark and librdkafka. The schema does not check their keys."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"

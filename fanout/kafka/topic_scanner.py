@@ -27,7 +27,7 @@ MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
 """Maximum records of one poll, and seconds to wait for them."""
 Consume = Callable[[confluent_kafka.Message], None]
 """A function that `Scanner.read` calls with each record. It raises LookupError, TypeError or ValueError for an unreadable
-one."""
+record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,10 @@ def options(database: settings.Database, *, application_name: str) -> dict[str, 
 
 @contextlib.contextmanager
 def in_transaction(connection: Connection) -> Iterator[None]:
-    """Run the block in the caller's transaction, or in a new one if there is none. No savepoint saves two round trips."""
+    """Run the block in the caller's transaction, or in a new one if there is none.
+
+    The caller's transaction gets no savepoint, which saves two round trips.
+    """
     is_in_one = connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
     with contextlib.nullcontext() if is_in_one else connection.transaction():
         yield

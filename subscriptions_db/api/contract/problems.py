@@ -1,4 +1,4 @@
-"""Problem documents of refused requests (RFC 9457, problem+json), and the translation of the platform's errors into them.
+"""Build the problem documents of refused requests (RFC 9457, problem+json), and translate the platform's errors into them.
 
 Runs in the API.
 """

@@ -53,7 +53,7 @@ WaitS = Annotated[float, Field(ge=0, le=60)]
 
 
 class NoParameters(described.DescribedModel):
-    """No parameters."""
+    """A query or a body without parameters, and the base of those with parameters."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,6 @@
-"""The types of endpoints and subscriptions in requests and answers, derived from the manifest. No answer has stored secrets.
+"""Define the types of endpoints and subscriptions in requests and answers, derived from the manifest.
+
+No answer has stored secrets.
 
 Runs in the API. Pure.
 """

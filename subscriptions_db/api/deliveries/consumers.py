@@ -113,7 +113,11 @@ def get(call: Call) -> Consumer:
 
 
 def create(call: Call) -> Consumer:
-    """Create a consumer; raise Refused with 409 at the maximum of consumers, or if its name is taken."""
+    """Create a consumer.
+
+    Raise Refused with 429 at the maximum of consumers, with 409 if the name is taken, and with 422 if the key is limited to
+    endpoints and the selection is not.
+    """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
     own = call.principal.endpoints
     if own is not None and wanted.endpoint not in own:

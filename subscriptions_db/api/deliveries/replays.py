@@ -93,7 +93,10 @@ class ReplayQuery(CustomerQuery, PageQuery):
 
 
 def create(call: Call) -> Replay:
-    """Request the replay of a time range for an endpoint; raise Refused with 409 while another replay of it is unfinished."""
+    """Request the replay of a time range for an endpoint.
+
+    Raise Refused with 409 while another replay of the endpoint is unfinished, or at the maximum of unfinished replays.
+    """
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     until = wanted.until or now
@@ -116,7 +119,8 @@ def create(call: Call) -> Replay:
 def resend(call: Call) -> Replay:
     """Request to deliver the event of an attempt again, whatever the result of the attempt; raise Refused with 404 or 409.
 
-    409: the attempt sent a batch, its event has no known place in Kafka, or the delivery is being resent already.
+    409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the customer
+    has the maximum of unfinished replays.
     """
     customer_id = dead_letters.customer_of(call)
     attempt = attempts.get(call.connection, customer_id, _place(call))

@@ -1,4 +1,4 @@
-"""Examples of the operations on dead letters and on their consumers."""
+"""List examples of the operations on dead letters and on their consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of the operations on deliveries, attempts, statistics, replays, and of publishing."""
+"""List examples of the operations on deliveries, attempts, statistics and replays, and of publishing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of the operations on endpoints: registration, status, secrets, test events and permissions of receivers."""
+"""List examples of the operations on endpoints: registration, status, secrets, test events and permissions of receivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The type of an example, and the ids that the examples share. Pure."""
+"""Define the type of an example, and the ids that the examples share. Pure."""
 
 from __future__ import annotations
 

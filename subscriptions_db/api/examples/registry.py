@@ -1,4 +1,4 @@
-"""Examples of the operations on customers, tenants, event types, the audit log and the snapshot."""
+"""List examples of the operations on customers, tenants, event types, the audit log and the snapshot."""
 
 from __future__ import annotations
 

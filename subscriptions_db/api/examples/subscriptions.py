@@ -1,4 +1,4 @@
-"""Examples of the operations on subscriptions, and of explanations."""
+"""List examples of the operations on subscriptions, and of explanations."""
 
 from __future__ import annotations
 

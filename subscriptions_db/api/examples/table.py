@@ -1,4 +1,4 @@
-"""The table of all examples."""
+"""List the examples of all operations."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class DailyQuotas:
             self._writing = asyncio.create_task(self._write_pending())
 
     def room(self, tenants: Iterable[TenantId]) -> limits.Room:
-        """Return the room of the tenant with the least: of events left today, and of seconds until the next day."""
+        """Return the room of the tenant that has the least: the events left today, and the seconds until the next day."""
         most = max((self._published(tenant) for tenant in set(tenants)), default=0)
         remaining = max(0, self._max_per_day - most)
         return limits.Room(limit=self._max_per_day, remaining=remaining, full_in_s=self._left_of_day_s())

@@ -1,4 +1,4 @@
-"""The HTTP application: read a request, hand it to a worker thread (handler.py), write the answer.
+"""Read each HTTP request, hand it to a worker thread (handler.py), and write the answer.
 
 Runs in `fanout serve`, on an event loop.
 """

@@ -1,4 +1,4 @@
-"""Long polls: repeat a request that found nothing until it finds something or its time is over.
+"""Answer long polls: repeat a request that found nothing until it finds something or its time is over.
 
 Each try is a transaction of its own. Between tries a poll holds neither a connection nor a thread.
 

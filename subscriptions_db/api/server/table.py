@@ -1,4 +1,4 @@
-"""The table of all routes of the API, and searches in it.
+"""List all routes of the API, and search them.
 
 Runs in the API and in `fanout` commands.
 """

@@ -113,7 +113,7 @@ def _refusal(receipt: ReceiptHandle, row: dict[str, Any]) -> ReceiptRefusal:
     1. Another receipt handle has the lease.
     2. This receipt handle had the lease, and the dead letter is parked.
     3. This receipt handle has the lease, and the lease has reached its maximum length.
-    4. Nobody has a lease.
+    4. No receipt handle has a lease.
     """
     if row["holder"] is not None and row["holder"] != receipt.token:
         return ReceiptRefusal.LEASED_AGAIN

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFilter:
-    """Criteria that all searches of the archive share. None matches everything."""
+    """Criteria that all searches of the archive share. A criterion that is None matches everything."""
 
     endpoint_id: str | None = None
     event_type: str | None = None
