@@ -61,7 +61,7 @@ def test_large_whole_numbers_in_examples_come_back(operator):
         ({"json_schema": {"type": "nonsense"}}, "json_schema.type"),
         ({"json_schema": {"items": {"$ref": "https://example.com/"}}}, "json_schema.items.$ref"),
         ({"json_schema": SCHEMA, "examples": [{"amount": 1}, {"amount": "x"}]}, "examples[1].amount"),
-        ({"examples": ["a\0"]}, "examples"),
+        ({"examples": ["a\0"]}, "examples[0]"),
         ({"schema": {}}, "schema"),
     ],
 )
