@@ -153,6 +153,10 @@ class Delivery(Area):
     max_retry_after_s: Seconds = 86_400
     """Longest `Retry-After` that is honoured. A longer one counts as this time. A delivery whose `Retry-After` ends after
     `lane_deadline_s` is postponed to the retry lane."""
+    logged_response_bytes: Annotated[int, Field(ge=0, le=1024)] = 1024
+    """Most bytes of the body of the response to a failed attempt that the attempts topic and the archive keep, for customers
+    who look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A dead letter
+    keeps 1 KiB of each response, whatever this setting."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """Most requests in flight in one worker process. In addition, as many background attempts may be in flight."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16

@@ -55,13 +55,13 @@ from unnest(
 -- name: insert_attempts
 insert into attempts (
     started_at, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id,
-    events, attempt, duration_ms, status, error_class, detail, outcome, topic, partition, "offset", response_headers
+    events, attempt, duration_ms, status, error_class, detail, outcome, topic, partition, "offset", response_headers, response
 )
 select * from unnest(
     %(started_at)s::timestamptz[], %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[],
     %(event_id)s::text[], %(event_type)s::text[], %(tenant_id)s::text[], %(subscription_id)s::text[], %(events)s::integer[],
     %(attempt)s::integer[], %(duration_ms)s::real[], %(status)s::integer[], %(error_class)s::text[], %(detail)s::text[],
-    %(outcome)s::text[], %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[], %(response_headers)s::jsonb[]
+    %(outcome)s::text[], %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[], %(response_headers)s::jsonb[], %(response)s::text[]
 );
 
 -- name: add_statistics
@@ -414,7 +414,7 @@ order by number;
 -- name: attempts_before
 -- The newest matching attempts. At most `most` rows are examined.
 select started_at, position, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
-       attempt, duration_ms, status, error_class, detail, topic, partition, "offset", response_headers
+       attempt, duration_ms, status, error_class, detail, topic, partition, "offset", response_headers, response
 from (
     select * from attempts
     where customer_id = %(customer_id)s
@@ -434,7 +434,7 @@ order by started_at desc, position desc limit %(limit)s;
 
 -- name: attempt_at
 select customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
-       attempt, duration_ms, status, error_class, detail, topic, partition, "offset", response_headers, started_at
+       attempt, duration_ms, status, error_class, detail, topic, partition, "offset", response_headers, response, started_at
 from attempts
 where customer_id = %(customer_id)s and started_at = %(started_at)s and position = %(position)s and outcome is null;
 

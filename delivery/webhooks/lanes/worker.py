@@ -91,6 +91,7 @@ class Worker:
             clock=self.now_s,
             endpoint_time=self._endpoint_clock.time,
             max_retry_after_s=self._plan.max_retry_after_s,
+            logged_response_bytes=self._plan.logged_response_bytes,
         )
         self._gate = drain_gate.DrainGate(self._sender)
         """The gate of the current task."""

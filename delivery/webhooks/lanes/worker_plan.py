@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.http import exchange_deadlines, guard
-from delivery.webhooks.policy import backoff, retry_after
+from delivery.webhooks.policy import backoff, response_body, retry_after
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.scheduling import limits
 
@@ -27,6 +27,8 @@ class Plan:
     max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S
     """Most seconds that waits of the worker for its own machine add to `attempt_timeout_s`."""
     max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S
+    logged_response_bytes: int = response_body.MAX_BYTES
+    """Most bytes of the body of the response to a failed attempt that the attempts topic keeps. 0: none."""
     max_connections: int = 0
     """Most open connections of one worker. 0: half of the files that the process may open."""
     report_accepting_every_s: float = 0.0

@@ -32,28 +32,34 @@ _CREDENTIAL = re.compile(
 a URL with a password. For a value in lower case. Repetitions are bounded, so that no value takes quadratic time."""
 
 
-class AttemptWithHeaders(Attempt):
-    """A failed attempt, with headers of its response.
+class AttemptWithResponse(Attempt):
+    """A failed attempt, with headers of its response and the beginning of its body, without credentials.
 
-    The headers are no element of the tuple. So the bytes of the retry lane never have them: an older version refuses a longer
-    tuple there.
+    Both are no elements of the tuple. So the bytes of the retry lane never have them: an older version refuses a longer tuple
+    there.
     """
 
     headers: Mapping[str, str] = MappingProxyType({})
+    body: str = ""
 
 
-def attach(attempt: Attempt, headers: Mapping[str, str]) -> Attempt:
-    """Return the attempt with headers of its response. Without headers, return the attempt itself."""
-    if not headers:
+def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Attempt:
+    """Return the attempt with headers and body of its response. Without both, return the attempt itself."""
+    if not headers and not body:
         return attempt
-    made = AttemptWithHeaders(*attempt)
-    made.headers = headers
+    made = AttemptWithResponse(*attempt)
+    made.headers, made.body = headers, body
     return made
 
 
 def of(attempt: Attempt) -> dict[str, str]:
     """Return the headers that an attempt keeps. An attempt of an earlier lane or lease keeps none."""
     return dict(getattr(attempt, "headers", ()))
+
+
+def body_of(attempt: Attempt) -> str:
+    """Return the body that an attempt keeps (response_body.py). Empty: the attempt keeps none, or is of an earlier lane."""
+    return getattr(attempt, "body", "")
 
 
 def kept(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

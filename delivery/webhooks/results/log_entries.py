@@ -86,6 +86,9 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
     """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
+    response: str | UnsetType = UNSET
+    """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
+    `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
@@ -173,6 +176,9 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
     """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
+    response: str | UnsetType = UNSET
+    """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
+    `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):

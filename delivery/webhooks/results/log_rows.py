@@ -65,6 +65,7 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
             detail=attempt.detail,
             retry_after_s=attempt.retry_after_s,
             response_headers=UNSET if attempt.error_class is None else response_headers.of(attempt) or UNSET,
+            response=UNSET if attempt.error_class is None else response_headers.body_of(attempt) or UNSET,
         )
 
 
@@ -102,6 +103,7 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
             detail=attempt.detail,
             retry_after_s=attempt.retry_after_s,
             response_headers=UNSET if attempt.error_class is None else response_headers.of(attempt) or UNSET,
+            response=UNSET if attempt.error_class is None else response_headers.body_of(attempt) or UNSET,
         )
 
 

@@ -40,6 +40,15 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
     )
 
 
+def secrets(endpoint: Endpoint) -> Iterator[str]:
+    """Yield the texts of an endpoint's requests that no log may show: values of its own headers, and its credentials."""
+    yield from (value for _, value in endpoint.headers)
+    if endpoint.auth.secret is not None:
+        yield endpoint.auth.secret.reveal().decode(errors="replace")
+        if endpoint.auth.kind is AuthKind.BASIC:
+            yield dict(_auth_headers(endpoint.auth))["authorization"].removeprefix("Basic ")
+
+
 def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_guard: guard.Guard) -> Target:
     """Return the target of the request that asks a receiver for permission; raise as `prepare` does.
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from delivery import errors
 from delivery.model import Attempt, Endpoint, EndpointId, Sendable
 from delivery.webhooks.http import guard, origin, transport
-from delivery.webhooks.policy import error_classes, response_headers, retry_after, retry_reasons
+from delivery.webhooks.policy import error_classes, response_body, response_headers, retry_after, retry_reasons
 from delivery.webhooks.scheduling import endpoint_clock
 from delivery.webhooks.sending import oauth, request, signing
 
@@ -41,6 +41,7 @@ class Sender:
         clock: Callable[[], float],
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
         max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S,
+        logged_response_bytes: int = response_body.MAX_BYTES,
     ) -> None:
         self._network = network
         self._guard = address_guard
@@ -48,6 +49,7 @@ class Sender:
         self._clock = clock
         self._endpoint_time = endpoint_time
         self._max_retry_after_s = max_retry_after_s
+        self._logged_response_bytes = logged_response_bytes
         self._targets: dict[EndpointId, origin.Target] = {}
         self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, endpoint_time=endpoint_time)
 
@@ -61,7 +63,7 @@ class Sender:
         status: int | None = None
         retry_after_s: float | None = None
         response, detail = b"", ""
-        kept: dict[str, str] | None = None
+        kept: tuple[dict[str, str], str] | None = None
         error_class: str | None
         try:
             to = self._target(delivery.endpoint)
@@ -88,7 +90,7 @@ class Sender:
             error_class = error_classes.error_class_of(status)
             if error_class is not None:
                 retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
-                kept = response_headers.kept(answer.headers)
+                kept = response_headers.kept(answer.headers), self._kept_body(answer, delivery.endpoint)
         made = Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),
@@ -99,7 +101,7 @@ class Sender:
             response=response,
             retry_after_s=retry_after_s,
         )
-        return made if kept is None else response_headers.attach(made, kept)
+        return made if kept is None else response_headers.attach(made, *kept)
 
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
@@ -113,6 +115,9 @@ class Sender:
             if newer is not None:
                 answer = await self._network.post(to, headers + newer, body, deadline - self._endpoint_time())
         return answer
+
+    def _kept_body(self, answer: transport.Response, endpoint: Endpoint) -> str:
+        return response_body.kept(answer.body, answer.headers, request.secrets(endpoint), self._logged_response_bytes)
 
     def _target(self, endpoint: Endpoint) -> origin.Target:
         known = self._targets.get(endpoint.endpoint_id)

@@ -77,6 +77,9 @@ class Attempt(described.DescribedModel):
     response_headers: dict[str, str]
     """Harmless headers of the response to a failed attempt, by name in lower case, at most 1 KiB. Values that look like
     credentials are `***`."""
+    response: str
+    """The beginning of the response to a failed attempt, as text, at most 1 KiB. Secrets of the endpoint and texts that look
+    like credentials are `***`. Empty: no response arrived, it had no body, or the operator keeps none."""
 
 
 class Attempts(described.DescribedModel):
@@ -131,6 +134,7 @@ def _shown(row: AttemptRow, place: cursor.AttemptPosition) -> Attempt:
         error_class=disclosure.word(row.error_class),
         detail=row.detail,
         response_headers=row.response_headers or {},
+        response=row.response or "",
     )
 
 

@@ -18,6 +18,7 @@ import orjson
 
 from delivery import errors
 from delivery.model import OutcomeKind, SkipReason
+from delivery.webhooks.policy import response_body
 from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.results.log_entries import Attempted, BatchEntry, Entry, RedrivenEntry, Unattempted
@@ -91,6 +92,8 @@ class AttemptRow(NamedTuple):
     offset: int | None = None
     response_headers: dict[str, str] | None = None
     """Headers of the response to a failed attempt. None: the attempt kept none."""
+    response: str | None = None
+    """Beginning of the body of that response, without credentials. None: the attempt kept none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +205,7 @@ def _attempt_row(entry: Attempted | Unattempted, endpoint_id: str, customer_id: 
         partition=None if event is None else event.partition,
         offset=None if event is None else event.offset,
         response_headers=None if attempt is None else _headers(attempt),
+        response=None if attempt is None else _body(attempt),
     )
 
 
@@ -254,6 +258,11 @@ def _text(value: str) -> str:
 def _headers(attempt: Attempted) -> dict[str, str] | None:
     """Return the headers that a record keeps, in texts that Postgres can store."""
     return {_text(name): _text(value) for name, value in (attempt.response_headers or {}).items()} or None
+
+
+def _body(attempt: Attempted) -> str | None:
+    """Return the body that a record keeps, in a text that Postgres can store."""
+    return (attempt.response or "")[: response_body.MAX_BYTES].replace("\0", "\ufffd") or None
 
 
 def _moment(epoch_ms: float) -> dt.datetime:

@@ -23,7 +23,7 @@ def served(postgres):
             archive.outcome(customer="acme", endpoint=f"ep{n % 2}", event_type=f"order.t{n}", event_id=f"e{n}", at=after(n))
             for n in range(5)
         ]
-        failed = response_headers.attach(outcomes[4].attempts[0], {"server": "nginx\0", "retry-after": "5"})
+        failed = response_headers.attach(outcomes[4].attempts[0], {"server": "nginx\0", "retry-after": "5"}, "away\0")
         outcomes[4] = outcomes[4]._replace(attempts=(failed,))
         others = archive.outcome(customer="other", endpoint="ep9", event_id="theirs")
         with made.registry() as opened:
@@ -68,4 +68,6 @@ def test_an_attempt_has_its_result_for_its_customer_only(acme, other):
     assert (newest["status"], newest["error_class"], newest["attempt"], newest["events"]) == (500, "server_error", 1, 1)
     assert newest["response_headers"] == {"server": "nginx\ufffd", "retry-after": "5"}
     assert events(other.get("/v1/attempts")) == ["theirs"]
-    assert other.get("/v1/attempts").json["items"][0]["response_headers"] == {}
+    assert newest["response"] == "away\ufffd"
+    theirs = other.get("/v1/attempts").json["items"][0]
+    assert (theirs["response_headers"], theirs["response"]) == ({}, "")

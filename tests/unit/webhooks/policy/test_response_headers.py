@@ -55,7 +55,9 @@ def test_any_headers_are_kept_within_the_bounds(headers):
 
 
 def test_headers_are_no_part_of_the_tuple():
-    made = response_headers.attach(ATTEMPT, {"server": "nginx"})
+    made = response_headers.attach(ATTEMPT, {"server": "nginx"}, "away")
+    assert response_headers.body_of(made) == "away"
+    assert response_headers.body_of(ATTEMPT) == ""
     assert (made, len(made), response_headers.of(made)) == (ATTEMPT, len(ATTEMPT), {"server": "nginx"})
     assert response_headers.of(ATTEMPT) == response_headers.of(response_headers.attach(ATTEMPT, {})) == {}
     assert response_headers.of(made._replace(response=b"")) == {}

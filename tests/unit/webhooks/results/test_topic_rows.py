@@ -105,6 +105,17 @@ def test_a_failed_attempt_has_its_headers_in_both_topics():
     assert row["entries"][0]["response_headers"] == {"server": "nginx"}
 
 
+def test_a_failed_attempt_has_the_body_of_its_response_in_the_log():
+    failed = response_headers.attach(attempt(1, "server_error"), {}, "no: ***")
+    accepted = attempt(2, None)
+    [(_, _, row)] = written(outcomes=[Outcome(builders.delivery(), OutcomeKind.DELIVERED, (failed, accepted))])
+    assert [entry.get("response", "left out") for entry in row["entries"]] == ["no: ***", "left out"]
+    batch = archive.batch_outcome()
+    batch = batch._replace(outcome=batch.outcome._replace(attempts=(failed,)))
+    (_, _, row), *_ = written(batches=[batch])
+    assert row["entries"][0]["response"] == "no: ***"
+
+
 def test_a_dead_letter_counts_its_omitted_attempts():
     """A retry entry keeps the last ten attempts. A dead letter did not say that there were more."""
     kept, last = tuple(attempt(number, "timeout") for number in range(5, 15)), (attempt(15, "timeout"),)

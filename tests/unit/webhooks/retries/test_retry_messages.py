@@ -70,10 +70,10 @@ def test_a_record_of_the_topic_is_read_as_it_was_written(message):
     assert retry_messages.message(retry_messages.encoded(message)) == message
 
 
-def test_headers_of_responses_are_not_in_the_bytes_of_the_lane():
+def test_headers_and_bodies_of_responses_are_not_in_the_bytes_of_the_lane():
     """An older version refuses an attempt with more elements."""
     plain = failed_attempt()
-    with_headers = response_headers.attach(plain, {"server": "nginx"})
+    with_headers = response_headers.attach(plain, {"server": "nginx"}, "nginx is away")
     for attempts in ((plain,), (with_headers,)):
         outcome = Outcome(builders.delivery(), OutcomeKind.POSTPONED, attempts, "server_error", AGAIN)
         made = retry_messages.Postponed(

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from delivery import errors
-from delivery.model import SigningKey
+from delivery.model import Auth, AuthKind, SigningKey
+from delivery.secret import Secret
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.policy import response_headers
 from delivery.webhooks.sending import sender
@@ -96,3 +97,28 @@ def test_a_failed_attempt_keeps_harmless_headers(status, kept):
     headers = [(b"Server", b"nginx"), (b"Set-Cookie", b"session=hunter2")]
     made, _, _ = attempt(transport.Response(status=status, headers=headers, body=b""))
     assert response_headers.of(made) == kept
+
+
+AUTHS = [
+    Auth(kind=AuthKind.BEARER, secret=Secret(b"hunter2")),
+    Auth(kind=AuthKind.API_KEY, header="x-mine", secret=Secret(b"hunter2")),
+    Auth(kind=AuthKind.BASIC, username="ann", secret=Secret(b"hunter2")),
+]
+
+
+@pytest.mark.parametrize("auth", AUTHS, ids=[auth.kind for auth in AUTHS])
+def test_a_failed_attempt_keeps_the_body_without_what_it_sent(auth):
+    endpoint = builders.endpoint(auth=auth, headers=(("x-team", "logistics"),))
+    echo = b"no: hunter2, YW5uOmh1bnRlcjI=, logistics"
+    made, _, _ = attempt(transport.Response(status=500, headers=[], body=echo), endpoint=endpoint)
+    encoded = "***" if auth.kind is AuthKind.BASIC else "YW5uOmh1bnRlcjI="
+    assert response_headers.body_of(made) == f"no: ***, {encoded}, ***"
+    accepted, _, _ = attempt(transport.Response(status=200, headers=[], body=echo), endpoint=endpoint)
+    assert response_headers.body_of(accepted) == ""
+
+
+def test_no_body_is_kept_without_bytes_for_it():
+    answers = fakes.FakeTransport(transport.Response(status=500, headers=[], body=b"no"))
+    using = sender.Sender(answers, guard.Guard(), timeout_s=2.0, clock=fakes.Clock(), logged_response_bytes=0)
+    made = asyncio.run(using.attempt(builders.delivery(), 1))
+    assert (response_headers.body_of(made), made.response) == ("", b"no")
