@@ -33,7 +33,7 @@ ATTEMPT: dict[str, Any] = _EVENT | {
     "error_class": "server_error",
     "detail": "503 Service Unavailable",
     "response_headers": {"retry-after": "120"},
-    "response": "{\"error\": \"the database is away\"}",
+    "response": '{"error": "the database is away"}',
 }
 DELIVERY: dict[str, Any] = _EVENT | {
     "status": "waiting",
