@@ -124,11 +124,8 @@ def _expiry(text: str) -> dt.datetime | None:
     """Return a future moment from a duration from now, or from a date or time; None for `never`."""
     if text == NEVER:
         return None
-    now = dt.datetime.now(dt.UTC)
-    after = times.duration(text)
-    if after is not None:
-        return now + after
-    moment = dt.datetime.fromtimestamp(times.moment_ms("--expires", text, now_ms=round(time.time() * 1000)) / 1000, dt.UTC)
-    if moment <= now:
-        raise errors.SettingsError(f"--expires must be in the future, and {text} has passed: no key was created")
-    return moment
+    now_ms = round(time.time() * 1000)
+    moment_ms = times.moment_ms("--expires", text, now_ms=now_ms, is_ahead=True)
+    if moment_ms <= now_ms:
+        raise errors.SettingsError(f"--expires must be in the future, and {text} is not: no key was created")
+    return dt.datetime.fromtimestamp(moment_ms / 1000, dt.UTC)

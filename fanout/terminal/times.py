@@ -10,6 +10,8 @@ import re
 
 from delivery import errors
 
+LAST_MS = 253_402_300_799_000
+"""Last second of the year 9999, in milliseconds since the epoch."""
 _DURATION = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -28,22 +30,28 @@ def seconds(option: str, text: str) -> float:
     return read.total_seconds()
 
 
-def moment_ms(option: str, text: str, *, now_ms: int) -> int:
+def moment_ms(option: str, text: str, *, now_ms: int, is_ahead: bool = False) -> int:
     """Return a moment in milliseconds since the epoch.
 
-    `text` is a duration before `now_ms`, such as `24h`, or an ISO 8601 date or time, in UTC unless it names a zone. Raise
-    SettingsError, which names the option, for another text.
+    `text` is a duration, such as `24h`, or an ISO 8601 date or time, in UTC unless it names a zone. A duration is counted
+    back from `now_ms`, or ahead with `is_ahead`. Raise SettingsError, which names the option, for another text, and for a
+    moment outside of the years 1970 to 9999.
     """
-    ago = duration(text)
-    if ago is not None:
-        return now_ms - round(ago.total_seconds() * 1000)
+    span = duration(text)
     try:
-        moment = dt.datetime.fromisoformat(text)
+        if span is None:
+            moment = dt.datetime.fromisoformat(text)
+            moment_ms = round((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
+        else:
+            moment_ms = now_ms + round(span.total_seconds() * 1000) * (1 if is_ahead else -1)
     except ValueError:
+        distance = "from now" if is_ahead else "ago"
         raise errors.SettingsError(
-            f"{option} must be a time ago, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither"
+            f"{option} must be a time {distance}, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither"
         ) from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000)
+    if not 0 <= moment_ms <= LAST_MS:
+        raise errors.SettingsError(f"{option} must be a moment of the years 1970 to 9999; {text!r} is not")
+    return moment_ms
 
 
 def shown(epoch_ms: int) -> str:

@@ -5,7 +5,6 @@ import itertools
 import orjson
 import pytest
 
-from delivery import errors
 from delivery.model import CustomerId, DeliveryMode, LeaveReason, Outcome, OutcomeKind
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
@@ -15,7 +14,6 @@ from delivery.webhooks.sending import batch_payload, payload
 from fanout.kafka.places import Place
 from fanout.redrive import redrive_plan
 from fanout.redrive.selection import Selection
-from fanout.terminal import times
 from tests.support import builders
 from tests.unit.fanout.reconcile.test_ledger import TOPICS, attempt, batch
 
@@ -106,26 +104,6 @@ def test_a_dead_letter_gives_back_its_event_and_its_history():
 )
 def test_a_dead_letter_is_selected_if_it_meets_all_conditions(asked, is_meant):
     assert Selection(**asked).matches(letter()) is is_meant
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("90m", NOW_MS - 90 * 60_000),
-        ("7d", NOW_MS - 7 * 86_400_000),
-        ("2027-01-15T08:00:00Z", 1_800_000_000_000),
-        ("2027-01-15T08:00", 1_800_000_000_000),
-        ("2027-01-15T10:00+02:00", 1_800_000_000_000),
-    ],
-)
-def test_a_time_is_a_duration_ago_or_a_moment(typed, expected):
-    assert times.moment_ms("--since", typed, now_ms=NOW_MS) == expected
-
-
-@pytest.mark.parametrize("typed", ["", "yesterday", "24", "-1h", "1w"])
-def test_an_invalid_time_is_refused_with_its_option(typed):
-    with pytest.raises(errors.SettingsError, match="--since"):
-        times.moment_ms("--since", typed, now_ms=NOW_MS)
 
 
 def test_a_redriven_event_keeps_webhook_id_payload_and_attempts():
