@@ -1,4 +1,4 @@
-"""HTTP/1.1 to endpoints.
+"""Send HTTP/1.1 requests to endpoints.
 
 In: a target, headers and a body. Out: a bounded response, or an error of `delivery.errors`. Addresses inside our own network
 are refused. Runs in the executors, and in the API and the commands for test events and handshakes. `guard` also runs on the

@@ -1,4 +1,4 @@
-"""Keep connections open between requests, within one bound for all, and share a connection by equal origins only.
+"""Keep a bounded number of connections open between requests. Only requests with equal origins share a connection.
 
 Runs in the event loop of a worker, of the API or of a command. The only module that uses aiohttp's internal interfaces, for
 which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. Its own pool is not used:
@@ -81,7 +81,7 @@ class Connection(http_connection.Connection):
     idle_since: float
     """When the connection was last released, by the event loop's clock."""
     on_closed: Callable[[Connection], None] | None = None
-    """Function that is called once, when the file descriptor is released."""
+    """Function that is called once, when the file descriptor is released. None until the pool counts the connection."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -89,7 +89,7 @@ class Connection(http_connection.Connection):
         _opening.get().step = "in the TLS handshake"
 
     def phase(self) -> str:
-        """Return what the exchange waits for now, for the text of a failure."""
+        """Return what the exchange waits for now, for the text of a failure, such as "while sending the request"."""
         if self.has_received:
             return "inside the head of the answer"
         if self.transport is not None and self.transport.get_write_buffer_size():
@@ -156,7 +156,7 @@ class ConnectionPool:
         self._expiry: asyncio.TimerHandle | None = None
 
     def acquire(self, origin: Origin) -> Connection | None:
-        """Take an idle connection of `origin` from the pool and return it. None: there is none, and the caller calls `open`."""
+        """Take an idle connection of `origin` from the pool and return it. None: none is idle, so the caller calls `open`."""
         while idle := self._idle.get(origin):
             connection = self._remove_idle(idle, -1)
             if connection.is_connected():
@@ -165,9 +165,9 @@ class ConnectionPool:
         return None
 
     async def open(self, origin: Origin, deadline: exchange_deadlines.Deadline) -> Connection:
-        """Wait until the pool may open one more connection, open it to `origin`, and return it.
+        """Wait until the pool may open one more connection, open a connection to `origin`, and return it.
 
-        Raise AttemptFailed, OSError or a ClientError of aiohttp.
+        Raise AttemptFailed at `deadline`, or OSError or a ClientError of aiohttp if the connection fails.
         """
         opening = _Opening(asyncio.timeout(None))
         _opening.set(opening)
@@ -202,9 +202,9 @@ class ConnectionPool:
             raise
 
     def release(self, connection: Connection) -> None:
-        """Keep `connection` idle for the next request of its origin.
+        """Keep `connection` idle for the next request to its origin.
 
-        Close the connection instead if it cannot be reused, or if any request waits to open one: the bound counts idle
+        Close it instead if it cannot be reused, or if any request waits to open a connection: the pool's bound counts idle
         connections too.
         """
         if connection.should_close or self._waiting:

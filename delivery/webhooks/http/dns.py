@@ -1,4 +1,4 @@
-"""Look up host names in threads of our own.
+"""Look up host names in a thread pool of this process.
 
 Runs in the event loop of a worker, of the API or of a command. The event loop's own `getaddrinfo` shares four threads of libuv:
 four names with unresponsive servers would block all other names. The system's resolver returns no TTL, so the connector caches
@@ -15,7 +15,7 @@ import socket
 from aiohttp import abc
 
 MAX_LOOKUPS = 64
-"""Most look-ups at once. One takes a thread until the system's resolver gives up an unresponsive server (10 s by default)."""
+"""Most look-ups at once. Each takes a thread, until the system's resolver gives up an unresponsive server (10 s by default)."""
 DNS_TTL_S = 30
 """Seconds for which the addresses of a found name are cached."""
 
@@ -29,7 +29,10 @@ class Resolver(abc.AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[abc.ResolveResult]:
-        """Return the addresses of `host`; raise OSError if none is found. The guard checks each when a socket is created."""
+        """Return the addresses of `host`; raise OSError if none is found.
+
+        The addresses are not checked here: the guard checks each address when its socket is created.
+        """
         ask = functools.partial(
             socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
@@ -47,5 +50,5 @@ class Resolver(abc.AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Start no further look-ups. Look-ups in progress end by themselves."""
+        """Cancel look-ups that have not started, and return at once. Look-ups in progress end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)

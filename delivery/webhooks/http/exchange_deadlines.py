@@ -28,7 +28,7 @@ class Expiring(Protocol):
     """An exchange that has a deadline. Compared by identity."""
 
     def phase(self) -> str:
-        """Return what the exchange waits for now, for the text of a failure."""
+        """Return what the exchange waits for now, for the text of a failure, such as "while sending the request"."""
 
     def expire(self, failure: errors.AttemptFailed) -> None:
         """End the exchange with `failure`."""
@@ -37,7 +37,8 @@ class Expiring(Protocol):
 class Deadlines:
     """Expire exchanges at their deadlines. One timer serves all exchanges: a timer each would be a tenth of a request's cost.
 
-    `endpoint_time` returns the time by the endpoint clock, which slows down while this process waits for its own machine.
+    Created inside the event loop that uses it. `endpoint_time` returns the time by the endpoint clock, in seconds. That clock
+    slows down while this process waits for its own machine.
     """
 
     def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:
@@ -50,11 +51,11 @@ class Deadlines:
         self._has_skipped = False
 
     def within(self, timeout_s: float) -> Deadline:
-        """Return the deadlines of an exchange that begins now and may take `timeout_s`."""
+        """Return the deadlines of an exchange that begins now and may take `timeout_s` seconds."""
         return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """From now on, expire `exchange` at the earlier one of its deadlines, until `end` is called."""
+        """Expire `exchange` at the earlier of its two deadlines, unless `end` is called before."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()

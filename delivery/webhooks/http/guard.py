@@ -51,7 +51,8 @@ EMBEDDING = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4: the IPv4 address follows the prefix
 )
-"""IPv6 networks that embed an IPv4 address, and the number of bits to the right of it. The embedded address is checked."""
+"""IPv6 networks whose addresses contain an IPv4 address, each with the number of bits behind the IPv4 address. The guard checks
+the IPv4 address."""
 
 INTERNAL_NAMES = frozenset(
     {"localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private", "svc", "arpa", "onion"}
@@ -65,7 +66,7 @@ MAX_HEADERS = 32
 MAX_HEADER_NAME_CHARS = 128
 MAX_HEADER_VALUE_CHARS = 4096
 _FRAMING = ("transfer-encoding", "trailer", "te", "expect")
-"""Headers that say where a body ends. A customer's value, like a length of its own (`content-`), could truncate the body."""
+"""Headers that say where a body ends. With a value of the customer's, the receiver could read a part of the body only."""
 _HOP_BY_HOP = ("connection", "keep-alive", "upgrade", "via", "host")
 """Headers about the connection (RFC 9110, section 7.6.1), and the host of the request."""
 _OURS = ("accept", "accept-encoding", "user-agent", "cookie", "range")
@@ -87,7 +88,7 @@ _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """The rules for addresses, with exceptions for development. Plain values, so that a guard can be sent to the executors."""
+    """The rules for URLs and addresses, with exceptions for development. Has plain values, so that it can be pickled."""
 
     allow_networks: tuple[str, ...] = ()
     """CIDR networks that may be reached although they are not public."""
@@ -111,7 +112,7 @@ class Guard:
         All refused addresses get the same text, so that the text does not help a port scan.
         """
         if len(url) > MAX_URL_CHARS:
-            raise errors.TargetRefused("url", f"is longer than {MAX_URL_CHARS} characters")
+            raise errors.TargetRefused("url", f"has {len(url)} characters; at most {MAX_URL_CHARS} are accepted: shorten it")
         if not (url.isascii() and url.isprintable() and _NOT_IN_URLS.isdisjoint(url)):
             raise errors.TargetRefused("url", "holds a character that no URL has; write it percent-encoded")
         scheme, _, rest = url.partition("://")
@@ -121,16 +122,16 @@ class Guard:
         if not authority:
             raise errors.TargetRefused("url", "has no host: write https://host/path")
         if "@" in authority:
-            raise errors.TargetRefused("url", "must not hold a user name or password; use auth")
+            raise errors.TargetRefused("url", "contains a user name or password: remove it, and use auth")
         if "#" in url:
-            raise errors.TargetRefused("url", "must not have a fragment: remove # and what follows")
+            raise errors.TargetRefused("url", "has a fragment: remove # and what follows")
         parts = _AUTHORITY.fullmatch(authority)
         if parts is None:
             raise errors.TargetRefused("url", "is not a URL: write https://host/path")
         port = int(parts["port"] or _DEFAULT_PORTS[scheme.lower()])
         if not 0 < port <= MAX_PORT or (self.allow_ports and port not in self.allow_ports):
             raise errors.TargetRefused(
-                "url", f"the port must be one of {', '.join(map(str, self.allow_ports)) or '1 to 65535'}"
+                "url", f"has port {port}: use one of {', '.join(map(str, self.allow_ports)) or '1 to 65535'}"
             )
         if not self._is_host_allowed((parts["v6"] or parts["name"]).lower()):
             raise errors.TargetRefused("url", _NOT_ALLOWED)
@@ -188,18 +189,22 @@ class BlockedSocket(OSError):
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raise TargetRefused if a customer must not set a header. The message never quotes a value, which may be a secret."""
+    """Raise TargetRefused if a customer must not set one of `headers`, names to values, for an endpoint.
+
+    The message never quotes a value, which may be a secret.
+    """
     if len(headers) > MAX_HEADERS:
-        raise errors.TargetRefused("headers", f"are more than {MAX_HEADERS}, the maximum")
+        raise errors.TargetRefused("headers", f"has {len(headers)} headers; at most {MAX_HEADERS} are accepted: leave some out")
     for name, value in headers.items():
         path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
         lowered = name.lower().replace("_", "-")  # as CGI and similar interfaces read it: Content_Length becomes CONTENT_LENGTH
         if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
-            raise errors.TargetRefused(path, "is no name of a header: letters, digits and `-`, without spaces")
+            raise errors.TargetRefused(path, "is no valid name of a header: use letters, digits and `-`, without spaces")
         if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):
             raise errors.TargetRefused(path, "is set by the platform or by HTTP itself: leave it out")
         if len(value) > MAX_HEADER_VALUE_CHARS:
-            raise errors.TargetRefused(path, f"its value is longer than {MAX_HEADER_VALUE_CHARS} characters")
+            problem = f"its value has {len(value)} characters; at most {MAX_HEADER_VALUE_CHARS} are accepted: shorten it"
+            raise errors.TargetRefused(path, problem)
         if not value or not (value.isascii() and value.isprintable()) or value != value.strip():
             raise errors.TargetRefused(path, "its value must be printable ASCII, not empty, without spaces at its ends")
 

@@ -13,8 +13,7 @@ import httptools
 from delivery import errors
 
 MAX_RESPONSE_BYTES = 16 * 1024
-"""Most bytes of a response's body that are kept. Of a longer response the beginning counts. Its connection is closed instead of
-drained."""
+"""Most bytes of a response's body that are kept. The rest is not read, and the connection is closed."""
 MAX_HEADERS = 128
 """Most headers of a response, trailers included."""
 MAX_ANSWER_BYTES = 128 * 1024
@@ -57,9 +56,10 @@ class Connection(asyncio.Protocol):
         self.body = bytearray()
 
     def send(self, request: bytes) -> asyncio.Future[None]:
-        """Write a request; return a future that is done when its response is complete, cut or failed.
+        """Write a request; return a future that is done when the response is complete, is cut at a bound, or fails.
 
-        The response is in `status`, `headers` and `kept_body`. Without a status the future has the failure as its exception.
+        Then the response is in `status`, `headers` and `kept_body`. If the exchange fails before a status has arrived, the
+        future has the failure as its exception.
         """
         self._answer = answer = self._loop.create_future()
         self._received, self._has_status, self.has_received = 0, False, False
@@ -71,9 +71,9 @@ class Connection(asyncio.Protocol):
         return answer
 
     def end(self, failure: Exception) -> None:
-        """End the future of `send`, and let the connection be closed afterwards.
+        """End the future of `send`, and mark the connection as unusable for a further request.
 
-        If a status has arrived, this is the endpoint's response, and `failure` is ignored. Otherwise the future fails with it.
+        If a status has arrived, the response so far counts, and `failure` is ignored. Otherwise the future gets `failure`.
         """
         self.should_close = True
         answer, self._answer = self._answer, None

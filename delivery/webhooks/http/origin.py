@@ -1,4 +1,4 @@
-"""The origin of a connection, by which connections are shared, and the target of an endpoint's requests."""
+"""Define the origin, which decides which requests may share a connection, and the target of an endpoint's requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from delivery.model import Auth, Endpoint
 
 
 class Origin(NamedTuple):
-    """The server, the customer and the TLS context of a connection. Requests with equal origins may share connections."""
+    """The server, the customer and the TLS context of a connection. Only requests with equal origins share a connection."""
 
     url: str
     """Scheme, host and port."""
     customer_id: str
-    """The only customer whose requests the connection carries, so that a late response never reaches another customer."""
+    """Customer of the requests. Customers share no connection, so a late response never reaches another customer."""
     tls: ssl.SSLContext | None
     """The endpoint's TLS context. None: plain http."""
 
@@ -33,7 +33,7 @@ class Target:
     """Request line and all headers that do not depend on the delivery. Ends with CRLF, without the empty line."""
     endpoint: Endpoint
     grant: Grant | None = None
-    """The token request whose answer completes `head` for each delivery. None if `head` is complete."""
+    """Request for the access token that is added to `head` for each delivery. None: the endpoint needs no such token."""
 
     def __repr__(self) -> str:
         # `head` contains the endpoint's credentials.
@@ -47,5 +47,6 @@ class Grant:
     auth: Auth
     """The endpoint's settings for the token. Endpoints with equal settings share a token."""
     to: Target
-    """The token server."""
+    """Target of the request: the token server."""
     body: bytes
+    """Body of the request: grant type and scopes. The client secret is in a header, in `to.head`."""

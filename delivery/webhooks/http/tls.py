@@ -1,7 +1,7 @@
-"""Create the TLS context of an endpoint: its trusted authorities and our client certificate.
+"""Create the TLS context for connections to an endpoint: the authorities to trust, and the client certificate to show.
 
-The registration of an endpoint creates the context to check the customer's settings. Chain and host name are always verified.
-Connections with the same context may be shared, so different settings never get the same context.
+Runs in the executors, and where an endpoint is registered, to check the customer's settings. Chain and host name are always
+verified. Connections with the same context may be shared, so different settings never get the same context.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 @functools.lru_cache(maxsize=MAX_CONTEXTS)
 def context(settings: Tls | None) -> ssl.SSLContext:
-    """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid. None: the defaults.
+    """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid.
 
-    Equal settings get the same object. aiohttp and our pool compare connections by this object. So a connection is used only
-    with the settings with which it was made.
+    `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object.
+    aiohttp and ConnectionPool compare connections by this object, so a connection is used only with equal settings.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -38,7 +38,7 @@ def context(settings: Tls | None) -> ssl.SSLContext:
         try:
             made.load_verify_locations(cadata=settings.authorities)
         except (ssl.SSLError, TypeError, ValueError):
-            raise errors.TargetRefused("tls.authorities", "must be certificates in PEM") from None
+            raise errors.TargetRefused("tls.authorities", "has no readable certificates: write them in PEM") from None
     if settings is not None and settings.certificate is not None:
         _present(made, settings)
     return made
@@ -73,8 +73,8 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
             os.close(certificate)
     except (OSError, ValueError):  # ssl.SSLError is an OSError
         problem = (
-            f"client certificate and private key must be PEM of at most {MAX_PEM_BYTES // 1024} KiB each, belong together, and "
-            "the key must not be encrypted"
+            f"the client certificate cannot be used: certificate and key must be PEM of at most {MAX_PEM_BYTES // 1024} KiB "
+            "each, belong together, and the key must not be encrypted"
         )
         raise errors.TargetRefused("tls", problem) from None  # the cause could quote them
 

@@ -1,4 +1,4 @@
-"""Post bytes to an endpoint; return a bounded response within a bounded time. Use an idle connection if there is one.
+"""Send requests to endpoints. Each response is bounded in size and in time. Idle connections are used again.
 
 Runs in the event loop of a worker, of the API or of a command. Failures are raised as classes of `delivery.errors`.
 """
@@ -27,7 +27,7 @@ _NO_ADDRESS = "the host name leads to no address that is allowed"
 
 
 class Response(NamedTuple):
-    """The response of an endpoint. A named tuple, because one is made per request and a named tuple is the fastest."""
+    """The response of an endpoint. A named tuple, the fastest type to create, because each request creates a Response."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]

@@ -45,18 +45,18 @@ class _Due(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """The segments and the results of some records."""
+    """The segments and the results of some records. A segment has events that are due, a result is a skip or a rejection."""
 
     rows: list[Row] = field(default_factory=list)
     results: Results = field(default_factory=Results)
 
 
 class Collector:
-    """Collect the records of one Spark partition of a micro-batch. Used once.
+    """Collect the due events of one Spark partition of a micro-batch into segments. Used once.
 
     Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment, or its partition is
-    paused (`Intake`). No arrival is later than `now_ms`. Events of an endpoint whose `max_wait_s` is at most
-    `immediate_flush_s` are marked for immediate flush.
+    paused (`Intake`). An event that arrived after `now_ms`, by its producer's clock, counts as arrived at `now_ms`. Events of
+    an endpoint whose `max_wait_s` is at most `immediate_flush_s` are marked to be sent without a wait (Mark.IMMEDIATE).
     """
 
     def __init__(

@@ -54,7 +54,10 @@ class BatchLane:
         self._unsettled_bytes = 0
 
     async def submit(self, written: Iterable[bytes]) -> Results:
-        """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results so far."""
+        """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results so far.
+
+        Waits while bodies of more than MAX_UNSETTLED_BYTES have no result.
+        """
         since_io = 0
         for encoded in written:
             batch = segment.decoded_batch(encoded)
@@ -93,21 +96,21 @@ class BatchLane:
         """Send the events at `places` of a batch in one request; or skip these events for `reason`, or defer them."""
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
-        through = revalidation.subscription_ids(batch, places)
+        subscription_ids = revalidation.subscription_ids(batch, places)
         if self._ended_before:
             due = [
-                (event, name)
-                for event, name in zip(events, through, strict=True)
-                if completed_work.key_of_packed(event, name) not in self._ended_before
+                (event, subscription_id)
+                for event, subscription_id in zip(events, subscription_ids, strict=True)
+                if completed_work.key_of_packed(event, subscription_id) not in self._ended_before
             ]
             if not due:
                 return
-            events, through = [event for event, _ in due], [name for _, name in due]
+            events, subscription_ids = [event for event, _ in due], [subscription_id for _, subscription_id in due]
         # A deleted endpoint is known by its ids only, which the attempts topic needs.
         to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
-        delivery = BatchDelivery(to, "", b"", b"", b"", events, through, batch.reason)
+        delivery = BatchDelivery(to, "", b"", b"", b"", events, subscription_ids, batch.reason)
         try:
-            delivery = delivery._replace(webhook_id=batch_payload.webhook_id(batch.endpoint_id, events, through))
+            delivery = delivery._replace(webhook_id=batch_payload.webhook_id(batch.endpoint_id, events, subscription_ids))
             if reason is not None:
                 self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)))
                 return

@@ -1,4 +1,7 @@
-"""Parse, route and deliver Kafka records: the direct lane without Spark. Runs in the event loop of a worker."""
+"""Parse Kafka records, find the subscriptions that match, and deliver. The direct and the real-time lane use this code.
+
+Runs in the event loop of a worker. Does not know Spark.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload
 
 RECORDS_BETWEEN_IO = 32
-"""Records after which the lane yields to the event loop. Parsing so many takes about a millisecond, while responses wait."""
+"""Number of records after which the lane yields to the event loop. Parsing them takes about a millisecond, in which responses
+wait to be read."""
 
 
 class _Due(NamedTuple):

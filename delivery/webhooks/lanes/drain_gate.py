@@ -1,6 +1,6 @@
-"""Let the attempts in flight of a task end, and begin no other.
+"""Let a failing task's attempts in flight end, and begin no other attempt of the task.
 
-A task that fails closes its gate, so that sent requests end and their results are recorded. Runs in the event loop of a worker.
+The results of attempts that end are still recorded, so these deliveries are not repeated. Runs in the event loop of a worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from delivery.webhooks.scheduling import dispatch
 
 
 class DrainGate:
-    """A sender for one Spark task. After `close`, no attempt begins: `attempt` waits until its asyncio task is cancelled."""
+    """A sender for one Spark task, around `sender`. After `close`, `attempt` sends nothing and waits until it is cancelled."""
 
     def __init__(self, sender: dispatch.Sender) -> None:
         self._sender = sender

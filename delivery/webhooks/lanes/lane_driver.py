@@ -29,8 +29,9 @@ Returned = TypeVar("Returned")
 class LoopThread:
     """An event loop on a thread of its own.
 
-    The loop runs between micro-batches too, so it closes idle connections in time and keeps other connections alive. The two
-    threads do not compete for the interpreter: while the loop works, the task's thread only waits.
+    The loop runs between micro-batches too, so it closes idle connections in time and keeps other connections alive. The thread
+    of a Spark task gives coroutines to the loop. Meanwhile it waits for results, writes them to Kafka, and reads the next
+    records.
     """
 
     def __init__(self) -> None:
@@ -39,11 +40,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run `work` in the loop; wait for its result and return it."""
+        """Run `work` in the loop, wait for its end, and return its result or raise its error. Not called in the loop."""
         return self.begin(work).result()
 
     def begin(self, work: Coroutine[Any, Any, Returned]) -> concurrent.futures.Future[Returned]:
-        """Begin `work` in the loop; return the future of its result."""
+        """Begin `work` in the loop; return the future of its result at once."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call_soon(self, function: Callable[[], object]) -> None:
@@ -67,17 +68,17 @@ class Lane(Protocol):
         """Wait until all deliveries have an outcome; return the remaining results."""
 
     def drain(self) -> Results:
-        """Return the results so far."""
+        """Return the outcomes since the last call of `submit`, `drain` or `finish`. Does not wait."""
 
     def abandon(self) -> None:
         """Send nothing more: the task no longer reads the results."""
 
 
 class LaneDriver:
-    """Drive one lane through one Spark task. `results` is called in the task's thread.
+    """Run one lane for one Spark task. `results` is called in the task's thread.
 
-    `gate` is in front of the lane's sender. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state of the
-    worker to the last results of the task.
+    `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state
+    of the worker to the last results of the task.
     """
 
     def __init__(
@@ -95,7 +96,10 @@ class LaneDriver:
         self._complete = complete
 
     def results(self, chunks: Iterable[Iterable[Any]]) -> Iterator[Results]:
-        """Yield the results of all `chunks`. After a failure, yield results of attempts that end within DRAIN_S, then raise."""
+        """Yield the results of all `chunks` of records or batches.
+
+        After a failure, begin no attempt, yield the results of attempts that end within DRAIN_S, and raise the failure.
+        """
         try:
             for chunk in chunks:
                 self._require_jvm()

@@ -1,8 +1,7 @@
-"""Deliver records as they arrive during a long task: the direct lane in slices, without Spark.
+"""Deliver records as they arrive during a long Spark task. The records of each second go to a DirectLane of their own, a slice.
 
-A Spark task of the real-time lane lasts for minutes, but `DirectLane` returns its offset receipts only at its end. So the
-records of each second go to a `DirectLane` of their own, a slice. A slice finishes while the next one begins, and no record
-waits for the end of a slice (docs/adr/0040).
+A Spark task of the real-time lane lasts for minutes, but a DirectLane returns its offset receipts only at its end. Slices give
+receipts each second. A slice finishes while the next slice begins, and no record waits for the end of a slice (docs/adr/0040).
 
     task's thread ── feed ─► waiting ─► slice ─► finishing slice ─► results ── next_results ─► writer's thread
 """
@@ -35,8 +34,8 @@ repeated after a crash."""
 MAX_WAITING = 500
 """Most records that wait for the event loop. Beyond this bound the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""Most sets of results that wait for Kafka: those of some 10 s. Beyond this bound no record is read, as a crash would repeat
-its deliveries."""
+"""Most Results objects that wait to be written to Kafka: the results of some 10 s. Beyond this bound no record is read, because
+a crash would repeat the unwritten deliveries."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
@@ -47,7 +46,7 @@ Place = tuple[str, int]
 
 
 class Slice(NamedTuple):
-    """The direct lane for the records of one second, and the gate in front of its sender."""
+    """The DirectLane for the records of one second, and the gate through which this lane sends."""
 
     lane: direct_lane.DirectLane
     gate: drain_gate.DrainGate
@@ -68,7 +67,7 @@ class _OpenSlice:
     since: float
     """When the slice began, by the event loop's clock."""
     first_offsets: dict[Place, int] = field(default_factory=dict)
-    """Where the receipt of each partition begins."""
+    """By partition, the offset at which the slice's receipt begins."""
 
 
 class RealtimeLane:
@@ -146,7 +145,7 @@ class RealtimeLane:
         return self._loop.time() - self._checked_at
 
     def pause(self, *, is_paused: bool) -> None:
-        """Read no further records while `is_paused`. Called with False, read on."""
+        """Let `feed` wait while `is_paused` is true. Records that are queued already are delivered."""
         if is_paused is not self._is_paused:
             self._is_paused = is_paused
             self._wake()
@@ -165,9 +164,9 @@ class RealtimeLane:
         self._wake()
 
     def end_slice(self) -> None:
-        """End the current slice at the lane's next periodic check (CHECK_EVERY_S), so that the next slice has a new registry.
+        """Ask for the end of the current slice, so that the next slice has a new registry. Does not wait.
 
-        Does not wait.
+        The slice ends at the lane's next check (CHECK_EVERY_S).
         """
         self._must_end_slice = True
 

@@ -1,8 +1,8 @@
 """Deliver leases of the retry lane by the current registry, and report their results.
 
-A RetryLane lives as long as its worker process. A micro-batch waits for its leases for a moment only. Attempts that take longer
-continue, and their results leave with a later micro-batch of this process. Each lease ends before its shard considers it
-expired (`lease_timeout_s`).
+A lease is a set of retry entries that a shard gives to a worker for a limited time. A RetryLane lives as long as its worker
+process. A micro-batch waits for its leases for a moment only. Attempts that take longer continue, and their results leave with
+a later micro-batch of this process. Each lease ends before its shard considers it expired (`lease_timeout_s`).
 
 This module decides which leases are delivered, and when their results leave. For one lease:
 * delivery.webhooks.leases.lease_triage decides what happens to each entry.
@@ -31,12 +31,12 @@ from delivery.webhooks.scheduling import host_limits, limits
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-"""Seconds. No attempt of a lease begins later than this after its start. So a lease ends after at most this and one timeout,
-and never expires while an attempt is in flight."""
+"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most this and one timeout after its
+start, and never expires while an attempt is in flight."""
 
 
 class LeaseResults(NamedTuple):
-    """Results and reports of leases."""
+    """Results and reports of leases. A report tells the lease's shard which entries have ended and which wait again."""
 
     results: Results
     reports: list[retry_messages.Report]
@@ -55,7 +55,7 @@ class _Course(enum.Enum):
 
 
 class RetryLane:
-    """Deliver leases. Not safe between threads.
+    """Deliver the leases that one worker gets: sets of retry entries. All methods run in the worker's event loop.
 
     `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` are shared with the worker's other lanes.
     No registry is older than `registry_max_age_s`. Guarantee: each lease that is not given up ends in one report. `start`,

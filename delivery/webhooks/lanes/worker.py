@@ -174,8 +174,8 @@ class Worker:
     ) -> realtime_lane.RealtimeLane:
         """Return a real-time lane for a long task.
 
-        `registry` is called in the event loop each time a slice begins. `suppressed` is read there for each delivery, and may
-        be changed there. `ended` and `next_offsets`: see `deliver` and `RealtimeLane`.
+        `registry` is called in the event loop each time a slice begins. `suppressed` is read in the event loop for each
+        delivery, and may be changed in the event loop. `ended` and `next_offsets`: see `deliver` and `RealtimeLane`.
         """
 
         def begin() -> realtime_lane.Slice:
@@ -276,7 +276,7 @@ class Worker:
         return retries.drain()
 
     def wait_until_idle(self, within_s: float) -> None:
-        """Wait at most `within_s` until no background attempt and no lease is in flight. Called when the job stops.
+        """Wait at most `within_s` until no background attempt and no lease is in flight. Called when the job stops the worker.
 
         The wait includes the writing of the results of background attempts, and ends early if the JVM is gone. No further
         attempt of a lease begins: the report of the lease requeues the remaining entries.

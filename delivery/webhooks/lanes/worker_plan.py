@@ -14,13 +14,13 @@ from delivery.webhooks.scheduling import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of a worker process, as plain values. Only `formats` has a secret, which no repr shows."""
+    """All settings of a worker process. Only `formats` holds a secret, a password. No repr shows the password."""
 
     topics: topic_rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)
     layout: parsing.Layout = field(default_factory=parsing.Layout)
     formats: decoder.Formats | None = None
-    """The schema registry, by which values of records are decoded. None: there is none."""
+    """Settings for decoding values of records by a schema registry. None: no schema registry is set."""
     limits: limits.Limits = field(default_factory=limits.Limits)
     quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0

@@ -25,9 +25,10 @@ class SharedLimits(NamedTuple):
     """None: the host has no limits."""
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until the rate or the host may allow a request; 0 if it may begin now.
+        """Return the seconds to wait before the next request, by the rate and the host's limits. 0: it may begin now.
 
-        If the host has no capacity: RECHECK_S, and the host counts a delayed request.
+        If the host has no capacity, return RECHECK_S, and count a delayed request of the host. `now` is in seconds of the
+        clock of `pace`.
         """
         wait_s = 0.0 if self.pace is None else self.pace.wait_s(now)
         if not wait_s and self.host is not None and not self.host.has_room:
@@ -49,7 +50,7 @@ class SharedLimits(NamedTuple):
 
 
 class EndpointSlots:
-    """The limits of all endpoints to which one worker sends leases. `paces` and `known_hosts` belong to all of its lanes."""
+    """Give each endpoint's SharedLimits to its leases. `paces` and `known_hosts` belong to all lanes of the worker."""
 
     def __init__(self, bounds: limits.Limits, paces: limits.Paces, known_hosts: host_limits.Hosts) -> None:
         self._bounds = bounds

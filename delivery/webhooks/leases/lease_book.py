@@ -1,4 +1,4 @@
-"""Keep the leases of one worker: those in flight, those that the current task awaits, and those that have ended."""
+"""Keep track of one worker's leases: leases in flight, leases that the current Spark task awaits, and ended leases."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Delivery(NamedTuple):
 
 
 class LeaseBook:
-    """The leases of one worker. Not safe between threads.
+    """Keep track of the leases of one worker. A lease is a set of retry entries of one FIFO. Not thread-safe.
 
-    A FIFO has one lease at a time. A newer lease of the same FIFO means that the shard considers the older one expired.
+    A FIFO has one lease at a time. A newer lease of the same FIFO means that the shard considers the older lease expired.
     """
 
     def __init__(self) -> None:
         self._newest: dict[_FifoId, _Delivery] = {}
-        """By FIFO: its newest lease, until the report is drained."""
+        """By FIFO: its newest lease, until `forget` is called for this lease."""
         self._tasks: set[asyncio.Task[None]] = set()
         """All tasks that deliver a lease, expired ones included."""
         self._awaited: set[asyncio.Task[None]] = set()
@@ -45,11 +45,14 @@ class LeaseBook:
         return bool(self._ended)
 
     def in_flight(self) -> Iterator[LeaseInFlight]:
-        """Yield the newest lease of each FIFO, until it is reported."""
+        """Yield the newest lease of each FIFO, also a lease that has ended and is not forgotten yet."""
         return (delivery.lease for delivery in self._newest.values())
 
     def rejoin(self, lease: retry_messages.Lease) -> bool:
-        """Let the current task await a lease that an earlier task began and that is not reported yet. False: there is none."""
+        """Let the current Spark task await a lease that an earlier task began. Return False if there is no such lease.
+
+        A lease whose report was drained does not count.
+        """
         known = self._newest.get(_fifo_id(lease))
         if known is None or known.lease.message.number != lease.number:
             return False
@@ -57,7 +60,7 @@ class LeaseBook:
         return True
 
     def begin(self, lease: LeaseInFlight, delivering: Coroutine[None, None, None]) -> None:
-        """Run `delivering` in a task that the current Spark task awaits. Stop the expired lease of the same FIFO."""
+        """Run `delivering` in an asyncio task, which the current Spark task awaits. Stop the expired lease of the same FIFO."""
         fifo_id = _fifo_id(lease.message)
         expired = self._newest.get(fifo_id)
         if expired is not None:
@@ -92,7 +95,7 @@ class LeaseBook:
         return bool((await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED))[0])
 
     def finish_task(self) -> None:
-        """Await no lease any more. Leases in flight go on."""
+        """Let the next Spark task await only the leases that it begins or rejoins. Leases in flight go on."""
         self._awaited = set()
 
     def stop(self) -> None:

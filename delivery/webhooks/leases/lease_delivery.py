@@ -1,4 +1,4 @@
-"""Restore a delivery or a batch from an entry of a lease, by the present registry. Pure."""
+"""Make a delivery or a batch from a retry entry of a lease, by the current registry. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def without_body(
     places: Sequence[int],
     destination: registries.Destination,
 ) -> Delivery | BatchDelivery:
-    """Return the events of an entry at these places as a delivery or batch, without a body.
+    """Return the events at `places` of a retry entry as a delivery or batch, without a body.
 
-    Raise an error of msgspec if an event is unreadable.
+    A deleted endpoint or subscription is represented by its id only. Raise an error of msgspec if an event is unreadable.
     """
     endpoint = destination.endpoint
     if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs
@@ -45,7 +45,7 @@ def without_body(
 
 
 def with_body(delivery: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
-    """Return a delivery or batch with its request body, as its endpoint wants it."""
+    """Return a delivery or batch with its request body, in the content mode and compression of its endpoint."""
     if isinstance(delivery, BatchDelivery):
         return batch_payload.with_content(delivery)
     content = payload.content(delivery.event, delivery.endpoint.content_mode)

@@ -42,12 +42,13 @@ class Prepared(NamedTuple):
     number: int
     """Number of the attempt, over all lanes."""
     timeout_s: float | None
+    """Seconds for the attempt. None: the default of the sender."""
     skipped: lease_triage.Parts
     """Events of a batch that are left out. They are recorded only when the batch ends, because it may be requeued whole."""
 
 
 class LeaseInFlight:
-    """A lease whose entries are attempted: which entries wait, and until when they may begin.
+    """A lease in one worker: its retry entries that wait for an attempt, the time until which attempts may begin, its report.
 
     `ended` has the deliveries that an earlier run of the micro-batch has completed.
     """
@@ -80,7 +81,7 @@ class LeaseInFlight:
         return endpoint
 
     def begin(self, now_ms: int) -> None:
-        """Apply the triage to each entry: see lease_triage.triage."""
+        """Decide about each entry (lease_triage.triage): queue it in `waiting`, or record its end in the report."""
         self.report.pause_reason, decisions = lease_triage.triage(self.message, self._view, self._ended, now_ms)
         for place, decision in enumerate(decisions):
             match decision:
@@ -101,7 +102,10 @@ class LeaseInFlight:
             self.report.requeue(place, NextAttempt(at_ms, entry.retries))
 
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
-        """Requeue an entry that met a fault of ours, such as unreadable events, much later. The other entries go on."""
+        """Requeue an entry that met a fault of ours, such as unreadable events, with a wait of DEFER_FAULTY_S.
+
+        The fault is logged, and counts as an attempt. In an unordered lease the other entries go on.
+        """
         log.error(
             "an unforeseen error in one retry entry: the entry is kept, and a retry follows in %.0f s. Send this traceback to "
             "the maintainers of the platform",
@@ -123,7 +127,7 @@ class LeaseInFlight:
         self.until = float("-inf")
 
     def prepare(self, place: int) -> Prepared | None:
-        """Return an entry ready to be sent. Return None if its content cannot be built, and record its dead letter."""
+        """Return the entry at `place`, ready to be sent. None: its body cannot be built, and its dead letter is recorded."""
         entry, destination = self.message.entries[place], self._view.destination
         # Split again: the parts of all waiting entries would take more memory than the bound of the lane counts.
         skipped = lease_triage.parts(self.message, entry, destination)
@@ -145,9 +149,9 @@ class LeaseInFlight:
         return Prepared(place, delivery, entry.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
     def record_attempt(self, prepared: Prepared, attempt: Attempt, *, now_ms: int, rng: random.Random) -> None:
-        """Record the result of an attempt: see lease_triage.settle.
+        """Record the result of an attempt, as lease_triage.settle decides: delivered, requeued or a dead letter.
 
-        After a failed attempt no further entry of an ordered lease is attempted.
+        After a failed attempt no other entry of an ordered lease is attempted.
         """
         entry, error_class = self.message.entries[prepared.place], attempt.error_class
         settled = lease_triage.settle(entry, self.endpoint, attempt, now_ms=now_ms, rng=rng)

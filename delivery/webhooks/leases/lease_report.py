@@ -1,7 +1,7 @@
 """Collect the results of one lease, and build its report. Pure.
 
-Accepted deliveries may leave before the report: a further run of the micro-batch leaves them out. All other results leave with
-the report.
+The report tells the lease's shard which entries have ended and which wait again. Accepted deliveries may be written before the
+report, because another run of the micro-batch leaves them out. All other results are written with the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_TOPIC = "(retry lane)"
 
 
 class LeaseReport:
-    """The results of one lease so far."""
+    """Collect the results of one lease's entries, and build the report that the lease's shard reads."""
 
     __slots__ = (
         "_accepted",
@@ -42,9 +42,9 @@ class LeaseReport:
         self._lease = lease
         self._destination = destination
         self.results = Results()
-        """Results that leave with the report."""
+        """Results that are written with the report."""
         self.pause_reason: str | None = None
-        """Why nothing of the lease was attempted. None: something was, or may be."""
+        """Why no entry of the lease is attempted, such as `endpoint_paused`. None: entries may be attempted."""
         self._accepted = Results()
         self._requeued: list[retry_messages.Requeue] = []
         self._delivered = self._failed = self._refused = 0
@@ -56,7 +56,7 @@ class LeaseReport:
         return bool(self._accepted.outcomes or self._accepted.batches)
 
     def move_accepted(self, into: Results) -> None:
-        """Move the accepted deliveries since the last call to `into`."""
+        """Add the deliveries accepted since the last call to `into`."""
         into.outcomes += self._accepted.outcomes
         into.batches += self._accepted.batches
         self._accepted.outcomes.clear()
@@ -65,7 +65,7 @@ class LeaseReport:
     def requeue(
         self, place: int, next_attempt: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
     ) -> None:
-        """Add an entry that waits again. `reason` None: it waits for the same reason as before."""
+        """Add the entry at `place` to the entries that wait again. `reason` None: it waits for the same reason as before."""
         kept = tuple(map(retry_messages.shortened, attempts))
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
@@ -82,23 +82,23 @@ class LeaseReport:
         self.skip_all(entry, skipped)
 
     def skip_all(self, entry: retry_messages.RetryEntry, skipped: Parts) -> None:
-        """Record the skipped events of an entry, by reason."""
+        """Record the skipped events of an entry. `skipped` has their places by reason."""
         for reason, places in skipped.items():
             self.skip(entry, places, reason)
 
     def skip(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> None:
-        """Record the events of an entry at these places as skipped."""
+        """Record the events at `places` of an entry as skipped for `reason`."""
         self.record(entry, Outcome(self._delivery(entry, places), OutcomeKind.SKIPPED, reason=reason))
 
     def give_up(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> None:
-        """Record a dead letter of the events at these places, for the reason for which the lease is given up."""
+        """Record the events at `places` of an entry as dead letters, for the reason for which the lease is given up."""
         reason = self._lease.given_up
         self.record(
             entry, Outcome(self._delivery(entry, places), OutcomeKind.DEAD_LETTERED, reason=reason, earlier=entry.history)
         )
 
     def quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
-        """Record the unreadable events of an entry for the rejected topic. They cannot have a dead letter."""
+        """Record the unreadable events at `places` for the rejected topic. Unreadable events cannot have a dead letter."""
         for place in places:
             detail = (
                 f"waited for endpoint {self._lease.endpoint_id} of customer {self._lease.customer_id}, by subscription "
@@ -111,7 +111,7 @@ class LeaseReport:
             )
 
     def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
-        """Record the outcome of an entry in this lease, without its body."""
+        """Record the outcome of an entry in this lease. The request body is dropped."""
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):

@@ -25,7 +25,7 @@ class Sender(Protocol):
 
 
 class LeaseRunner:
-    """Attempt the entries of all leases of one worker. Not safe between threads.
+    """Attempt the retry entries of all leases of one worker. Not thread-safe.
 
     `clock` is monotonic, in seconds; `now_ms` returns milliseconds since the epoch.
     """
@@ -65,9 +65,10 @@ class LeaseRunner:
         self._stopping.set()
 
     async def attempt_all(self, lease: LeaseInFlight) -> None:
-        """Attempt all waiting entries: in parallel up to the endpoint's limit, or one after the other if they are ordered.
+        """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        After `stop`, attempt none: each wait for a rate would end at once, and the lease would busy-wait until its end.
+        Entries that cannot begin before `lease.until` stay in `lease.waiting`. After `stop`, attempt none: each wait for a rate
+        would end at once, and the lease would busy-wait until its end.
         """
         if self._stopping.is_set():
             return

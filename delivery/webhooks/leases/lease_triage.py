@@ -29,13 +29,14 @@ _PAUSE_REASONS = {
     EndpointStatus.DISABLED: retry_reasons.ENDPOINT_DISABLED,
 }
 Parts = Mapping[SkipReason | None, Sequence[int]]
-"""Places of an entry's events by SkipReason. None: the events that the registry still allows to be sent."""
+"""Places of an entry's events, by the SkipReason for which the events are skipped. Under None: the events to send."""
 
 
 class RegistryView(NamedTuple):
-    """The registry of a worker, as one lease sees it."""
+    """The part of a worker's registry that decides about one lease."""
 
     destination: registries.Destination
+    """Endpoint and subscriptions of the lease."""
     revision: Revision
     """The destination includes every change of the registry up to this revision."""
     max_age_s: float
@@ -51,10 +52,11 @@ class ToRequeue(NamedTuple):
 
     next_attempt: NextAttempt
     reason: str
+    """Reason for which the entry waits, a word of retry_reasons."""
 
 
 class WasDelivered(NamedTuple):
-    """The endpoint accepted the entry in an earlier run of the micro-batch. The skipped events have no outcome yet."""
+    """The endpoint accepted the entry in an earlier run of the micro-batch. The events in `skipped` are still to be skipped."""
 
     skipped: Parts
 
@@ -177,15 +179,15 @@ def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str
 
 
 def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: int) -> bool:
-    """Return True if the entry may be due by a newer registry than this one.
+    """Return True if the entry may be due by a newer registry than the worker has.
 
-    This holds for `max_age_s` only, even if the registry was restored from a backup.
+    False once the entry is older than `max_age_s`, even if the registry was restored from a backup and its revisions went back.
     """
     return entry.revision > view.revision and now_ms - entry.since_ms < view.max_age_s * 1000
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry. Its wait is the time since it entered the lane, within bounds."""
+    """Requeue an entry. The wait is the time since the entry entered the lane, from LOCAL_WAIT_S to MAX_BEHIND_S."""
     wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
     return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
 

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from delivery.webhooks.retries import retry_messages
 
 MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
-"""Bytes of leases in flight in one worker. A lease beyond this bound is requeued unattempted, unless others end in time."""
+"""Most bytes of leases in flight in one worker. A lease beyond this bound waits a moment for the end of others, and is then
+requeued without an attempt."""
 ENTRY_BYTES = 2048
 """Bytes of memory that an entry takes besides its events."""
 
 
 class MemoryBudget:
-    """The bytes of the leases in flight. A single lease always fits."""
+    """Count the bytes of one worker's leases in flight, up to MAX_IN_FLIGHT_BYTES. A single lease always fits."""
 
     def __init__(self) -> None:
         self._used = 0
@@ -24,7 +25,7 @@ class MemoryBudget:
         return not self._used or self._used + _weight(lease) <= MAX_IN_FLIGHT_BYTES
 
     async def wait_for_room(self, lease: retry_messages.Lease, wait_for_any: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait for memory as long as leases end; return True if the lease fits.
+        """Wait until other leases have ended and `lease` fits; return True. Return False if no lease ends in time.
 
         `wait_for_any` waits for the end of any lease in flight, and returns False if none has ended in time. After that, no
         lease waits again in the same task.

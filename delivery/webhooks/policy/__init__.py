@@ -1,6 +1,5 @@
-"""The retry policy.
+"""Decide what follows from an attempt: its error class, whether and when a next attempt is made, and the headers to keep.
 
-In: the status and headers, or the error, of an attempt. Out: an error class, whether there is a next attempt and when, and the
-headers to keep. Pure. Runs in the executors, and in the API for test events. The names of error classes and reasons are used
-everywhere.
+In: the status and headers, or the error, of an attempt. Out: these decisions. Pure. Runs in the executors, and in the API for
+test events. Every process uses the names of error classes and reasons.
 """

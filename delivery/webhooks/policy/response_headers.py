@@ -19,9 +19,9 @@ ALLOWED = frozenset({
 })  # fmt: skip
 """Names of the kept headers, in lower case. None of them carries a credential by its definition."""
 MAX_VALUE_BYTES = 128
-"""Bytes of one value. The rest is cut off."""
+"""Most bytes of one value. The rest is cut off."""
 MAX_BYTES = 1024
-"""Characters of all names and values of one attempt. The first header that exceeds it is left out, and all after it."""
+"""Most characters of all names and values of one attempt. The first header that exceeds it is left out, with all after it."""
 REDACTED = "***"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CREDENTIAL = re.compile(
@@ -53,7 +53,7 @@ def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Atte
 
 
 def of(attempt: Attempt) -> dict[str, str]:
-    """Return the headers that an attempt keeps. An attempt of an earlier lane or lease keeps none."""
+    """Return the response headers that `attach` gave to an attempt. Empty for an attempt of an earlier lane or lease."""
     return dict(getattr(attempt, "headers", ()))
 
 

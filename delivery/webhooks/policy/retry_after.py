@@ -36,7 +36,7 @@ def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> f
 def longest_retry_after_s(headers: Iterable[tuple[bytes, bytes]], now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
     """Return the seconds that a response asks for: the longest of its `Retry-After` headers, at most `cap_s`.
 
-    None: the response has no readable one.
+    None: the response has no readable `Retry-After`.
     """
     waits = [retry_after_s(value.decode("latin-1"), now, cap_s) for name, value in headers if name.lower() == b"retry-after"]
     return max((wait_s for wait_s in waits if wait_s is not None), default=None)

@@ -1,12 +1,13 @@
-"""The reasons, beside error classes, for which a delivery is deferred to the retry lane or becomes a dead letter.
+"""The reasons, other than error classes, for which a delivery is deferred to the retry lane or becomes a dead letter.
 
-A closed set: the reasons are in topics, metrics and the API.
+A closed set: topics, metrics and the API have these words.
 """
 
 from __future__ import annotations
 
 LANE_DEADLINE = "lane_deadline"
-"""The lane waited for the endpoint for a whole queue timeout, in which the endpoint accepted nothing or too little."""
+"""The delivery waited for the queue timeout (`delivery.lane_deadline_s`), in which its endpoint accepted nothing or too little.
+"""
 UNDER_WAY = "under_way"
 """The endpoint has not responded yet, and the lane waits for nothing else. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""

@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 class BackgroundResults:
-    """The completed background attempts of one worker, and the thread that writes their results.
+    """Queue one worker's completed background attempts, and write their results to Kafka on a thread.
 
-    `revision` returns the revision of the registry that the worker has.
+    `revision` returns the newest revision of the registry that the worker has used.
     """
 
     def __init__(self, revision: Callable[[], Revision]) -> None:

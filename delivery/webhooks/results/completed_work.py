@@ -1,8 +1,8 @@
-"""Read the completed-work log: the deliveries that an interrupted micro-batch has completed, by its records in Kafka.
+"""Find the deliveries that an interrupted micro-batch has completed, by the records that it wrote to Kafka.
 
-Runs on the driver and in the executors. When the micro-batch runs again, it repeats every delivery that is not in the log. A
-repeat is allowed (at least once). Leaving out a delivery that has not ended is not allowed. So only a record that itself ends
-a delivery counts:
+Runs on the driver and in the executors. The completed deliveries are the completed-work log. When the micro-batch runs again,
+it repeats every delivery that is not in this log. A repeat is allowed (at least once). Leaving out a delivery that has not
+ended is not allowed. So only a record that itself ends a delivery counts:
 
 1. Direct, batch and real-time lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does
    not count: its dead letter may never have reached Kafka.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MAX_COMPLETED = 1_000_000
 """Maximum of keys in the log of one lane, some 100 bytes each. Deliveries and leases beyond it are repeated."""
 Key = bytes
-"""Digest that identifies a delivery or a lease. It has 16 bytes, because a log may have a million keys."""
+"""Digest of 16 bytes that identifies a delivery or a lease. Short, because a log may have a million keys."""
 CompletedKeys = Container[Key]
 
 
@@ -75,7 +75,7 @@ def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key
 
 
 class CompletedWorkLog(abc.ABC):
-    """The keys of the work that an interrupted micro-batch of one lane has completed.
+    """Collect the keys of the deliveries and leases that an interrupted micro-batch of one lane has completed.
 
     `add` is called with each record that the micro-batch wrote to a result topic.
     """
@@ -88,7 +88,10 @@ class CompletedWorkLog(abc.ABC):
 
     @abc.abstractmethod
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """Return, by topic, the function that adds the completed work in a record. Records of other topics complete nothing."""
+        """Return, by topic, a function that takes a record's value and adds the keys of the work that the record completes.
+
+        Records of other topics complete nothing.
+        """
 
     def add(self, value: bytes, reader: Callable[[bytes], None]) -> None:
         """Call `reader` with the value of a record, to add the work that the record completes.

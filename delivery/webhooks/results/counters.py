@@ -26,7 +26,7 @@ backlog."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Counts of the results of one task or of several. `a + b` has the counts of both."""
+    """Counts of the results of one task, or of several tasks. `a + b` has the counts of both."""
 
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Deliveries, by outcome and reason."""
@@ -56,7 +56,7 @@ class Counters:
     reused_ids: int = 0
     """Due events with the source and id of an earlier event and another payload (`delivery.webhooks.routing.seen_ids`)."""
     invalid_times: int = 0
-    """Events whose time was no RFC 3339 time, and was replaced."""
+    """Events whose time was no RFC 3339 time, and was replaced by the time at which Kafka appended the record."""
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(

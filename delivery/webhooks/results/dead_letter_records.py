@@ -113,12 +113,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sub_tenant_id: SubTenantId | None
     """Department of the tenant, where the event has one."""
     time: str
-    """When the event happened, RFC 3339, as its producer wrote it; else when Kafka appended the event."""
+    """When the event happened (RFC 3339), as its producer wrote it. Without a time of the producer: when Kafka appended it."""
     headers: list[Header]
     """Headers of the event's record."""
     payload_base64: str
     """The event's payload as it stands in a JSON body, byte for byte. An opaque payload is a JSON string: its text, or the
-    base64 of its bytes. An event without a payload has `null`. So a version that knows no opaque payloads redrives JSON."""
+    base64 of its bytes. An event without a payload has `null`. An older version of the platform redrives this JSON as it is."""
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
@@ -133,7 +133,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     datacontenttype: str | UnsetType = UNSET
     """Media type of an opaque payload. Left out for JSON, and where there is no payload. Since 2026-11-25."""
     payload_digest: str | UnsetType = UNSET
-    """Digest of the payload, if it is part of the `webhook-id` (`source.reused_ids`). Since 2026-11-25."""
+    """Digest of the payload, if the `webhook-id` depends on the payload (`source.reused_ids`). Since 2026-11-25."""
 
     @property
     def is_of_batch(self) -> bool:

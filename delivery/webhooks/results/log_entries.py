@@ -1,4 +1,4 @@
-"""The entries of the delivery log, of which a LogRecord of the attempts topic consists. `log_records` writes and reads them."""
+"""The types of entries in a record of the attempts topic, the delivery log. `log_records` writes and reads the entries."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
-    """A delivery that is never attempted."""
+    """A delivery that ends without a further attempt, because it is skipped."""
 
     reason: str | None
     """Reason: a SkipReason."""
@@ -114,14 +114,14 @@ class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="d
 
 
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
-    """A note that a dead letter was enqueued in the retry lane again. A header of its Postponed record has the note as well."""
+    """A note that a redrive enqueued a dead letter in the retry lane. A header of its Postponed record has the note as well."""
 
     dead_lettered_at_ms: int
     """`dead_lettered_at_ms` of the dead letter. Dead letters of the delivery up to this time do not count any more."""
     redriven_at_ms: int
     """When the dead letter was enqueued."""
     replay: str | None = None
-    """Id of the replay that caused the delivery. Null: its event caused it. Since 2026-11-21."""
+    """Id of the replay that asked for the delivery that was dead-lettered. Null: that delivery was due. Since 2026-11-21."""
 
 
 class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
@@ -182,7 +182,7 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):
-    """A batch that is never attempted."""
+    """A batch that ends without a further attempt, because it is skipped."""
 
     reason: str | None
     """Reason: a SkipReason."""

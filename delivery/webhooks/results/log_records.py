@@ -31,7 +31,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
     customer_id: str
     """Owner of the endpoint."""
     mode: str = DeliveryMode.DIRECT.value
-    """Delivery mode of the endpoint: the lane whose receipts account for these deliveries. Since 2026-11-21."""
+    """Delivery mode of the endpoint, `direct` or `batch`. Receipts of this mode count these deliveries. Since 2026-11-21."""
     entries: list[Entry]
     """One entry for each attempt; one entry for a delivery or a batch without an attempt."""
 
@@ -40,7 +40,7 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     """A run of offsets of one partition that a lane has handled. The record's key is `topic:partition`."""
 
     lane: str
-    """Lane that handled the run: `direct` or `batch`."""
+    """Delivery mode of the lane that handled the run: `batch`, or `direct` for the direct and the real-time lane."""
     topic: str
     """Topic of the run."""
     partition: int
@@ -56,7 +56,7 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     rejected: int
     """Records of the run that were rejected."""
     due: int
-    """Deliveries of the run that were due, whatever their outcome."""
+    """Number of deliveries in this mode that were due by the records of the run, whatever their outcome."""
 
 
 AttemptsRecord: TypeAlias = LogRecord | OffsetReceipt
@@ -90,7 +90,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def encode_log(endpoint_id: str, customer_id: str, mode: str, entries: Sequence[bytes]) -> bytes:
-    """Return a LogRecord as bytes. The caller has encoded its entries with `encode_entry`, to bound the record in bytes."""
+    """Return a LogRecord as bytes. The caller has encoded `entries` with `encode_entry`, so that it can bound their bytes."""
     empty = _encoder.encode(LogRecord(endpoint_id=endpoint_id, customer_id=customer_id, mode=mode, entries=[]))
     return b"%s%s]}" % (empty[:-2], b",".join(entries))
 

@@ -16,7 +16,7 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """The results of some records of a task. A task makes several; the last one also has the totals of the task."""
+    """The results of some records of a task. A task makes several Results; the last Results also has the task's totals."""
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
     batches: list[batch_payload.BatchOutcome] = field(default_factory=list)
@@ -44,7 +44,8 @@ class Results:
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
     paused: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """The offset of the first record that waits for its schema, by topic and partition (`routing.intake`)."""
+    """By topic and partition that the task has paused: the offset of the first record, which waits for its schema
+    (`routing.intake`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

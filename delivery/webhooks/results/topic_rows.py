@@ -1,7 +1,7 @@
-"""Write results as rows for Kafka: for the attempts, dead-letter, retries and rejected topics.
+"""Turn results into Kafka records for the attempts, dead-letter, retries and rejected topics.
 
-Runs in the executors. docs/delivery-contract.md describes the dead letter for customers. No row has a secret: request headers
-are left out, and a URL is cut to its origin, since paths and queries carry tokens.
+Runs in the executors. A Row is one such record. docs/delivery-contract.md describes the dead letter for customers. No row has a
+secret: request headers are left out, and a URL is cut to its origin, since paths and queries carry tokens.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.state import chunking
 
 MAX_REJECTED_BYTES = 64 * 1024
-"""Maximum of bytes of a rejected record's headers, and of its value. A larger record is cut; its source topic has it whole."""
+"""Most bytes of a rejected record's headers, and most bytes of its value. A larger record is cut; its source topic has it
+whole."""
 
 MAX_ROW_BYTES = 256 * 1024
-"""Maximum of bytes of log entries in a row. Far below Kafka's 1 MiB, and enough to share the costs of a row."""
+"""Most bytes of log entries in one record. Far below Kafka's 1 MiB, and enough to share the fixed costs of a record."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
-"""Maximum of bytes of retry entries in a row. A larger entry has a row of its own."""
+"""Most bytes of retry entries in one record. A larger entry has a record of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Topics:
 
 
 class Row(NamedTuple):
-    """A record for Kafka, which the process that made it writes itself."""
+    """A record to write to Kafka. The process that made the record writes it."""
 
     topic: str
     key: bytes
@@ -65,10 +66,10 @@ class Row(NamedTuple):
 
 
 def rows(results: Results, topics: Topics) -> Iterator[Row]:
-    """Yield the rows of `results` for the attempts, dead-letter and rejected topics.
+    """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
-    The rows are written before the offsets of their records are committed. Log entries of one endpoint share rows, because a
-    row has costs of its own, whatever its size.
+    The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint share a
+    record, up to MAX_ROW_BYTES.
     """
     for endpoint_id, (endpoint, entries) in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
@@ -91,7 +92,7 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
 
 
 def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
-    """Yield the rows of the retries topic by which the shards learn the results of ended leases."""
+    """Yield the Kafka records of the retries topic from which the shards read the results of ended leases."""
     for report in reports:
         yield from _retry_rows(report.endpoint_id, retry_messages.encoded(report), topics)
 
@@ -99,10 +100,11 @@ def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Ite
 def deferral_rows(
     results: Results, topics: Topics, *, now_ms: int, revision: Revision = retry_messages.NO_REVISION
 ) -> Iterator[Row]:
-    """Yield the rows of the retries topic with the entries that a fast lane defers. The retry lane itself requeues by reports.
+    """Yield the Kafka records of the retries topic with the retry entries of postponed deliveries and batches.
 
-    The rows are written together with those of `rows`. Entries of one endpoint share rows, in the order of their deferral.
-    `revision` is the newest revision of the registry that may have made the deliveries due.
+    Only for results of the direct, batch and real-time lane: the retry lane requeues by reports. The caller writes these
+    records together with the records of `rows`. Entries of one endpoint share a record, up to MAX_POSTPONED_BYTES, in the order
+    in which they were postponed. `revision` is the newest revision of the registry that may have made the deliveries due.
     """
     entries: dict[EndpointId, tuple[CustomerId, list[retry_messages.RetryEntry]]] = {}
     for outcome in results.outcomes:
@@ -122,7 +124,10 @@ def deferral_rows(
 
 
 def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
-    """Yield the rows that report completed background attempts to the shards. Written after the rows with the results."""
+    """Yield the Kafka records that report completed background attempts to the shards of the retry lane.
+
+    The caller writes them after the records with the results of these attempts.
+    """
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
     accepting = {outcome.delivery.endpoint.endpoint_id for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
     for name, outcome in ended:
@@ -136,10 +141,10 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
 
 
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
-    """Yield the rows with the health hints of a fast lane: endpoints that accepted a request, and endpoints that failed.
+    """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which failed.
 
-    A failure at an endpoint without a retry schedule leaves no retry entry, so a hint reports the failure. Written after
-    `deferral_rows`.
+    For results of the direct, batch and real-time lane. A failure at an endpoint without a retry schedule leaves no retry
+    entry, so such a record reports the failure. The caller writes these records after those of `deferral_rows`.
     """
     accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):

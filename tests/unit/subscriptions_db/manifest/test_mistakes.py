@@ -143,11 +143,11 @@ MISTAKES = [
     ),
     (
         ENDPOINT.replace("https://example.com/", "https://a:b@example.com/"),
-        "4: endpoints[0].url: must not hold a user name or password; use auth",
+        "4: endpoints[0].url: contains a user name or password: remove it, and use auth",
     ),
     (
         ENDPOINT.replace("https://example.com/", "https://example.com:9000/"),
-        "4: endpoints[0].url: the port must be one of 80, 443, 8080, 8443",
+        "4: endpoints[0].url: has port 9000: use one of 80, 443, 8080, 8443",
     ),
     (
         ENDPOINT.replace("https://example.com/", "https://example.com/a b"),
@@ -183,7 +183,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    headers: {'X Y': x}\n",
-        "5: endpoints[0].headers.X Y: is no name of a header: letters, digits and `-`, without spaces",
+        "5: endpoints[0].headers.X Y: is no valid name of a header: use letters, digits and `-`, without spaces",
     ),
     (
         ENDPOINT + "    headers: {X-A: 1}\n",
