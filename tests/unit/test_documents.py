@@ -107,6 +107,17 @@ def test_every_field_of_a_record_is_described():
     assert named <= shown.keys()
 
 
+@pytest.mark.parametrize("path", ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))])
+def test_every_row_of_a_table_has_the_cells_of_its_head(path):
+    """Regression: two rows of docs/faults.md had five cells for four columns, so the tests stood beside the table."""
+    cells, uneven = 0, []
+    for line in (ROOT / path).read_text().splitlines():
+        found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        uneven += [line] if cells and found and found != cells else []
+        cells = cells if cells and found else found
+    assert uneven == []
+
+
 @pytest.mark.parametrize("path", ["docs/configuration.md", "docs/operations.md"])
 def test_the_examples_of_settings_are_accepted(path, tmp_path):
     [example] = reading.blocks(path, "toml")
