@@ -28,7 +28,7 @@ class Archive(Area):
 
 
 class Operations(Area):
-    """Operational events: notifications of `fanout archive` to customers about their endpoints (docs/operational-events.md)."""
+    """Operational events: notifications of `fanout archive` to customers (docs/operational-events.md)."""
 
     topic: str = ""
     """Topic of operational events, such as `events.fanout.operational`. The topic must match `source.topic_pattern`. Empty:
@@ -38,7 +38,7 @@ class Operations(Area):
     backlog_events: Annotated[int, Field(gt=0)] = 1000
     """A backlog is reported as growing when this many deliveries to an endpoint are postponed unattempted within `quiet_s`."""
     quiet_s: Seconds = 3600
-    """Each kind of operational event (failing, backlog, …) is sent at most once per endpoint in this time."""
+    """Each kind of operational event (failing, backlog, …) is sent at most once per endpoint, or per quota, in this time."""
     key_expiring_days: Annotated[int, Field(gt=0, le=365)] = 14
     """A customer's API key that expires within so many days is reported to the customer, once."""
 
@@ -73,6 +73,10 @@ class Api(Area):
     """Most subscriptions that a customer can create by itself, unless the customer has a quota of its own."""
     max_consumers_per_customer: Annotated[int, Field(gt=0)] = 100
     """Most consumers of dead letters that a customer can create by itself."""
+    max_dead_letters_per_customer: Annotated[int, Field(ge=0)] = 0
+    """Most waiting dead letters of a customer, unless the customer has a quota of its own. A customer with so many cannot ask
+    for replays. Further dead letters are stored all the same. 0: no quota. The API and `fanout archive` must have the same
+    quotas."""
     max_poll_s: Seconds = 30
     """Longest wait of a poll that finds no dead letter. A request that asks for a longer wait gets this one."""
     max_polls: Annotated[int, Field(gt=0)] = 200

@@ -192,6 +192,11 @@ ARCHIVE_LEFT_OUT = Counter(
 )
 ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were enqueued for redelivery.")
 ARCHIVE_TOLD = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
+ARCHIVE_QUOTAS = Gauge(
+    "fanout_archive_quotas_reached",
+    "Customers, or tenants, that have reached a quota: endpoints, subscriptions, consumers, dead_letters or events_per_day.",
+    ["quota"],
+)
 ARCHIVE_REACHED = Gauge(
     "fanout_archive_reached_timestamp_seconds",
     "When Kafka appended the last archived record. While records wait, its age is the archive's delay.",

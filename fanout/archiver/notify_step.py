@@ -34,7 +34,7 @@ def publish(config: settings.Settings, connection: connect.Connection) -> int:
 
 
 def message(event: outbox.OutboxEvent, topic: str) -> publishing.Message:
-    """Return the Kafka record of an operational event. All events about one endpoint, or one API key, go to one partition."""
+    """Return the Kafka record of an operational event. All events about one subject (an endpoint, …) go to one partition."""
     attributes = {
         "specversion": "1.0",
         "id": event.event_id,
@@ -42,8 +42,9 @@ def message(event: outbox.OutboxEvent, topic: str) -> publishing.Message:
         "source": SOURCE,
         "time": endpoint_health.rfc3339(event.at),
         "tenantid": PLATFORM,
-        "subtenantid": event.customer_id,
     }
+    if event.customer_id is not None:
+        attributes["subtenantid"] = event.customer_id
     headers = {"content-type": "application/json"} | {f"ce_{name}": value for name, value in attributes.items()}
     return publishing.Message(
         topic=topic,

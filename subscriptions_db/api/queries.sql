@@ -127,14 +127,14 @@ delete from customer_tenants where customer_id = %(customer_id)s;
 insert into customer_tenants (customer_id, tenant_id) values (%(customer_id)s, %(tenant_id)s);
 
 -- name: customer_quotas
-select customer_id, max_endpoints as endpoints, max_subscriptions as subscriptions from customer_quotas
-where customer_id = any (%(ids)s);
+select customer_id, max_endpoints as endpoints, max_subscriptions as subscriptions, max_dead_letters as dead_letters
+from customer_quotas where customer_id = any (%(ids)s);
 
 -- name: put_customer_quotas
-insert into customer_quotas (customer_id, max_endpoints, max_subscriptions)
-values (%(customer_id)s, %(endpoints)s, %(subscriptions)s)
+insert into customer_quotas (customer_id, max_endpoints, max_subscriptions, max_dead_letters)
+values (%(customer_id)s, %(endpoints)s, %(subscriptions)s, %(dead_letters)s)
 on conflict (customer_id) do update
-set max_endpoints = excluded.max_endpoints, max_subscriptions = excluded.max_subscriptions;
+set max_endpoints = excluded.max_endpoints, max_subscriptions = excluded.max_subscriptions, max_dead_letters = excluded.max_dead_letters;
 
 -- name: delete_customers
 delete from customers where customer_id = any (%(ids)s);

@@ -549,7 +549,7 @@ select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)
 delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
 
 -- name: put_operational_events
--- The column `endpoint_id` has the id of what the event is about: an endpoint, or an API key.
+-- The column `endpoint_id` has the id of what the event is about: an endpoint, an API key, or the customer or tenant of a quota.
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(
     %(event_ids)s::text[], %(kinds)s::text[], %(subject_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
@@ -568,3 +568,52 @@ update api_keys set expiry_told_at = %(now)s
 where customer_id is not null and revoked_at is null and expiry_told_at is null
   and expires_at > %(now)s and expires_at <= %(until)s
 returning key_id, customer_id, scope, name, expires_at;
+
+-- name: lock_reached_quotas
+-- Serializes the writers: two that both find no row of a subject would make two events.
+select pg_advisory_xact_lock(hashtext('fanout.reached_quotas'));
+
+-- name: known_quotas
+select quota, subject_id, customer_id, most, reached_at, reported_at from reached_quotas;
+
+-- name: quotas_reached_now
+-- A quota of 0 forbids, so nobody reaches it. Of dead letters, each customer's are counted up to the quota. Tenants that are not registered
+-- have no event: anybody with a publisher's key can invent them.
+with bounds as (
+    select customer_id, coalesce(max_endpoints, %(endpoints)s) as endpoints, coalesce(max_subscriptions, %(subscriptions)s) as subscriptions,
+           coalesce(max_dead_letters, nullif(%(dead_letters)s, 0)) as dead_letters
+    from customers left join customer_quotas using (customer_id)
+)
+select 'endpoints' as quota, customer_id as subject_id, customer_id, bounds.endpoints::bigint as most
+from bounds join (select customer_id, count(*) as rows from endpoints group by customer_id) as counted using (customer_id)
+where rows >= bounds.endpoints and bounds.endpoints > 0
+union all
+select 'subscriptions', customer_id, customer_id, bounds.subscriptions
+from bounds join (select customer_id, count(*) as rows from subscriptions group by customer_id) as counted using (customer_id)
+where rows >= bounds.subscriptions and bounds.subscriptions > 0
+union all
+select 'consumers', customer_id, customer_id, %(consumers)s
+from dead_letter_consumers group by customer_id having count(*) >= %(consumers)s
+union all
+select 'dead_letters', customer_id, customer_id, dead_letters
+from bounds
+where dead_letters is not null and exists (
+    select from dead_letters as letter where letter.customer_id = bounds.customer_id and state = 'waiting'
+    order by position offset bounds.dead_letters - 1 limit 1
+)
+union all
+select 'events_per_day', tenant_id, null, %(events_per_day)s
+from published_events join tenants using (tenant_id)
+where day = %(today)s and %(events_per_day)s > 0 and events >= %(events_per_day)s;
+
+-- name: put_reached_quotas
+insert into reached_quotas (quota, subject_id, customer_id, most, reached_at, reported_at)
+select * from unnest(
+    %(quota)s::text[], %(subject_id)s::text[], %(customer_id)s::text[], %(most)s::bigint[], %(reached_at)s::timestamptz[],
+    %(reported_at)s::timestamptz[]
+)
+on conflict (quota, subject_id) do update
+set most = excluded.most, reached_at = excluded.reached_at, reported_at = excluded.reported_at;
+
+-- name: delete_reached_quotas
+delete from reached_quotas where (quota, subject_id) in (select * from unnest(%(quotas)s::text[], %(subject_ids)s::text[]));

@@ -9,8 +9,12 @@ insert into replays (
 ) on conflict (endpoint_id, coalesce(webhook_id, '')) where state in ('waiting', 'running') do nothing
 returning *;
 
--- name: count_unfinished_replays
-select count(*) as count from replays where customer_id = %(customer_id)s and state in ('waiting', 'running');
+-- name: room_for_replays
+-- `dead_letters` is the customer's quota of dead letters if it is reached.
+select count(*) as unfinished, (
+    select most from reached_quotas where quota = 'dead_letters' and subject_id = %(customer_id)s and reached_at is not null
+) as dead_letters
+from replays where customer_id = %(customer_id)s and state in ('waiting', 'running');
 
 -- name: replay
 select * from replays where customer_id = %(customer_id)s and replay_id = %(replay_id)s;

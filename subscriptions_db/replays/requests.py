@@ -10,7 +10,7 @@ import datetime as dt
 import enum
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
@@ -100,11 +100,20 @@ def ask(
     return None if row is None else ReplayRequest.from_row(row)
 
 
-def count_unfinished(connection: connect.Connection, customer_id: str) -> int:
-    """Return the number of a customer's unfinished replays."""
+class RoomForReplays(NamedTuple):
+    """The numbers that decide whether a customer may ask for a replay."""
+
+    unfinished: int
+    """The customer's unfinished replays."""
+    reached_dead_letters: int | None
+    """The customer's quota of waiting dead letters, if `fanout archive` found it reached at its last look."""
+
+
+def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:
+    """Return the numbers that decide whether a customer may ask for a replay."""
     with connect.translated_errors():
-        [row] = connection.execute(query("count_unfinished_replays"), {"customer_id": customer_id}).fetchall()
-    return int(row["count"])
+        [row] = connection.execute(query("room_for_replays"), {"customer_id": customer_id}).fetchall()
+    return RoomForReplays(row["unfinished"], row["dead_letters"])
 
 
 def get(connection: connect.Connection, customer_id: str, replay_id: str) -> ReplayRequest | None:

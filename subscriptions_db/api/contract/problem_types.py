@@ -100,11 +100,11 @@ TYPES = {
         ),
     ),
     problems.QUOTA: ProblemType(
-        "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows. Or a tenant of "
-        "the request has published its events of the day (api.max_tenant_events_per_day). detail names the quota. Nothing was "
-        "changed or published.",
-        "Delete some, or ask the operator for a larger quota. Only the answer to published events has a Retry-After, until the "
-        "next day of UTC. For the other quotas waiting does not help.",
+        "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows, or it asks for a "
+        "replay and has as many waiting dead letters. Or a tenant of the request has published its events of the day "
+        "(api.max_tenant_events_per_day). detail names the quota. Nothing was changed or published.",
+        "Delete some, redrive or discard dead letters, or ask the operator for a larger quota. Only the answer to published "
+        "events has a Retry-After, until the next day of UTC. For the other quotas waiting does not help.",
         problems.quota_reached("you have 50 endpoints, and your quota is 50: delete some, or ask the operator"),
     ),
     "internal": ProblemType(

@@ -176,8 +176,13 @@ def cancel(call: Call) -> Replay:
 
 def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne, otherwise: str) -> Replay:
     with crud.of_whole_customer(call):
-        unfinished = requests.count_unfinished(call.connection, customer_id)
-    if unfinished >= MAX_UNFINISHED:
+        room = requests.room(call.connection, customer_id)
+    if room.reached_dead_letters is not None and call.principal.customer_id is not None:
+        raise problems.quota_reached(
+            f"the quota of the customer is {room.reached_dead_letters} waiting dead letters, and it is used up: redrive or "
+            "discard some, and repeat the request after a minute, or ask the operator"
+        )
+    if room.unfinished >= MAX_UNFINISHED:
         raise problems.Refused(409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum: wait, or cancel some")
     made = requests.ask(call.connection, customer_id, endpoint_id, asked)
     if made is None:

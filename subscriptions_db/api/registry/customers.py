@@ -30,12 +30,14 @@ class TenantGrants(parts.ManifestPart):
 
 
 class Quotas(parts.ManifestPart):
-    """Maximum rows of a customer. The quota bounds what the customer creates itself; the operator may exceed the quota."""
+    """Maximum rows of a customer. A quota bounds what the customer asks for itself; the operator may exceed the quota."""
 
     endpoints: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
     """Null: `api.max_endpoints_per_customer`."""
     subscriptions: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
     """Null: `api.max_subscriptions_per_customer`."""
+    dead_letters: Annotated[int, Field(ge=1, le=MAX_QUOTA)] | None = None
+    """Null: `api.max_dead_letters_per_customer`."""
 
 
 class CustomerFields(parts.ManifestPart):
@@ -81,7 +83,7 @@ def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants
 
 
 def _quotas(call: Call, customer_ids: list[str]) -> dict[str, Quotas]:
-    """Return customer id → its own quotas; a customer without own quotas has null in both fields."""
+    """Return customer id → its own quotas; a customer without own quotas has null in all fields."""
     rows = call.connection.execute(query("customer_quotas"), {"ids": customer_ids}).fetchall()
     found = {row.pop("customer_id"): Quotas(**row) for row in rows}
     return {customer_id: found.get(customer_id, Quotas()) for customer_id in customer_ids}

@@ -1,5 +1,5 @@
-"""Track the health of endpoints, and decide on operational events for customers.
+"""Decide on operational events: about the health of endpoints, API keys that expire soon, and reached quotas.
 
-In: observations about endpoints, from records of the topics and from the registry. Out: endpoint health, and events in an
-outbox until they are published. Runs in `fanout archive`.
+In: observations from records of the topics, from the registry and from the archive. Out: endpoint health, reached quotas, and
+events in an outbox until they are published. Runs in `fanout archive`.
 """

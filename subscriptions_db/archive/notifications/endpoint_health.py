@@ -28,7 +28,9 @@ class EventKind(enum.StrEnum):
     BACKLOG_GROWING = "fanout.backlog.growing"
     DEAD_LETTERS_WAITING = "fanout.dead-letters.waiting"
     KEY_EXPIRING = "fanout.api-key.expiring"
-    """An API key expires soon. `key_expiry.record` makes this event; the others are about the health of an endpoint."""
+    """An API key expires soon. `key_expiry.record` makes this event."""
+    QUOTA_REACHED = "fanout.quota.reached"
+    """A customer or a tenant has reached a quota. `quotas.record` makes this event."""
 
 
 class SignalKind(enum.Enum):
@@ -103,15 +105,19 @@ class OperationalEvent(NamedTuple):
 
     kind: EventKind
     subject_id: str
-    """The endpoint, or the API key, that the event is about."""
-    customer_id: str
+    """The endpoint, or the API key, that the event is about; or the customer or tenant that has reached a quota."""
+    customer_id: str | None
+    """The customer that may receive the event. None: operators only."""
     at: dt.datetime
     data: dict[str, Any]
+    about: str = ""
+    """Part of the event id. Distinguishes events of one kind about one subject at one time: the quota."""
 
     @property
     def event_id(self) -> str:
-        """Return the id of the event: a digest of subject, kind and time, so an event that is built again has the same id."""
+        """Return the id of the event: a digest of its fields but the data, so an event that is built again has the same id."""
         about = f"{self.subject_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
+        about += f"\0{self.about}" if self.about else ""
         return "op_" + hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
 

@@ -32,8 +32,9 @@ class OutboxEvent(NamedTuple):
     event_id: str
     kind: str
     subject_id: str
-    """The endpoint, or the API key, that the event is about."""
-    customer_id: str
+    """The endpoint, or the API key, that the event is about; or the customer or tenant that has reached a quota."""
+    customer_id: str | None
+    """The customer that may receive the event. None: operators only."""
     at: dt.datetime
     data: dict[str, Any]
 

@@ -192,9 +192,9 @@ def test_a_customer_has_quotas_and_the_operator_has_none(postgres):
 
 
 def test_the_operator_gives_a_customer_its_own_quotas(served, acme, operator):
-    named = {"name": "Acme", "quotas": {"endpoints": 0, "subscriptions": 1}}
-    assert operator.put("/v1/customers/acme", named).json["quotas"] == {"endpoints": 0, "subscriptions": 1}
-    assert acme.get("/v1/customers/acme").json["quotas"] == {"endpoints": 0, "subscriptions": 1}
+    named = {"name": "Acme", "quotas": {"endpoints": 0, "subscriptions": 1, "dead_letters": 5}}
+    assert operator.put("/v1/customers/acme", named).json["quotas"] == named["quotas"]
+    assert acme.get("/v1/customers/acme").json["quotas"] == named["quotas"]
     refused = acme.post("/v1/endpoints", NEW)
     assert (refused.status, refused.json["code"]) == (429, "quota")
     assert "retry-after" not in refused.headers  # waiting does not help
@@ -202,6 +202,7 @@ def test_the_operator_gives_a_customer_its_own_quotas(served, acme, operator):
     assert acme.post("/v1/subscriptions", {"endpoint": "acme-orders", "event_type": "*", "tenants": ["t1"]}).status == 429
     assert operator.put("/v1/customers/acme", {"name": "Acme"}).json["quotas"] == named["quotas"]  # omitted: unchanged
     assert operator.put("/v1/customers/acme", {"quotas": {"endpoints": -1}}).fields == ["quotas.endpoints"]
+    assert operator.put("/v1/customers/acme", {"quotas": {"dead_letters": 0}}).fields == ["quotas.dead_letters"]
     assert operator.put("/v1/customers/acme", {"name": "Acme", "quotas": {}}).json["quotas"] == dict.fromkeys(named["quotas"])
     assert acme.post("/v1/endpoints", NEW).status == 201
     entries = [entry for entry in served.audit("acme") if entry["action"] == "set_quotas"]

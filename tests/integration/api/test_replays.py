@@ -2,10 +2,12 @@
 
 import dataclasses
 import datetime as dt
+import functools
 
 import pytest
 
 from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.notifications import quotas
 from tests.integration.api import world
 from tests.support import archive
 
@@ -38,6 +40,23 @@ def test_a_replay_of_a_time_range_is_created_shown_and_cancelled(served, acme):
     assert ([item["id"] for item in older["items"]], older["next_cursor"]) == ([made.json["id"]], None)
     assert acme.get("/v1/replays?endpoint=another").json["items"] == []
     assert [row["action"] for row in served.audit(made.json["id"])] == ["create", "cancel"]
+
+
+def test_a_customer_at_its_quota_of_dead_letters_asks_for_no_replay(served, acme, operator):
+    with served.registry() as opened:
+        opened.execute("insert into customer_quotas (customer_id, max_dead_letters) values ('acme', 1)")
+        look = functools.partial(quotas.record, opened, quotas.Quotas(9, 9, 9, 0, 0), None, now=dt.datetime.now(dt.UTC))
+        assert look() == {quotas.Quota.DEAD_LETTERS: 1}
+        for path, body in ((REPLAYS, DAY), (ONE, None)):
+            answer = acme.post(path, body)
+            assert (answer.status, answer.json["code"]) == (429, "quota")
+            assert "the quota of the customer is 1 waiting dead letters" in answer.json["detail"]
+        assert operator.post(REPLAYS, DAY).status == 201
+        # Redriving is what makes room, so no quota refuses it.
+        assert acme.post("/v1/dead-letters/redrive", {"everything": True}).json["count"] == 1
+        assert look() == {}
+        assert acme.post(ONE).status == 201
+        opened.execute("update dead_letters set state = 'waiting'; delete from customer_quotas")
 
 
 @pytest.mark.parametrize(

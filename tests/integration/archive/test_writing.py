@@ -18,7 +18,7 @@ from delivery import errors
 from delivery.model import EndpointId
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
-from subscriptions_db.archive.notifications import key_expiry, outbox
+from subscriptions_db.archive.notifications import key_expiry, outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import Policy, Signal, SignalKind
 from subscriptions_db.archive.search import archived_dead_letters, attempts, redrive_requests
 from subscriptions_db.archive.search.selection import DeadLetterSearch
@@ -327,6 +327,8 @@ def test_the_documented_grants_are_enough_to_archive(connection):
     outbox.record_due(connection, POLICY, now=archive.NOW)
     outbox.delete_orphans(connection)
     key_expiry.record(connection, POLICY, now=archive.NOW)
+    for most in (1, 2):  # the quota of dead letters is reached, and then it is not
+        quotas.record(connection, quotas.Quotas(1, 1, 1, most, 1), None, now=archive.NOW)
     with outbox.claim_page(connection) as waiting:
         assert len(waiting) == 1
     assert partitions.drop(connection, "attempts", dt.date(2100, 1, 1))

@@ -76,6 +76,7 @@ GRANTED = {
         "delivery_statistics": "select",
         "replays": "insert, select, update (state), update (state_since)",
         "validations": "delete, insert, select, update",
+        "reached_quotas": "select",
     },
     OPERATORS: {
         "tenants": "delete, insert, select, update",
@@ -102,6 +103,7 @@ GRANTED = {
         "replays": "insert, select, update (state), update (state_since)",
         "validations": "delete, insert, select, update",
         "published_events": "delete, insert, select, update",
+        "reached_quotas": "select",
     },
 }
 """All that the roles may do with relations, by role and relation; of a single column, with its name."""

@@ -79,7 +79,7 @@ def test_every_table_of_customers_has_forced_row_level_security(connection):
 
 
 def test_only_known_tables_show_a_limited_key_rows_of_every_endpoint(migrated):
-    of_customers = {"customers", "customer_tenants", "customer_quotas", "event_types"}
+    of_customers = {"customers", "customer_tenants", "customer_quotas", "event_types", "reached_quotas"}
     assert apartness.of_every_endpoint(migrated) == of_customers | {"scopes", "filters"}
 
 
@@ -314,6 +314,7 @@ def test_without_a_customer_no_row_can_be_written(two, customer_id):
         "insert into idempotency_keys (customer_id, idempotency_key, request_digest) values ('c2', 'other', sha256(''))",
         "insert into customer_tenants values ('c1', null)",
         "insert into customer_quotas values ('c1', 1, 1)",
+        "delete from reached_quotas",
         "select * from api_keys",
         "select * from tenants",
         "select entity_id from revisions",

@@ -136,7 +136,7 @@ def test_existing_days_of_the_archive_and_keys_get_the_limits_of_keys(before):
         assert before.execute("select count(*) as rows from endpoints").fetchone() == {"rows": 2}
 
 
-def test_a_role_that_archives_may_report_keys_and_reads_no_digest(before):
+def test_a_role_that_archives_may_report_keys_and_quotas_and_reads_no_digest(before):
     migrate.migrate(before, migrate.migrations()[:25])
     role = f"archive_{uuid.uuid4().hex[:8]}"
     before.execute(f"create role {role}; grant insert on attempts to {role}")
@@ -144,6 +144,8 @@ def test_a_role_that_archives_may_report_keys_and_reads_no_digest(before):
     asked = "select has_column_privilege(%s, 'api_keys', %s, %s) as may"
     columns = (("expiry_told_at", "update"), ("expires_at", "select"), ("expires_at", "update"), ("digest", "select"))
     assert [before.execute(asked, [role, *column]).fetchone()["may"] for column in columns] == [True, True, False, False]
+    found = before.execute("select has_table_privilege(%s, 'reached_quotas', 'insert') as may", [role]).fetchone()
+    assert found == {"may": True}
     before.execute(f"drop owned by {role}; drop role {role}")
 
 

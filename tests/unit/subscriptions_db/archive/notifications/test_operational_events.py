@@ -12,13 +12,15 @@ from delivery.model import ContentMode, Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import payload
 from fanout.archiver import notify_step, process
-from subscriptions_db.archive.notifications import endpoint_health, key_expiry, outbox
+from subscriptions_db.archive.notifications import endpoint_health, key_expiry, outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, EventKind, Policy, Signal, SignalKind
+from subscriptions_db.archive.notifications.quotas import Quota
 
 TEXT = (Path(__file__).parents[5] / "docs" / "operational-events.md").read_text()
 EXAMPLES = [orjson.loads(example) for example in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
 POLICY = Policy(failing_after_s=300, backlog_events=1000, quiet_s=3600)
 TOPIC = "events.fanout.operational"
+NOW = dt.datetime(2026, 5, 10, 12, 0, tzinfo=dt.UTC)
 
 
 def signals_of(kind, since, at, data):
@@ -47,6 +49,9 @@ def event_of(kind, at, data):
     if kind is EventKind.KEY_EXPIRING:
         key = data | {"customer_id": "acme", "expires_at": dt.datetime.fromisoformat(data["expires_at"])}
         return key_expiry.expiring(key, at)
+    if kind is EventKind.QUOTA_REACHED:
+        found = quotas.ReachedQuota(Quota(data["quota"]), data["customer_id"], data["customer_id"], data["limit"])
+        return quotas.after(found, most=data["limit"], policy=POLICY, now=at)[1]
     known, operational = EndpointHealth(), None
     for signal in signals_of(kind, dt.datetime.fromisoformat(data["since"]), at, data):
         known, operational = endpoint_health.apply(known, signal, POLICY)
@@ -68,6 +73,14 @@ def test_an_example_equals_the_delivered_event(example):
     record = Record(TOPIC, 0, 0, 0, made.value, made.headers)
     event = parsing.parse(record, parsing.Layout(tenant_path=("elsewhere",), operational_topic=TOPIC))
     assert list(orjson.loads(payload.content(event, ContentMode.STANDARD).body).items()) == list(example.items())
+
+
+def test_only_operators_get_an_event_about_a_tenant():
+    """The event has no sub-tenant, and a customer's subscription to operational events names one."""
+    about = {"quota": "events_per_day", "tenant_id": "acme", "limit": 100, "since": "2026-05-10T12:00:00.000Z"}
+    made = notify_step.message(outbox.OutboxEvent("op_1", "fanout.quota.reached", "acme", None, NOW, about), TOPIC)
+    event = parsing.parse(Record(TOPIC, 0, 0, 0, made.value, made.headers), parsing.Layout(operational_topic=TOPIC))
+    assert (event.tenant_id, event.sub_tenant_id) == ("fanout", None)
 
 
 def test_every_event_type_has_an_example_and_a_table_row():

@@ -1,0 +1,155 @@
+"""Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
+
+Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its subject has as much as the quota allows.
+While it stays reached, there is one event about it. By the rows of `reached_quotas` the API refuses replays
+(subscriptions_db/api/deliveries/replays.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import enum
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from subscriptions_db.archive.notifications import endpoint_health, outbox
+from subscriptions_db.archive.notifications.endpoint_health import EventKind, OperationalEvent, Policy
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+log = logging.getLogger(__name__)
+
+
+class Quota(enum.StrEnum):
+    """The quotas. A closed set. Postgres and operational events have these names."""
+
+    ENDPOINTS = "endpoints"
+    SUBSCRIPTIONS = "subscriptions"
+    CONSUMERS = "consumers"
+    """Consumers of dead letters."""
+    DEAD_LETTERS = "dead_letters"
+    """Dead letters that wait."""
+    EVENTS_PER_DAY = "events_per_day"
+    """Events of a tenant that were published over HTTP today. The others are quotas of customers."""
+
+
+class Quotas(NamedTuple):
+    """The quotas of subjects without their own (delivery.config.service_settings.Api)."""
+
+    endpoints: int
+    subscriptions: int
+    consumers: int
+    dead_letters: int
+    """0: no quota."""
+    events_per_day: int
+    """0: no quota."""
+
+
+class ReachedQuota(NamedTuple):
+    """A quota that a subject has reached, or had reached until now: a row of `reached_quotas`."""
+
+    quota: Quota
+    subject_id: str
+    """The customer, or the tenant for EVENTS_PER_DAY."""
+    customer_id: str | None
+    """None: the subject is a tenant."""
+    most: int
+    """The quota, as a number."""
+    reached_at: dt.datetime | None = None
+    """Since when the quota is reached. None: it is not reached now."""
+    reported_at: dt.datetime | None = None
+    """When the last event was made. None: there is none."""
+
+
+Subject = tuple[Quota, str]
+"""A quota, and the id of its customer or tenant."""
+
+
+def after(
+    known: ReachedQuota, *, most: int | None, policy: Policy | None, now: dt.datetime
+) -> tuple[ReachedQuota | None, OperationalEvent | None]:
+    """Return the row of a subject after a look at its quota, and the operational event that follows, if any.
+
+    `most` is the quota if it is reached now, and else None. Without a policy there are no events.
+
+    1. The quota is not reached: the row stays while it delays the next event, and is deleted afterwards.
+    2. The quota is reached, and there was an event since: nothing changes.
+    3. The quota is reached, and there was no event since: an event follows, at least `quiet_s` seconds after the last one.
+    """
+    is_quiet = (
+        policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s
+    )
+    if most is None:
+        return (known._replace(reached_at=None) if is_quiet else None), None
+    since = known.reached_at
+    if since is None or (
+        known.quota is Quota.EVENTS_PER_DAY and since.astimezone(dt.UTC).date() != now.astimezone(dt.UTC).date()
+    ):
+        since = now
+    reached = known._replace(most=most, reached_at=since)
+    is_reported = known.reported_at is not None and known.reported_at >= since
+    if policy is None or is_reported or is_quiet:
+        return reached, None
+    return reached._replace(reported_at=now), _event(reached, since, now)
+
+
+def record(connection: connect.Connection, quotas: Quotas, policy: Policy | None, *, now: dt.datetime) -> Mapping[Quota, int]:
+    """Look at all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
+
+    The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota.
+    """
+    with connect.translated_errors(), connection.transaction():
+        connection.execute(query("lock_reached_quotas"))
+        known = {(row.quota, row.subject_id): row for row in _known(connection)}
+        found = {(row.quota, row.subject_id): row for row in _found(connection, quotas, now)}
+        events: list[OperationalEvent] = []
+        changed: list[ReachedQuota] = []
+        gone: list[Subject] = []
+        for subject in sorted(known.keys() | found.keys()):
+            before = known.get(subject) or found[subject]
+            most = found[subject].most if subject in found else None
+            row, event = after(before, most=most, policy=policy, now=now)
+            events += [event] if event else []
+            if row is None:
+                gone.append(subject)
+            elif row != known.get(subject):
+                changed.append(row)
+                if row.reached_at == now:
+                    log.info("quota %s of %d is reached by %s", row.quota, row.most, row.subject_id)
+        _put(connection, changed, gone)
+        outbox.put_events(connection, events)
+    return collections.Counter(quota for quota, _ in found)
+
+
+def _event(reached: ReachedQuota, since: dt.datetime, now: dt.datetime) -> OperationalEvent:
+    of_tenant = reached.customer_id is None
+    data = {
+        "quota": reached.quota.value,
+        "tenant_id" if of_tenant else "customer_id": reached.subject_id,
+        "limit": reached.most,
+        "since": endpoint_health.rfc3339(since),
+    }
+    return OperationalEvent(EventKind.QUOTA_REACHED, reached.subject_id, reached.customer_id, now, data, about=reached.quota)
+
+
+def _known(connection: connect.Connection) -> list[ReachedQuota]:
+    return [ReachedQuota(**row | {"quota": Quota(row["quota"])}) for row in connection.execute(query("known_quotas"))]
+
+
+def _found(connection: connect.Connection, quotas: Quotas, now: dt.datetime) -> list[ReachedQuota]:
+    """Return the quotas that are reached now."""
+    asked = quotas._asdict() | {"today": now.astimezone(dt.UTC).date()}
+    return [
+        ReachedQuota(**row | {"quota": Quota(row["quota"])}) for row in connection.execute(query("quotas_reached_now"), asked)
+    ]
+
+
+def _put(connection: connect.Connection, changed: list[ReachedQuota], gone: list[Subject]) -> None:
+    if changed:
+        columns = {field: [getattr(row, field) for row in changed] for field in ReachedQuota._fields}
+        connection.execute(query("put_reached_quotas"), columns)
+    if gone:
+        columns = {"quotas": [quota for quota, _ in gone], "subject_ids": [subject_id for _, subject_id in gone]}
+        connection.execute(query("delete_reached_quotas"), columns)
