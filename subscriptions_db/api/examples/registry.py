@@ -12,7 +12,7 @@ CUSTOMER: dict[str, Any] = {
     "id": "acme",
     "name": "Acme Inc",
     "may_subscribe_to": {"everything": False, "tenants": ["t1", "t2"]},
-    "quotas": {"endpoints": 50, "subscriptions": None},
+    "quotas": {"endpoints": 50, "subscriptions": None, "dead_letters": None},
 }
 TENANT: dict[str, Any] = {
     "id": "t1",
