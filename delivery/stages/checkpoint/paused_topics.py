@@ -1,8 +1,9 @@
 """Leave topics out of a lane while a schema of their records cannot be read, and continue at the first waiting record later.
 
 Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
-handles all other partitions. Spark commits the offsets of all of them. So the lane keeps the offsets of the waiting records in
-a file of its checkpoint folder, and changes Spark's offset log between two queries (docs/adr/0043):
+handles all other partitions. Spark commits the offsets of all partitions, the paused partition included. So the lane keeps the
+offsets of the waiting records in a file of its checkpoint folder, and changes Spark's offset log between two queries
+(docs/adr/0043):
 
 1. `note` saves the first waiting offsets, before the micro-batch is committed.
 2. After the commit the query ends, the topics' positions move from the offset log into the file, and the next query does not
@@ -73,7 +74,7 @@ def committed(topics: Topics, newest: int) -> dict[str, PausedTopic]:
 
 
 def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
-    """Return the paused topics with an offset for each partition: the one it has, else the lane's committed position. Pure."""
+    """Return the paused topics with an offset for each partition: its own, else the lane's committed position. Pure."""
     return {name: topic._replace(offsets=positions.get(name, {}) | topic.offsets) for name, topic in topics.items()}
 
 

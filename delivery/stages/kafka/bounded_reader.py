@@ -52,6 +52,9 @@ def batches(
 
 
 def _poll(consumer: confluent_kafka.Consumer, max_records: int, wait_s: float) -> list[confluent_kafka.Message]:
-    """Return the messages that are there once one is. A single call would wait for `wait_s`, or for all `max_records`."""
+    """Wait up to `wait_s` seconds for a message, and return it with the others that have arrived by then.
+
+    A single call of `consume` would wait for `wait_s`, or for all `max_records`.
+    """
     messages = consumer.consume(1, wait_s)
     return messages + consumer.consume(max_records - 1, 0) if messages else messages

@@ -30,8 +30,9 @@ LOG_CONFIGURATION = Path(__file__).with_name("log4j2.xml")
 JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """JVM options that save CPU (docs/adr/0024). The parallel collector saves a sixth of the JVM's CPU in the load test: a small
 heap does not need shorter pauses. Using only the quick compiler saves another third: the other compiler takes minutes for code
-that mostly waits. With one compiler the JVM's code cache is 48 MB, and a lane with state fills it in 90 s. The JVM then
-discards most of the code and compiles it again, for ten seconds at twice the latency. With both compilers it is 240 MB."""
+that mostly waits. By default the JVM's code cache has 48 MB with one compiler, and 240 MB with both. A lane with state fills 48
+MB in 90 s. The JVM then discards most of the code and compiles it again, for ten seconds at twice the latency. So the last
+option sets 240 MB."""
 CLASS_PATH = "spark.driver.extraClassPath"
 RETAINED = "20"
 """Number of finished jobs, stages and queries that Spark remembers for its web pages."""
@@ -113,7 +114,7 @@ class Libraries:
     store: Sequence[Path] = ()
     """Jars of the client for an S3-compatible store; empty for a checkpoint elsewhere."""
     class_archive: Path | None = None
-    """Class archive for a faster start. A JVM that the archive does not fit ignores it silently."""
+    """Class archive for a faster start. A JVM ignores an archive that does not fit it, without a message."""
 
     def settings(self, master: str, class_path: str | None = None) -> dict[str, str]:
         """Return Spark's settings for the jars. `class_path`: the operator's own class path, which comes first; None: not set.

@@ -35,7 +35,7 @@ class StatefulLane:
 
     NAME: ClassVar[str]
     JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
-    """The class that interprets result records: it finds the deliveries of an interrupted micro-batch that had ended."""
+    """The class that interprets result records: it finds which deliveries of an interrupted micro-batch had ended."""
 
     def __init__(
         self,

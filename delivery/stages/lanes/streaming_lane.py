@@ -1,4 +1,4 @@
-"""Run one lane as a streaming query, restart the query when needed, and stop it between two micro-batches.
+"""Run one lane as a streaming query, restart the query when needed, and stop the query between two micro-batches.
 
 Runs on the driver. Guarantee: a micro-batch is committed after all of its results were written, never before.
 """
@@ -70,7 +70,10 @@ class Result(enum.Enum):
 
 
 class Uncommitted(Exception):
-    """Raised through Spark so that it does not commit a micro-batch, which then runs again. Not an error."""
+    """Raised in the function of `foreachBatch`, so that Spark does not commit the micro-batch. Not an error.
+
+    The micro-batch runs again.
+    """
 
 
 def _quieten_py4j() -> None:
@@ -83,14 +86,14 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 class Lane(Generic[Registry]):
-    """A lane whose streaming query passes each micro-batch to `handle`. Restarts the query, and stops between micro-batches.
+    """Run a lane as a streaming query that passes each micro-batch to `handle`. Restart the query when needed.
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
     with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
-    called until it returns True. `is_woken`: a wake-up causes a micro-batch at the start even
-    without records, and the lane is ready once this micro-batch is committed. So no event waits for the slow first micro-batch
-    of a process. `paused` has the topics that wait for the schema registry. When they change, the query restarts with a new
-    plan. `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
+    called until it returns True. `is_woken`: True if a wake-up causes a micro-batch at the start even without records. The lane
+    is then ready once this micro-batch is committed. So no event waits for the slow first micro-batch of a process. `paused`
+    has the topics that wait for the schema registry. When they change, the query restarts with a new plan. `stalled_after_s`:
+    when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
     """
 
     def __init__(
@@ -287,7 +290,7 @@ def cause_of(failure: str) -> str:
 
 
 def positions(progress: StreamingQueryProgress) -> health.Positions:
-    """Return the positions up to which the lane has committed records, by Spark's progress report."""
+    """Return the next offset of each partition by Spark's progress report: all records before it are committed."""
     ends = (json.loads(source["endOffset"]) or {} for source in progress["sources"])
     return {topic: {int(number): at for number, at in offsets.items()} for end in ends for topic, offsets in end.items()}
 

@@ -41,7 +41,8 @@ class DeliverRealtime:
     stop_within_s: float
     """Seconds to wait for background attempts when the query stops."""
     ended: frozenset[completed_work.Key] = frozenset()
-    """Deliveries of records without a receipt that had already ended when the query started. The task leaves them out."""
+    """Deliveries that had ended before the query started, although their records have no receipt. The task leaves these
+    deliveries out."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

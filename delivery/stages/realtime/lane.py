@@ -45,7 +45,7 @@ NAME = "realtime"
 POLL_S = 0.1
 """Seconds between two checks of the tasks' reports."""
 TOPICS_EVERY_S = 10.0
-"""Seconds between two checks for new partitions. A running batch does not read them, so the query must restart."""
+"""Seconds between two checks for new partitions. A running batch does not read new partitions, so the query must restart."""
 MOST_STARTS = 5
 """Consecutive restarts after a fault without any delivery. At the next fault the lane fails."""
 STOPS_WITHIN_S = 10.0

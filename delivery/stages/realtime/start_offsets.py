@@ -46,7 +46,7 @@ class StartOffsets(NamedTuple):
     next_offsets: dict[Place, int]
     """The first offset to deliver in each partition."""
     ended: frozenset[Key]
-    """Deliveries of records at or after these offsets that have ended already. They must not be repeated."""
+    """Deliveries that have ended already, although their records are at or after these offsets. They must not be repeated."""
     is_first: bool = False
     """True if the lane has never started before."""
 

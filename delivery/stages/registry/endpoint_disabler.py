@@ -1,9 +1,9 @@
 """In the registry, disable those endpoints that answered with status 410 (gone) or have failed for days.
 
-Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request that
-an endpoint be disabled, and the thread writes it to Postgres. Guarantee: a request that is repeated while Postgres answers is
-written. A request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator may have
-acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
+Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
+disable endpoints, and the thread writes these requests to Postgres. Guarantee: a request that is repeated while Postgres
+answers is written. A request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an
+operator may have acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
 from __future__ import annotations

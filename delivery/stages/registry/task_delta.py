@@ -1,10 +1,10 @@
 """Send registry changes to tasks whose closure is fixed: the tasks of a streaming plan that run before the state.
 
 `TaskDelta` runs on the driver, `TaskDeltaSource` in the executors; neither may import psycopg or pydantic. A delta holds the
-changes of the registry since the query's start. It travels in a local property of Spark. Spark copies the local properties of
-the thread that starts a micro-batch to each of its tasks, and calls `foreachBatch` on that thread before the first task runs.
-The delta is encrypted, because Spark writes local properties into event logs in the clear and the registry holds customers'
-secrets. The key travels in the tasks' closure.
+changes of the registry since the query's start. It travels in a local property of Spark. A thread of Spark starts each
+micro-batch. Spark copies the local properties of this thread to each task of the micro-batch, and calls `foreachBatch` on this
+thread before the first task runs. The delta is encrypted, because Spark writes local properties into event logs in the clear
+and the registry holds customers' secrets. The key travels in the tasks' closure.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Load:
     partitions: int
     """Number of Kafka partitions that the lane reads; 0: unknown."""
     pause_reason: str | None = None
-    """Why the lane is paused; None: it is not."""
+    """Why the lane is paused; None: the lane is not paused."""
     is_source_up: bool = True
     """True if Kafka answered."""
 

@@ -68,9 +68,9 @@ class Tools:
     ) -> None:
         """Write the results of background attempts, and then notify the retry lane's shards that these attempts have ended.
 
-        Called in the worker, on a thread beside its tasks. `revision` is that of the worker's newest registry. The shards are
-        notified only after Kafka has confirmed the results. In the other order a shard could remove an entry whose result is
-        never written.
+        Called in the worker, on a thread beside its tasks. `revision` is the revision of the worker's newest registry. The
+        shards are notified only after Kafka has confirmed the results. In the other order a shard could remove an entry whose
+        result is never written.
         """
         writing = self.sink()
         _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
