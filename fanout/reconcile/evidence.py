@@ -209,7 +209,7 @@ class Evidence:
         return [HandledRange(*numbers[at : at + 6]) for at in range(0, len(numbers), 6)]
 
     def first_offset(self, place: Place, since_ms: int) -> int | None:
-        """Return the lowest offset of all receipts written at or after `since_ms`; None: there is none."""
+        """Return the lowest offset in the ranges of all receipts written at or after `since_ms`; None if there are none."""
         ranges = (handled for lane in DeliveryMode for handled in self.ranges(lane.value, place))
         return min((handled.first for handled in ranges if handled.written_at_ms >= since_ms), default=None)
 

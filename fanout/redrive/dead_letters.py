@@ -96,7 +96,7 @@ class Reader:
     def redriven(self, since_ms: int | None = None) -> Redriven:
         """Read the notes of redrives, and return which of the dead letters written since `since_ms` were redriven.
 
-        None: of all.
+        `since_ms` None: all dead letters, whenever they were written.
         """
         redriven = Redriven()
         since_ms = _earlier(since_ms)

@@ -67,7 +67,7 @@ def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iter
     if is_own or not known or any(matching.takes_type(wanted, known_type) for known_type in known):
         return
     close = difflib.get_close_matches(wanted, known, n=1)
-    meant = f"; did you mean {close[0]}?" if close else ""
+    meant = f"; did you mean {close[0]}?" if close else ": correct it, or register the type"
     no_topic = " and no topic" if has_topics else ""
     yield errors.RegistrationError("event_type", f"{wanted} matches no event type of the catalogue{no_topic}{meant}")
 

@@ -76,7 +76,7 @@ def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:
     """Return the message for one of pydantic's errors. `model` is the type that was validated; None: its fields are unknown."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
-        return "is missing"
+        return "is missing: add it"
     if kind == "extra_forbidden":
         return _unknown(str(error["loc"][-1]), [] if model is None else _names_at(model, error["loc"][:-1]))
     if kind in _TYPES:

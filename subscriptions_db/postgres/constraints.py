@@ -46,11 +46,11 @@ def in_words(exc: psycopg.IntegrityError) -> tuple[str, str]:
     column = exc.diag.column_name or _column(name, table)
     if isinstance(exc, psycopg.errors.ForeignKeyViolation):
         row = next((kind for key, kind in _ROWS.items() if column.startswith(key)), "row")
-        return row, f"there is no such {row}"
+        return row, f"there is no such {row}: correct the id, or create the {row} first"
     if isinstance(exc, psycopg.errors.UniqueViolation):
         return "id", f"is already used in {table}: choose another id"
     if isinstance(exc, psycopg.errors.NotNullViolation):
-        return column, "is missing"
+        return column, "is missing: add it"
     return column, f"is not allowed in {table}: docs/registering.md lists the allowed values"
 
 

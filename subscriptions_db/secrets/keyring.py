@@ -98,7 +98,7 @@ class KeyRing:
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
-    """Raise SettingsError if the key ring opens none of the sampled secrets of some key id in the registry.
+    """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
 
     Called at the start of a process, with up to ten secrets of each key id. Later, a secret that does not open quarantines its
     endpoint. A wrong key ring would quarantine every endpoint.

@@ -32,7 +32,7 @@ class Deprecation:
     since: dt.date
     """The first day, in UTC, on which clients should no longer use it."""
     sunset: dt.date
-    """The day of the removal, in UTC, at the earliest."""
+    """The earliest day of the removal, in UTC."""
     link: str
     """URL of the page that says what to use in its place."""
 

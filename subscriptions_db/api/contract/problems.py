@@ -78,7 +78,7 @@ OTHER_TITLES = {
     TENANT_RATE_LIMITED: (429, "Too many events of one tenant"),
     QUOTA: (429, "A quota is used up"),
 }
-"""Code → status and title of the problems whose status has another code in TITLES."""
+"""Code → status and title, for each code that shares its status with a code of TITLES."""
 INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the request later, a change with its Idempotency-Key"
 """The `detail` of the answer to a request that failed unexpectedly."""
 

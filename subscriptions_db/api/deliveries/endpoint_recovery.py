@@ -59,7 +59,7 @@ def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
 
 
 def recover(call: Call) -> RecoveredEndpoint:
-    """Request the redrive of an endpoint's waiting dead letters, a bounded number at a time."""
+    """Request the redrive of an endpoint's waiting dead letters, at most `limit` for each request."""
     wanted, endpoint_id = call.body_as(RecoverEndpoint), call.path["endpoint_id"]
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     customer_id = endpoint["customer"]

@@ -197,7 +197,7 @@ def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:
 
 
 def _signing_key(entry: Any) -> SigningKey | None:
-    """Return a key of a JWKS; None if it is no public key for signatures that this version uses."""
+    """Return a key of a JWKS; None if the entry is no public key of an algorithm that this version verifies."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None
     kid, key_type, algorithm = entry.get("kid"), entry.get("kty"), entry.get("alg")

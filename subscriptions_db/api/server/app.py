@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
 CALLBACK = "callback"
-"""The key id of requests by which receivers answer with a token: in the audit log, and for the rate limit."""
+"""The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
 MAX_SENDING_S = 60.0
 """Seconds to send an answer; then the connection is aborted. The largest page of dead letters has some 35 MB."""
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"

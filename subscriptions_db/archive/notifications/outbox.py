@@ -93,7 +93,9 @@ def delete_orphans(connection: connect.Connection) -> None:
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
-    """Lock and yield the MAX_EVENTS oldest events. The context publishes them. If it ends without an error, delete them.
+    """Lock and yield the MAX_EVENTS oldest events.
+
+    The caller publishes them in its `with` block. If the block ends without an error, delete them.
 
     After a crash before the commit, the next process publishes the same events again, with the same ids.
     """

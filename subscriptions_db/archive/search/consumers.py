@@ -222,7 +222,7 @@ def locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any
     """Lock a consumer and return its row; raise RegistrationError if it does not exist."""
     found = connection.execute(query("lock_consumer"), key).fetchone()
     if found is None:
-        raise errors.RegistrationError("consumer", "there is no such consumer")
+        raise errors.RegistrationError("consumer", "there is no such consumer: create it, or correct the name")
     return found
 
 

@@ -64,4 +64,4 @@ def test_without_known_event_types_there_is_no_warning():
 def test_the_warning_names_topics_only_if_they_are_known():
     """Regression: the API, which knows no topics, said that an event type matches none."""
     [warning] = said(lint.event_type("shipment.sent", KNOWN, has_topics=False))
-    assert warning == "event_type: shipment.sent matches no event type of the catalogue"
+    assert warning == "event_type: shipment.sent matches no event type of the catalogue: correct it, or register the type"

@@ -103,7 +103,7 @@ MISTAKES = [
     ),
     (
         "endpoints:\n  - id: ep1\n    customer: c1\n",
-        "2: endpoints[0].url: is missing",
+        "2: endpoints[0].url: is missing: add it",
     ),
     (
         "tenants:\n  - id:\n",
