@@ -1,4 +1,4 @@
-"""The state of the retry lane: which retry entries wait, and which are leased to workers now.
+"""Keep the state of the retry lane: the retry entries that wait, and those that are leased to workers now.
 
 In: retry messages and a shard's state. Out: leases of retry entries to attempt now, and the new state. Pure. Runs in the
 executors. A shard is one key of Spark's state: it has the retry entries of a fixed part of all endpoints. The archive and the

@@ -65,7 +65,10 @@ class EndpointState(msgspec.Struct, array_like=True):
             self.background[entry.background_attempt] = (len(entry.packed), entry.size)
 
     def complete(self, name: bytes, now_ms: int) -> None:
-        """Count out the entry whose background attempt completed. The timer wheel returns it later: see `has_completed`."""
+        """Count out the entry whose background attempt `name` has completed.
+
+        The timer wheel still has the entry, and returns it later: see `has_completed`.
+        """
         if name not in self.background:
             self.completed[name] = now_ms
             return
@@ -91,12 +94,13 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.completed = {name: at_ms for name, at_ms in self.completed.items() if at_ms + COMPLETED_KEPT_MS > now_ms}
 
     def lists(self) -> Iterator[list[segment_store.Slice]]:
-        """Yield the slices of each FIFO, as the segment store takes them."""
+        """Yield the slices of each FIFO, for SegmentStore.write."""
         return (line.slices for line in self.fifos.values())
 
     def due_ms(self, policy: ShardPolicy) -> int:
-        """Return when the endpoint needs a decision, if no message for it arrives and no timer entry of it is due before.
+        """Return the time, in ms since the epoch, at which the endpoint needs a decision, if nothing happens before.
 
+        A message for the endpoint, or a due entry in the timer wheel, causes a decision earlier. The cases:
         1. A lease expires.                    3. A further lease may begin.
         2. An entry expires.                   4. The state, or a completion in it, may be dropped.
         """
@@ -155,7 +159,10 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 
 
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
-    """Return the state of an endpoint from its index entry; a new state if the index has no entry."""
+    """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
+
+    A window whose last report is not current any more is reset if the endpoint has no retry entries.
+    """
     if entry is None:
         return EndpointState()
     state = _decoder.decode(entry.written)

@@ -1,9 +1,10 @@
-"""Keep the retry entries of one endpoint, or of one order key of an endpoint, in order; mark those that are leased.
+"""Keep the retry entries of one endpoint, or of one order key of an endpoint, in order; mark the leased entries.
 
 Runs in the executors. Pure: the caller passes `now_ms`.
 
-One lease at a time covers the first entries of a FIFO. Leased entries stay in place until the lease's report has the result of
-each. So a lease that expires, or that attempted nothing, rewrites nothing: its entries are still in front.
+A lease covers the first entries of a FIFO, and a FIFO has one lease at a time. Leased entries stay in place until the lease's
+report has the result of each entry. So a lease that expires, or that attempted nothing, rewrites nothing: its entries are still
+in front.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:
         """Return the first entries that may be attempted now: at most `most`, with at most MAX_LEASE_BYTES together.
 
-        Empty if the first entry is not due. `not_before_ms` then has its time.
+        Empty if the first entry is not due. Then `not_before_ms` is set to the time of this entry.
         """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
@@ -64,7 +65,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return entries
 
     def remove_expired(self, store: segment_store.SegmentStore, max_bytes: int, now_ms: int) -> list[RetryEntry]:
-        """Remove and return expired entries, slice by slice, up to `max_bytes`. The next decision removes further ones."""
+        """Remove and return expired entries, slice by slice, until `max_bytes`. The next decision removes the others."""
         expired: list[RetryEntry] = []
         room = max_bytes
         self.not_before_ms = 0  # another entry may be the first one now
@@ -86,7 +87,10 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return expired
 
     def bring_forward(self, owner: str, store: segment_store.SegmentStore, search: resends.Search, now_ms: int) -> int:
-        """Make the entries due now whose deliveries are resent. Each stays in its place. Return how many entries were read."""
+        """Make the entries of resent deliveries due now, each in its place. Return the number of entries that were read.
+
+        `owner` is the endpoint's key. `search` has the resends, and ends the search when it is exhausted.
+        """
         read = 0
         for slice_ in list(self.slices):
             if search.is_exhausted:

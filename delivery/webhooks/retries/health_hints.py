@@ -1,10 +1,10 @@
-"""Decide when a fast lane reports to the retry lane that an endpoint accepts requests: with a health hint.
+"""Decide when the direct, batch or real-time lane reports to the retry lane that an endpoint accepts requests (a health hint).
 
-Runs in the executors. Pure: the clock's reading comes in. The fast lanes are the direct, the batch and the real-time lane.
+Runs in the executors. Pure: the caller passes the time.
 
-The retry lane reports endpoints that accept nothing, and the driver disables these. The failures of the fast lanes arrive in
-the retry lane as retry entries, but their successes do not. A report for each success would cost as much as the delivery's own
-record. So a worker reports each accepting endpoint now and then.
+The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. Failures in the other lanes
+arrive in the retry lane as retry entries, but successes do not. A report for each success would cost as much as the delivery's
+own record. So a worker reports each accepting endpoint now and then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from delivery.model import Endpoint, EndpointId
 
 SHARE = 1 / 8
-"""Longest time for which a worker sends no further hint about an endpoint that accepts requests, as a share of
+"""Longest interval between two hints of a worker about an endpoint that accepts requests, as a share of
 `retry.disable_after_s`. With 100 workers, 10,000 endpoints and the default of five days: some 25 records of 60 bytes a
 second."""
 SHORTEST = 0.5
@@ -26,17 +26,17 @@ MAX_KNOWN = 100_000
 
 
 def report_interval_s(disable_after_s: float) -> float:
-    """Return the longest time for which a worker sends no further hint about one endpoint, in seconds.
+    """Return the longest interval between two hints of a worker about an endpoint that accepts requests, in seconds.
 
-    A worker's last hint is at most this much older than the last request that the endpoint accepted from it.
+    A worker's last hint is at most this much older than the last request of this worker that the endpoint accepted.
     """
     return disable_after_s * SHARE
 
 
 class Acceptances:
-    """The health hints of one worker about accepting endpoints. The first acceptance of an endpoint is reported at once.
+    """Decide for one worker when a hint about an accepting endpoint is due. The first acceptance is reported at once.
 
-    `every_s` is the longest time for which no further hint about one endpoint is sent, in seconds.
+    `every_s` is the longest interval between two hints about one endpoint, in seconds.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None) -> None:
@@ -45,7 +45,10 @@ class Acceptances:
         self._next_at: dict[EndpointId, float] = {}
 
     def to_report(self, accepted: Iterable[Endpoint], now: float) -> list[Endpoint]:
-        """Return those of the `accepted` endpoints that are to be reported now. `now` is monotonic, in seconds."""
+        """Return those of the `accepted` endpoints that are to be reported now, and count them as reported.
+
+        `now` is monotonic, in seconds.
+        """
         due = [endpoint for endpoint in accepted if self._next_at.get(endpoint.endpoint_id, now) <= now]
         if len(self._next_at) + len(due) > MAX_KNOWN:
             self._next_at.clear()

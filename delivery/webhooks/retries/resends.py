@@ -18,7 +18,8 @@ from delivery.webhooks.retries import retry_messages
 
 MAX_SEARCHED_BYTES = 128 * 1024 * 1024
 """Maximum of bytes of waiting entries that one decision reads to find resent deliveries. These are some 250,000 entries with
-payloads of 300 bytes. To search them takes 0.15 s of CPU. Beyond it, a resend is an entry beside the one that waits."""
+payloads of 300 bytes. To search them takes 0.15 s of CPU. A resend whose waiting entry is beyond the maximum is delivered in
+addition to this entry."""
 
 
 class DeliveryKey(NamedTuple):
@@ -29,12 +30,12 @@ class DeliveryKey(NamedTuple):
     offset: int
     source: str
     event_id: str
-    """A topic that was recreated has other events at the same offsets."""
+    """Part of the key, because a topic that was recreated has other events at the same offsets."""
     subscription_id: SubscriptionId
 
 
 class Search:
-    """The resends of one decision, and which of their deliveries were found waiting."""
+    """Search the waiting entries of resent deliveries, during one decision of a shard."""
 
     def __init__(self) -> None:
         self._room = MAX_SEARCHED_BYTES
@@ -44,7 +45,7 @@ class Search:
         self._found: set[tuple[str, DeliveryKey]] = set()
 
     def add(self, owner: str, entry: retry_messages.RetryEntry) -> bool:
-        """Add the entry of a resend to the endpoint `owner`. Return False for a batch, which cannot be found."""
+        """Add a resend's entry to the endpoint with the key `owner`. Return False for a batch: batches are not searched."""
         key = _key_of(entry)
         if key is None:
             return False
@@ -71,7 +72,7 @@ class Search:
         self._room -= sum(map(len, items))
 
     def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:
-        """Return True if a resend asks for the delivery of a waiting entry, and remember that it waits."""
+        """Return True if a resend asks for the delivery of the `waiting` entry, and remember that this delivery waits."""
         if waiting.subscriptions[0] not in self._subscriptions:
             return False
         key = _key_of(waiting)

@@ -1,4 +1,4 @@
-"""Write retry entries, leases and reports as bytes, and read them back.
+"""Define the messages of the retry lane, write them as bytes, and read them: retry entries, leases and reports.
 
 Runs in the executors, the archive and the commands. The bytes stay in the retries topic and in the lane's state over restarts
 and upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises when that is not
@@ -122,7 +122,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     place: int
     """Place of the entry in the lease, from 0."""
     next_attempt: NextAttempt
-    """When the entry's next attempt is."""
+    """Time of the entry's next attempt."""
     reason: str
     """Why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
     attempts: tuple[Attempt, ...] = ()
@@ -165,17 +165,20 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     def completion(
         cls, endpoint_id: EndpointId, customer_id: CustomerId, settled: list[bytes], *, accepted: bool = False
     ) -> Self:
-        """Return the message that background attempts have completed. `accepted`: the endpoint accepted one of the requests."""
+        """Return the message that the background attempts named in `settled` have completed.
+
+        `accepted`: the endpoint accepted one of these requests.
+        """
         return cls(endpoint_id, customer_id, [], settled, True if accepted else None)
 
     @classmethod
     def health_hint(cls, endpoint_id: EndpointId, customer_id: CustomerId, *, accepts: bool, at_ms: int) -> Self:
-        """Return the message that a fast lane's requests to the endpoint succeed or fail. `at_ms` is the time of the hint."""
+        """Return the message that an endpoint accepts (`accepts`) or fails the requests of a fast lane at `at_ms`."""
         return cls(endpoint_id, customer_id, [], accepts=accepts, at_ms=at_ms)
 
     @property
     def is_acceptance_only(self) -> bool:
-        """True for a health hint that the endpoint accepts requests."""
+        """Return True if the message says only that the endpoint accepts requests."""
         return bool(self.accepts) and not self.entries and not self.settled
 
 
@@ -222,7 +225,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
 
 
 class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Entries of one endpoint that a shard gives a worker to attempt."""
+    """Retry entries of one endpoint that a shard gives to a worker for a limited time, to attempt them."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -259,9 +262,10 @@ def new_entry(
     background_attempt: bytes | None = None,
     revision: Revision = NO_REVISION,
 ) -> RetryEntry:
-    """Return the retry entry of events that are deferred to the retry lane at `now_ms`.
+    """Return the retry entry of a delivery or batch that is deferred to the retry lane at `now_ms`.
 
-    `subscription_ids` has the subscription of each event in `packed`. Of `history`, the last MAX_HISTORY attempts are kept.
+    `packed` has its events, and `subscription_ids` the subscription of each event. The entry keeps the last MAX_HISTORY
+    attempts of `history`, and expires after `max_age_s`.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
     return RetryEntry(
@@ -284,7 +288,7 @@ def new_entry(
 
 
 def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revision = NO_REVISION) -> RetryEntry:
-    """Return the retry entry of a postponed delivery. `revision` is the newest one that may have made the delivery due."""
+    """Return the retry entry of a postponed delivery. `revision`: the newest revision that may have made the delivery due."""
     delivery = outcome.delivery
     packed = [segment.item(delivery.event, now_ms).packed]
     subscription_ids = [delivery.subscription.subscription_id]

@@ -1,4 +1,4 @@
-"""The records of the retries topic. Only this module writes and reads them, and knows of their padding.
+"""Write and read the records of the retries topic, with padding. No other module knows of the padding.
 
 Spark bounds a micro-batch in records. One record may be a report of 100 bytes, another a batch of 10 MiB. So each record is
 followed by padding: a record without a value for every PADDED_BYTES of the value. Then a bound in records bounds the bytes too.
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from delivery.webhooks.retries import retry_messages
 
 PADDED_BYTES = 4 * 1024
-"""Bytes of a value for each of which one padding record follows. The setting `source.read_retries` bounds records. Times this
-constant, it bounds bytes."""
+"""One padding record follows for each PADDED_BYTES of a value. So N records of the retries topic have at most about N times
+this many bytes."""
 HAS_MESSAGE = "value IS NOT NULL"
 """Condition in Spark SQL that is true for records with a message, and false for padding."""
 

@@ -171,7 +171,7 @@ class _Scheduler:
         return self._open[key]
 
     def _apply_settled(self, messages: list[Message]) -> None:
-        """Count out the entries whose background attempts have completed."""
+        """Count out the entries whose background attempts have completed, by the names in the messages."""
         for message in messages:
             if isinstance(message, retry_messages.Postponed) and message.settled:
                 endpoint = self._opened(endpoint_state.key(message.customer_id, message.endpoint_id))
@@ -227,13 +227,13 @@ class _Scheduler:
         self._give_up(key, None, excess, retry_reasons.NO_ROOM)
 
     def _apply_resends(self, messages: list[retry_messages.Postponed]) -> None:
-        """Bring the next attempt of each resent delivery forward that waits here. Admit the other resends.
+        """Bring the next attempt of each resent delivery forward that waits in this shard. Admit the other resends.
 
         Called after all other messages, because a report may have put the delivery back just now.
-        1. The entry waits in the timer wheel: it moves to the end of its FIFO.
-        2. It waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
-        3. It is leased, or its background attempt is in flight: nothing changes, because this attempt is the delivery.
-        4. There is none: the resend is an entry of its own.
+        1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
+        2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
+        3. The entry is leased, or its background attempt is in flight: nothing changes, because this attempt is the delivery.
+        4. No entry has the delivery: the resend becomes an entry.
         """
         search = resends.Search()
         for message in messages:
@@ -256,7 +256,7 @@ class _Scheduler:
             self._give_up(key, None, waits_already, SkipReason.BROUGHT_FORWARD)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
-        """Put an entry into the timer wheel, or, if the entry has an order key or is due now, at the end of its FIFO."""
+        """Put an entry into the timer wheel. An entry that is due now, or has an order key, goes to the end of its FIFO."""
         item, at_ms = fifo.item(entry), min(entry.again_at_ms, entry.expires_ms)
         if entry.order_key is not None or at_ms <= self._now_ms:
             self._store.append(endpoint.fifos[entry.order_key].slices, item)
@@ -268,7 +268,7 @@ class _Scheduler:
     def _apply_result(self, report: retry_messages.Report) -> None:
         """Apply the result of a lease. A report for an expired lease, or a repeated report, is ignored.
 
-        1. The endpoint's row blocks requests: all entries stay where they are.
+        1. The endpoint is paused, disabled or quarantined: all entries stay where they are.
         2. An entry that is not requeued has ended.
         3. An entry with an order key, or without an attempt, goes back to the front of its FIFO.
         4. An entry whose attempt failed, or that waits for a newer registry, goes into the timer wheel.
@@ -334,7 +334,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease at most `most` first entries of a FIFO, if the first one is due. Return how many are leased."""
+        """Lease the first entries of a FIFO that are due, at most `most`. Return the number of leased entries."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms)

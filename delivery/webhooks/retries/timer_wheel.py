@@ -1,4 +1,4 @@
-"""Store retry entries that wait until a time in buckets, and return each entry when its time has come.
+"""Store retry entries that wait for a time, in buckets by time, and return each entry when its time has come.
 
 Runs in the executors. Pure: the caller passes `now_ms`.
 
@@ -57,7 +57,7 @@ _decoder = msgspec.msgpack.Decoder(TimerEntry)
 
 
 def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, now_ms: int) -> None:
-    """Put an entry into the bucket of its time."""
+    """Put an entry into the bucket of its time. The wait from `now_ms` decides the width of the bucket."""
     level = max(FINEST, (entry.at_ms - now_ms).bit_length() - 3)
     begins_ms = entry.at_ms >> level << level
     bucket = buckets.get(begins_ms + level)

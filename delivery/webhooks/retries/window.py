@@ -1,4 +1,4 @@
-"""Decide how many requests of the retry lane may be in flight to one endpoint, and how long to back off from it.
+"""Decide how many requests of the retry lane may be in flight to one endpoint, and for how long none is sent (back-off).
 
 Runs in the executors. Pure: reports and `now_ms` in. The window is the number of requests that may be in flight, as in TCP.
 
@@ -28,7 +28,7 @@ older than a recovery. The window of an endpoint without entries is kept while i
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
-"""Reasons in the endpoint's row for which no lane sends requests. These reasons say nothing of the endpoint's health."""
+"""Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
 """Reasons of a deferral from another lane for which the retry lane backs off from the endpoint too."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
@@ -42,7 +42,7 @@ lease timeout is never a silence, even where this share is shorter."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPolicy:
-    """Settings of the area `retry` that a shard needs."""
+    """The settings of the area `retry` that a shard of the retry lane needs."""
 
     probe_interval_s: float = 5.0
     max_probe_interval_s: float = 60.0
@@ -56,9 +56,9 @@ class ShardPolicy:
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
-    """The health of one endpoint as the retry lane knows it, and the number of requests that may be in flight to it.
+    """The health of one endpoint as the retry lane knows it, and the number of requests that may be in flight to the endpoint.
 
-    Reports of leases, deferrals and health hints change it.
+    Reports of leases, deferrals and health hints change the window.
     """
 
     size: int = INITIAL_WINDOW
@@ -107,13 +107,14 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def apply_report(self, report: retry_messages.Report, policy: ShardPolicy, now_ms: int) -> None:
         """Apply the result of a lease.
 
-        1. The row blocks requests: back off. The endpoint's health is unknown.
+        1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
         2. Only failures: back off and probe. With order keys, the window halves: one key's failures do not stop the others.
         3. Failures and answers: the endpoint is unstable. The window halves, without a back-off.
         4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
         5. Neither, because of faults of the platform: nothing changes.
 
-        In each case the endpoint's `Retry-After` is kept. Failures and refusals (4xx, redirects) count for disabling it.
+        In each case the endpoint's `Retry-After` is kept. If no entry was accepted, failures and refusals (4xx, redirects)
+        count for disabling the endpoint.
         """
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False
@@ -138,7 +139,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def suppressed_until_ms(self) -> int:
-        """Return the time until which the endpoint is suppressed: other lanes defer its events to the retry lane."""
+        """Return the time, in ms since the epoch, until which other lanes defer the endpoint's events to the retry lane.
+
+        A time in the past: the endpoint is not suppressed. NEVER_MS: it is suppressed until it has recovered from a back-off.
+        """
         return self.backoff_until_ms if self.has_recovered else NEVER_MS
 
     @property
@@ -159,9 +163,9 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return self.failed_ms - self.failing_since_ms >= enough_s * 1000
 
     def kept_until_ms(self, policy: ShardPolicy) -> int:
-        """Return the time until which the window of an endpoint without entries is kept.
+        """Return the time, in ms since the epoch, until which the window of an endpoint without retry entries is kept.
 
-        It is kept while its last report is current, and while a further failure would continue its failing time.
+        The window is kept while its last report is current, and while another failure would continue the failing time.
         """
         if self.failing_since_ms is None:
             return self.known_until_ms

@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Verdict:
-    """Return a verdict: True if `event` is due to `subscription`, with the first rule that decides.
+    """Return a Verdict: True if `event` is due to `subscription`, and the first rule that decides.
 
     1. to 4. The event is not due, because of type, scope, exclusion or filter.
     5. The event is due and skipped: the subscription is quarantined or paused.

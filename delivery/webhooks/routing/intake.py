@@ -16,6 +16,7 @@ from delivery import errors
 from delivery.model import PLATFORM, DeliveryMode, Event, Record, Revision, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import matching, registries, seen_ids
 
 log = logging.getLogger(__name__)
@@ -26,26 +27,28 @@ UNFORESEEN = "unforeseen"
 UNREADABLE = "unreadable"
 """Reason of a rejection of an unreadable entry of the retry lane. Its event is unknown, so there is no dead letter."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "reused_id", UNFORESEEN})
-"""Reasons of rejections that depend on the lane's registry or work. For all other reasons every lane rejects the same
-records."""
+"""Reasons of rejections that depend on a lane's registry or work, so one lane may reject a record that another accepts. For all
+other reasons every lane rejects the same records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A record that is no event of an active tenant, and why. It goes to the operator's topic."""
+    """A record that is no event of an active tenant, and why. A lane writes the record to the operator's topic."""
 
     record: Record
     reason: str
+    """Why the record is rejected: a word of a closed set (RejectedRecord.reason)."""
     detail: str
+    """Details of the reason, for a person."""
     is_only_copy: bool = False
     """True if no other copy of the record exists. Then the whole record is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """Offset receipt: a run of offsets of one partition that a lane handled, and the registry's revision by which it did.
+    """An offset receipt: a run of offsets of one partition that a lane has handled, by one revision of the registry.
 
-    `fanout reconcile` starts from the receipts.
+    A task writes its receipts to the attempts topic, and `fanout reconcile` starts from them.
     """
 
     lane: DeliveryMode
@@ -60,15 +63,15 @@ class Receipt:
 
 
 class Intake(Generic[Prepared]):
-    """The intake of one lane in one task: it turns a record into prepared deliveries.
+    """Turn records into prepared deliveries, for one lane in one task, and count the records in offset receipts.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
     `seen` remembers the ids of due events, for longer than the task. `formats` decodes values by the schema registry,
     if the job has one.
 
     With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
-    of the partition are not accepted, and no receipt counts them. Their lane reads them later (docs/adr/0043). Without it, the
-    error leaves `accept`.
+    of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
+    `pauses_partitions`, `accept` raises SchemaRegistryUnavailable.
     """
 
     def __init__(
@@ -95,10 +98,11 @@ class Intake(Generic[Prepared]):
         """The offset of the first record that was not accepted, for each paused partition."""
 
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
-        """Return the prepared deliveries of a record. None: no subscription matches, or the record was added to `rejections`.
+        """Return the prepared deliveries of a record, and count the record in its offset receipt.
 
-        Count the record in its offset receipt, unless its partition is paused. Raise SchemaRegistryUnavailable if the record's
-        schema cannot be read now, and the intake pauses no partitions. The record must then be read again.
+        None: no subscription matches, or the record was added to `rejections`, or its partition is paused and does not count.
+        Raise SchemaRegistryUnavailable if the record's schema cannot be read now, and the intake pauses no partitions. The
+        record must then be read again.
         """
         if self.paused and (record.topic, record.partition) in self.paused:
             return None
@@ -129,7 +133,7 @@ class Intake(Generic[Prepared]):
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
             self._count(record).rejected += 1
-            rejections.append(Rejection(record=record, reason=UNFORESEEN, detail="see the worker's log"))
+            rejections.append(Rejection(record=record, reason=UNFORESEEN, detail=error_classes.UNFORESEEN_DETAIL))
             return None
         self._invalid_times += event.has_invalid_time
         receipt = self._count(record)
@@ -156,7 +160,9 @@ class Intake(Generic[Prepared]):
 
     def _require_new_id(self, event: Event) -> None:
         if self._seen.is_reused_by_its_tenant(event):
-            raise errors.EventRejected("reused_id", "an earlier event has this source and id, and another payload")
+            raise errors.EventRejected(
+                "reused_id", "an earlier event has this source and id, and another payload: give each event its own id"
+            )
 
     def _count(self, record: Record) -> Receipt:
         """Count a record in its offset receipt, and return the receipt."""

@@ -1,6 +1,6 @@
 """Look up the candidate subscriptions of an event in Postgres, and cache the answers.
 
-Runs in the executors. A `Reader` that queries Postgres comes in. An answer is the result of one query.
+Runs in the executors. The caller passes a Reader, which queries Postgres. An answer is the result of one query.
 
 An event needs two answers: the subscriptions to all tenants, by event type, and the subscriptions that name the event's tenant,
 by type and tenant. One answer for both would store the subscriptions to all tenants again for each of thousands of tenants. A
@@ -30,9 +30,9 @@ class Reader(Protocol):
     """Queries Postgres. Called from a thread, never twice at the same time. Waits while Postgres is unavailable."""
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return the subscriptions that name the tenant, and the tenant. Without a tenant: the subscriptions to all tenants.
+        """Return the subscriptions that can match the event type and that name the tenant; with their endpoints and the tenant.
 
-        Returned are only subscriptions that can match the event type, with their endpoints.
+        `tenant_id` None: return the subscriptions to all tenants that can match the event type, with their endpoints.
         """
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
@@ -62,7 +62,7 @@ class _Answers(NamedTuple):
 
 
 class LookupRegistry:
-    """A Registry that has only the rows that recent events of this process needed, each for `ttl_s`."""
+    """A Registry with only the rows that recent events of this process needed. A row is read again after `ttl_s` seconds."""
 
     def __init__(self, reader: Reader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = reader
@@ -80,9 +80,9 @@ class LookupRegistry:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision that was known `ttl_s` ago. No cached answer is older.
+        """Return the newest revision that was known `ttl_s` seconds ago. No cached answer is of an older revision.
 
-        At first: the first known revision.
+        In the first `ttl_s`: the first known revision, or 0 if none is known.
         """
         since = self._clock() - self._ttl_s
         while len(self._seen) > 1 and self._seen[1][0] <= since:
@@ -91,11 +91,11 @@ class LookupRegistry:
 
     @property
     def newest(self) -> Revision:
-        """Return the newest revision that an answer or a task has brought."""
+        """Return the newest revision that an answer or a task has brought; 0 if there was none."""
         return self._seen[-1][1] if self._seen else Revision(0)
 
     def confirm(self, revision: Revision) -> None:
-        """Record that all answers from now on are of `revision` or later."""
+        """Record that all answers read from now on are of `revision` or later."""
         if not self._seen or revision > self._seen[-1][1]:
             self._seen.append((self._clock(), revision))
 
@@ -104,7 +104,10 @@ class LookupRegistry:
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination:
-        """Return an endpoint, its subscriptions, and those of `tenants` that are deleted: each no older than `ttl_s`."""
+        """Return an endpoint, its subscriptions, and those of `tenants` that are deleted.
+
+        Each answer is at most `ttl_s` seconds old. Missing answers are looked up in Postgres.
+        """
         known = self._destinations.get(endpoint_id)
         if known is None:
             found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)

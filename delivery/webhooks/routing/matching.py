@@ -39,8 +39,8 @@ MAX_KNOWN_TYPES = 10_000
 """Maximum of event types whose indexes are cached. Producers name event types, so their number has no bound. The requirement is
 500 and more."""
 MIN_INDEXED_RULES = 8
-"""Minimum of subscriptions of one scope for which an index of filters is built. With fewer it saves no time, and most tenants
-have few."""
+"""Minimum of subscriptions of one scope for which an index of their filters is built. With fewer subscriptions the index saves
+no time, and most tenants have few."""
 
 
 class Match(NamedTuple):
@@ -128,9 +128,9 @@ class _IndexedRules:
 
 
 class Router:
-    """Find the matches of events by a snapshot of the registry. Changes are applied in place.
+    """Find the matches of events by a snapshot of the registry. `apply` changes the router in place.
 
-    A worker process has one router for the whole registry, or one for each cached look-up. Not thread-safe.
+    A worker process has one router for the whole registry, or one router for each cached look-up. Not thread-safe.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -206,7 +206,7 @@ class Router:
 
 
 def skip_reason(subscription: Subscription) -> SkipReason | None:
-    """Return why the events of a subscription are skipped. None: the events are delivered, now or later.
+    """Return the reason for which the events of a subscription are skipped. None: the events are delivered, now or later.
 
     A subscription with an unusable row is quarantined, whatever its status: without its filter the lanes cannot choose events.
     Deliveries to an endpoint with an unusable row are not skipped, but wait (delivery.webhooks.scheduling.deferral).
@@ -221,8 +221,8 @@ def skip_reason(subscription: Subscription) -> SkipReason | None:
 def filter_document(event: Event) -> Mapping[str, Any]:
     """Return the document for filter patterns: the event's attributes, and its payload below `data`.
 
-    Further CloudEvents attributes keep their names. Such a name has no `_`, and is not `id`, `type`, `source`, `time` or
-    `data`. So no two members of the document have the same name.
+    Attributes that have no field in Event, such as `subject`, keep their names. Such a name has no `_`, and is not `id`,
+    `type`, `source`, `time` or `data`. So no two members of the document have the same name.
     """
     document = {
         "id": event.event_id,
@@ -259,7 +259,7 @@ def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
 
 
 def takes_type(pattern: str, event_type: str) -> bool:
-    """Return True if a pattern, an exact type or a prefix wildcard such as `order.*`, matches an event type."""
+    """Return True if `pattern` matches an event type. The pattern is an exact type, or a prefix wildcard such as `order.*`."""
     return event_type.startswith(pattern[:-1]) if pattern.endswith("*") else event_type == pattern
 
 

@@ -1,7 +1,8 @@
 """Define the interface of a worker's registry, and implement the registry that is wholly in memory.
 
-Runs in the executors, and in the archive for replays. The driver makes the sources. The other implementation, which looks rows
-up in Postgres, is delivery.webhooks.routing.lookup_registry. Decision 7 (docs/adr/0007-broadcast-or-look-up.md) compares both.
+Runs in the executors, and in the archive for replays. The driver makes the sources from which workers get their registry.
+delivery.webhooks.routing.lookup_registry has the other implementation, which looks rows up in Postgres. Decision 7
+(docs/adr/0007-broadcast-or-look-up.md) compares both.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Router(Protocol):
 
 
 class Destination(NamedTuple):
-    """An endpoint as it is registered now, by which stored events are revalidated (`routing.revalidation`)."""
+    """An endpoint and its subscriptions as they are registered now. They decide which stored events are still sent."""
 
     endpoint: Endpoint | None
     """None: the endpoint is not registered any more."""
     subscriptions: Mapping[SubscriptionId, Subscription]
-    """Subscriptions by id: at least all those of the endpoint. Those of other endpoints may be there too."""
+    """Subscriptions by id: all subscriptions of the endpoint, and possibly subscriptions of other endpoints."""
     deleted_tenants: Collection[TenantId] = ()
     """Tenants of the stored events that are not registered any more."""
 
@@ -47,7 +48,7 @@ class Registry(Protocol):
 
     @property
     def newest(self) -> Revision:
-        """Return the revision after which no change is in effect."""
+        """Return the newest revision of which a change may be in effect."""
 
     async def router_for(self, event: Event) -> Router:
         """Return a router with all subscriptions that can match `event`. May wait for Postgres; requests in flight go on."""
@@ -57,18 +58,18 @@ class Registry(Protocol):
 
 
 class Source(Protocol):
-    """Gives a worker process its registry. Each task brings a source from the driver, so a source can be pickled."""
+    """Gives a worker process its registry. Each task gets a source from the driver, so a source can be pickled."""
 
     def registry(self, last: Registry | None) -> Registry:
         """Return the registry of this process at the source's revision.
 
-        `last` is the registry that the process had before. It is updated and returned. If that is impossible, or if it is None,
-        a new registry is returned.
+        `last` is the registry that the process had before. It is updated and returned. If it cannot be updated, or is None,
+        return a new registry.
         """
 
 
 class RefreshedSource(Source, Protocol):
-    """A source that is a dataclass, with one field that changes with each micro-batch."""
+    """A source that is a dataclass. One of its fields, REFRESHED, gets a new value for each micro-batch."""
 
     REFRESHED: ClassVar[str]
     """Name of the field that changes."""
@@ -100,7 +101,7 @@ class WholeRegistry:
         return self._router
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
-        """Return the endpoint, all subscriptions and the deleted ones of `tenants`, without waiting."""
+        """Return the endpoint, all subscriptions of the registry, and those of `tenants` that are deleted. Does not wait."""
         router = self._router
         deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
         return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
@@ -121,17 +122,17 @@ class Broadcast(Protocol):
     def value(self) -> bytes:
         """Return the value, as bytes.
 
-        PySpark drops the value in a worker that gets a task without this handle, such as a task of a lane's state. It loads the
-        value again for the next task with the handle, needed or not. Bytes load fastest.
+        PySpark drops the value in a worker that gets a task without this handle, such as a task of a lane's state. PySpark
+        loads the value again for the next task with the handle, whether the task needs the value or not. Bytes load fastest.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastSource:
-    """The source of a WholeRegistry: a handle to the broadcast snapshot (the base), and the changes since (the delta) by value.
+    """The source of a WholeRegistry: a handle to the broadcast snapshot (the base), and the changes since then (the delta).
 
-    This class is not in the driver's module that uses it, because a worker that unpickles an object imports the module of its
-    class. There, psycopg and pydantic would take 26 MB of each worker.
+    The class is in a module without psycopg and pydantic. A worker that unpickles an object imports the module of its class,
+    and these two packages would take 26 MB of each worker.
     """
 
     REFRESHED: ClassVar[str] = "delta"
@@ -143,7 +144,10 @@ class BroadcastSource:
     """The changes since the broadcast."""
 
     def registry(self, last: Registry | None) -> Registry:
-        """Apply `delta` to `last`, and return it. If `last` is of another broadcast, or None, unpickle this broadcast first."""
+        """Apply `delta` to `last`, and return `last`.
+
+        If `last` is of another broadcast, or None, make a new registry of the broadcast, apply `delta`, and return it.
+        """
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, pickling.unpacked(self.broadcast.value))
             # The base is long-lived and has no cycles. Freezing it spares each later collection the walk through it.

@@ -1,4 +1,4 @@
-"""The registry at one revision, as a value. The driver reads and broadcasts it, and executors route by it.
+"""Represent the registry at one revision, and changes of the registry, as values. Executors route by these values.
 
 Runs on the driver and in the executors, and in the API and the archive.
 """
@@ -49,7 +49,7 @@ class Snapshot:
         return _from_columns, (self.revision, self.tenants, self.endpoints, _columns(Scope, scopes), columns)
 
     def quarantined(self) -> dict[str, str]:
-        """Return the quarantined rows: by kind and id, why the row is unusable."""
+        """Return the quarantined rows: a key such as `endpoint ep1`, and the reason for which the row is unusable."""
         rows: dict[str, str] = {f"endpoint {row.endpoint_id}": row.fault for row in self.endpoints.values() if row.fault}
         rows |= {f"subscription {row.subscription_id}": row.fault for row in self.subscriptions.values() if row.fault}
         return rows
@@ -73,13 +73,13 @@ class SnapshotChanges:
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
     def faults(self) -> dict[str, str | None]:
-        """Return, for each changed endpoint and subscription, why it is quarantined. None: it is not, or it was deleted."""
+        """Return, by keys such as `endpoint ep1`, why each changed row is quarantined. None: it is usable, or was deleted."""
         faults = {f"endpoint {row_id}": row.fault if row else None for row_id, row in self.endpoints.items()}
         faults |= {f"subscription {row_id}": row.fault if row else None for row_id, row in self.subscriptions.items()}
         return faults
 
     def followed_by(self, later: SnapshotChanges) -> SnapshotChanges:
-        """Return these changes and the `later` ones as one value."""
+        """Return these changes, followed by the `later` changes, as one value."""
         return SnapshotChanges(
             since=self.since,
             revision=later.revision,

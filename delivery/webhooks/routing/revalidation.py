@@ -1,4 +1,4 @@
-"""Revalidate stored events of one endpoint: decide by the present registry which are sent and which are skipped.
+"""Decide, by the current registry, which stored events of one endpoint are sent and which are skipped.
 
 Runs in the executors, before each attempt of a batch or a retry entry. Pure. The registry may have changed since the events
 were stored.
@@ -91,7 +91,7 @@ def split_by_eligibility(
 
 
 def subscription_ids(stored: StoredEvents, places: Sequence[int]) -> list[SubscriptionId]:
-    """Return the subscription of each event at `places`."""
+    """Return the id of the subscription of each event at `places`."""
     if not stored.subscription_places:
         return [stored.subscriptions[0]] * len(places)
     return [stored.subscriptions[stored.subscription_places[place]] for place in places]

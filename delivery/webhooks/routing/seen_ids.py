@@ -1,4 +1,4 @@
-"""Notice due events that have the source and id of an earlier event, and another payload. Runs in the executors.
+"""Count due events that have the source and id of an earlier event, and another payload. Runs in the executors.
 
 Both events have the same `webhook-id`, so a receiver ignores the second as a repeat. The memory of a worker is bounded, so the
 count is an estimate:
@@ -57,7 +57,7 @@ class _Memory:
 
 
 class SeenIds:
-    """The ids of the last events of one lane in a worker, each with a digest of its first payload. Not thread-safe."""
+    """Remember the ids of the last events of one lane in a worker, each with a digest of the first payload. Not thread-safe."""
 
     __slots__ = ("_all", "_by_tenant", "_reused")
 

@@ -1,4 +1,4 @@
-"""Scheduling within a Spark task: decide which delivery may be attempted next.
+"""Decide which delivery of a Spark task may be attempted next, within the limits of endpoints, hosts and the worker.
 
 In: deliveries and their endpoints' limits. Out: attempts in fair order, deferrals to the retry lane, background attempts. Runs
 in the executors, on the event loop of a worker. The driver runs `outage` and `outage_history` too. The API and the commands use

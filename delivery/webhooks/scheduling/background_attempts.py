@@ -34,7 +34,7 @@ class BackgroundResult(NamedTuple):
 
 
 class BackgroundAttempts:
-    """The background attempts of one worker.
+    """Track one worker's background attempts: attempts that continue when their Spark task has ended.
 
     `timeout_s` bounds an attempt, and `max_attempts` bounds how many run at once. `report` is called with each result.
     """
@@ -97,7 +97,10 @@ class BackgroundAttempts:
         return name
 
     def complete(self, name: bytes, outcome: Outcome[Any]) -> None:
-        """Report the result of a background attempt. Earlier attempts of the delivery were reported when it was deferred."""
+        """Call `report` with the result of the background attempt `name`.
+
+        The delivery's earlier attempts were reported when the delivery was deferred.
+        """
         self._report(BackgroundResult(name, outcome._replace(attempts=outcome.attempts[-1:], earlier=outcome.attempts[:-1])))
 
     def in_flight_to(self, endpoint_id: EndpointId) -> int:
@@ -105,5 +108,8 @@ class BackgroundAttempts:
         return self._in_flight.get(endpoint_id, 0)
 
     def is_unresponsive(self, endpoint_id: EndpointId) -> bool:
-        """Return True if the endpoint is unresponsive and has a background attempt. Called for each delivery."""
+        """Return True if a background attempt runs to an endpoint that had sent no response when the attempt was moved.
+
+        Called for each delivery.
+        """
         return endpoint_id in self._unresponsive

@@ -1,4 +1,4 @@
-"""Decide whether a fast lane may send to an endpoint: its circuit breaker.
+"""Decide if the direct, batch or real-time lane may send to an endpoint, by the endpoint's circuit breaker.
 
 Pure: `now` is passed in, in seconds of a monotonic clock.
 
@@ -68,7 +68,10 @@ class CircuitBreaker:
 
     @property
     def is_suspect(self) -> bool:
-        """Return True if the endpoint gets one request at a time: after a failure, and while the breaker is half-open."""
+        """Return True if the endpoint gets one request at a time.
+
+        True from a failure until the endpoint's next response, and while the breaker is half-open.
+        """
         return self._failures > 0 or self._is_half_open
 
     def record(self, error_class: str | None, began_at: float, now: float) -> None:

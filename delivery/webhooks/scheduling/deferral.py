@@ -23,9 +23,10 @@ class _Rng(Protocol):
 
 
 class Deferrals:
-    """Decide the deferrals of one task, and make their outcomes. `now_s` returns seconds since the epoch, `clock` is monotonic.
+    """Decide which deliveries of one task are deferred to the retry lane, and make the outcomes of these deliveries.
 
-    `suppressed` combines the reports of all lanes and workers. `breakers` and `background` are of this worker.
+    `suppressed` combines the reports of all lanes and workers. `breakers` and `background` are of this worker. `clock` is
+    monotonic, in seconds. `now_s` returns seconds since the epoch.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class Deferrals:
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_reasons.UNDER_WAY, again, background_attempt=name)
 
     def quick_retry(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
-        """Return the outcome of a failed delivery that has a quick retry left but no time left in this lane."""
+        """Return the outcome of a failed delivery that has a quick retry left but no time left in this lane.
+
+        The retry lane makes this retry, after `wait_s`.
+        """
         again = NextAttempt(self._now_ms() + round(wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 

@@ -38,7 +38,7 @@ class Sender(Protocol):
 
 
 class Dispatcher(Generic[Sent]):
-    """Carry the deliveries of one micro-batch partition to their outcomes. Used once; not safe between threads.
+    """Attempt the deliveries of one micro-batch partition until each has its outcome. Used once; not thread-safe.
 
     `clock` and `endpoint_time` are monotonic, in seconds. Endpoints are judged by `endpoint_time` (scheduling.endpoint_clock).
     `memory` keeps the state of endpoints between tasks. Guarantee: each submitted delivery ends in exactly one outcome, unless

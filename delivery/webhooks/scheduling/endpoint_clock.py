@@ -1,4 +1,4 @@
-"""Keep the time by which a worker judges endpoints. The clock slows down while the worker waits for its own machine.
+"""Provide the clock by which a worker judges endpoints. The clock slows down while the worker waits for its own machine.
 
 Own delay is the time in which a worker waits for its own machine: for CPU, for memory, or for its event loop. docs/adr/0031 has
 the measurements. An endpoint that responds in 10 ms seems to take 3 s to a process that had no CPU for 3 s. Each judgement of
@@ -24,7 +24,7 @@ for long."""
 
 
 def loop_time() -> float:
-    """Return the event loop's time: the clock for processes other than workers, which send to one endpoint at a time."""
+    """Return the event loop's time, in seconds. Processes other than workers use it as endpoint clock: they send little."""
     return asyncio.get_running_loop().time()
 
 
@@ -61,7 +61,7 @@ class EndpointClock:
         return self._time + (BEAT_S + STALL_S) * self._speed
 
     def own_delay_s(self) -> float:
-        """Return the own delay since the last call, in seconds: by so much this clock fell behind the event loop's clock."""
+        """Return the seconds by which this clock fell behind the event loop's clock since the last call: the own delay."""
         now, time = self._loop.time(), self.time()
         left_out_s = (now - self._reported_at) - (time - self._reported_time)
         self._reported_at, self._reported_time = now, time

@@ -36,7 +36,7 @@ class Pending(Generic[Sent]):
 
 @dataclass(slots=True, eq=False)
 class Queue(Generic[Sent]):
-    """The waiting deliveries of one endpoint in one task, its limits, and the observations of its attempts."""
+    """The waiting deliveries of one endpoint in one task, the endpoint's limits, and what the attempts of the task showed."""
 
     endpoint: Endpoint
     max_in_flight: int
@@ -54,8 +54,8 @@ class Queue(Generic[Sent]):
     has_reservation: bool = False
     """True if the host has reserved capacity for one request of this queue."""
     is_unresponsive: bool = False
-    """True if all further deliveries are deferred. Either the endpoint held up a micro-batch without a response, or background
-    attempts use its whole limit."""
+    """True if all deliveries to the endpoint are deferred from now on. Either the endpoint held up a micro-batch without a
+    response, or background attempts use its whole limit."""
     has_responded: bool = False
     responded_at: float = -math.inf
     """When the endpoint last responded."""
@@ -158,21 +158,21 @@ class EndpointMemory:
     def queue_of(
         self, endpoint: Endpoint, bounds: limits.Limits, background: background_attempts.BackgroundAttempts
     ) -> Queue[Any]:
-        """Return a new queue for an endpoint. Background attempts in flight count against the endpoint's limit."""
-        name = endpoint.endpoint_id
-        bound = bounds.in_flight_to(endpoint) - background.in_flight_to(name)
-        known, response_time = self.breakers.get(name), self.response_times.get(name)
+        """Return a new, empty queue for an endpoint. Background attempts in flight count against the endpoint's limit."""
+        endpoint_id = endpoint.endpoint_id
+        bound = bounds.in_flight_to(endpoint) - background.in_flight_to(endpoint_id)
+        breaker, response_time = self.breakers.get(endpoint_id), self.response_times.get(endpoint_id)
         if response_time is None:
-            response_time = self.response_times[name] = response_times.ResponseTime(self.first_responses)
+            response_time = self.response_times[endpoint_id] = response_times.ResponseTime(self.first_responses)
         return Queue(
             endpoint,
             max_in_flight=bound,
             pace=bounds.pace_to(endpoint, self.paces),
             host=self.hosts.host_of(endpoint.url),
-            breaker=known,
+            breaker=breaker,
             response_time=response_time,
-            limit=1 if known is not None and known.is_suspect else bound,
-            is_unresponsive=bound <= 0 or background.is_unresponsive(name),
+            limit=1 if breaker is not None and breaker.is_suspect else bound,
+            is_unresponsive=bound <= 0 or background.is_unresponsive(endpoint_id),
         )
 
 
@@ -208,7 +208,7 @@ def report(queues: Collection[Queue[Any]], most_in_flight: int) -> DispatchRepor
 
 
 def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
-    """Return which destinations have responded, and which were unreachable."""
+    """Return which destinations of these queues have responded, and which were unreachable."""
     return outage.reachability(
         (queue.endpoint, queue.has_responded) for queue in queues if queue.has_responded or queue.was_unreachable
     )

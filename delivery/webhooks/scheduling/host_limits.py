@@ -1,4 +1,4 @@
-"""Limit the requests to one host over the endpoints of all customers. The reasons are in docs/adr/0034.
+"""Limit the requests to one host, summed over the endpoints of all customers. The reasons are in docs/adr/0034.
 
 Endpoints of many customers may name one host, and the host may belong to none of them. An endpoint's own limits do not protect
 that host: one event would go to all of these endpoints at once.
@@ -29,7 +29,7 @@ WARN_EVERY_S = 600.0
 
 
 class Host:
-    """The requests in flight from this worker to one host, and the queues that wait for it. Not safe between threads.
+    """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. One timer serves
     all waiting queues: for each free connection it wakes one queue, even of a thousand.
@@ -59,7 +59,7 @@ class Host:
         return not self._waiting and self._has_capacity(reserved=self._reserved)
 
     def use_reservation(self) -> bool:
-        """End a reservation; return True if the host still has capacity. Each woken queue calls this once."""
+        """End one reservation; return True if the host still has capacity. Each woken queue calls this once."""
         self._reserved -= 1
         return self._has_capacity()
 
@@ -120,7 +120,7 @@ class Hosts:
         self._hosts: cachetools.LRUCache[str, Host] = cachetools.LRUCache(maxsize=MAX_HOSTS)
 
     def host_of(self, url: str) -> Host | None:
-        """Return the host of an endpoint's URL, or None if it has no limits."""
+        """Return the host of an endpoint's URL, created on first use. None: the host has no limits."""
         if not self._bounds.max_per_host:
             return None
         name = host_name(url)

@@ -51,7 +51,7 @@ class Limits:
     """Names of hosts without limits. A name that begins with `*.` stands for all names below it."""
 
     def in_flight_to(self, endpoint: Endpoint) -> int:
-        """Return the maximum of requests in flight to `endpoint` from one slice of this worker; at least one."""
+        """Return the maximum of requests in flight to `endpoint` from one dispatcher of this worker; at least one."""
         if endpoint.max_in_flight is None:
             return max(1, self.max_in_flight_per_endpoint // self.slices)
         return max(1, endpoint.max_in_flight // (self.workers * self.slices))
@@ -69,7 +69,7 @@ class Limits:
         return any(host == name or (name.startswith("*.") and host.endswith(name[1:])) for name in self.unlimited_hosts)
 
     def rate_to(self, endpoint: Endpoint) -> float | None:
-        """Return the maximum of requests a second to `endpoint` from this worker, or None if it has no limit."""
+        """Return the maximum of requests a second to `endpoint` from this worker. None: the endpoint has no limit."""
         return None if endpoint.max_per_second is None else endpoint.max_per_second / self.workers
 
     def pace_to(self, endpoint: Endpoint, paces: Paces) -> Pace | None:
@@ -121,7 +121,7 @@ class Pace:
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def room(self, now: float) -> Room:
-        """Return how many requests may go at once."""
+        """Return the requests that may go at once after a pause and now, and the time until a pause is long enough."""
         held_s = max(0.0, self._next_at - now)
         limit = 1 + math.floor((self._burst_s + ROUNDING_S) / self._interval_s)
         remaining = max(0, 1 + math.floor((self._burst_s - held_s + ROUNDING_S) / self._interval_s))

@@ -21,8 +21,8 @@ MIN_DESTINATIONS = 10
 MIN_CUSTOMERS = 2
 """Minimum of customers for a judgement. All destinations of one customer may be in one data centre that is down."""
 UNREACHABLE_SHARE = 0.8
-"""Share of the destinations, and of the customers, from which on the fault is ours if they are unreachable. Half of them may be
-in one data centre that is down."""
+"""If at least this share of the destinations, and of the customers, is unreachable, the fault is ours. Half of them may be in
+one data centre that is down."""
 MAX_SAMPLE = 256
 """Maximum of destinations, and of customers, in a sample: 5 kB of a task's report to the driver."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 60.0
@@ -61,12 +61,12 @@ class Reachability:
 
     @property
     def asked(self) -> int:
-        """Return the number of destinations in the sample, to all of which requests were sent: MAX_SAMPLE at most."""
+        """Return the number of destinations in the sample, at most MAX_SAMPLE. Requests were sent to each of them."""
         return len(self.destinations)
 
     @property
     def unreachable(self) -> int:
-        """Return the number of destinations in the sample that did not respond: MAX_SAMPLE at most."""
+        """Return the number of destinations in the sample, at most MAX_SAMPLE, that did not respond."""
         return _unreachable(self.destinations)
 
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
@@ -92,7 +92,7 @@ NOTHING_ASKED = Reachability()
 
 
 def reachability(seen: Iterable[tuple[Endpoint, bool]]) -> Reachability:
-    """Return the reachability from pairs of an endpoint and whether it responded."""
+    """Return the Reachability for pairs of an endpoint and True if the endpoint responded."""
     destinations: dict[int, bool] = {}
     customers: dict[int, bool] = {}
     for endpoint, responded in seen:
@@ -109,7 +109,7 @@ class NetworkHealth:
     pause_s: float = 0.0
     """Seconds of the last pause."""
     paused_until: float = float("-inf")
-    """When the next micro-batch may begin, to test the network again."""
+    """Time, by the clock of `after`, from which the next micro-batch may begin and test the network again."""
 
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
         """Return the judgement after a micro-batch.

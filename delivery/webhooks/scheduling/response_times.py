@@ -1,4 +1,4 @@
-"""Estimate how long an endpoint takes to respond, so that a task can stop waiting soon after.
+"""Estimate the time in which an endpoint responds, so that a task does not wait much longer for its response.
 
 Pure. Source: RFC 6298, section 2, which estimates the retransmission timeout of TCP in the same way.
 """
@@ -19,13 +19,13 @@ MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 
 
 class _Estimate:
-    """The mean of response times, weighted towards the latest, and their mean deviation from it."""
+    """The mean of response times, weighted towards the latest, and the mean deviation from this mean."""
 
     __slots__ = ("_mean_s", "_spread_s")
     MEAN_WEIGHT = 1 / 8
     """Weight of the latest response time in the mean."""
     SPREAD_WEIGHT = 1 / 4
-    """Weight of its deviation from the mean in the mean deviation."""
+    """Weight of the latest response time's deviation in the mean deviation."""
     MIN_DEADLINE_S = MIN_RESPONSE_DEADLINE_S
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class _Estimate:
 class FirstResponses(_Estimate):
     """The first response times of all endpoints of a worker: how long to wait for an endpoint that has never responded.
 
-    A first response includes the look-up of the name and the opening of the connection. One that is later than expected counts
-    as one at the deadline: a few slow endpoints hardly change the estimate, and many raise it step by step.
+    A first response includes the look-up of the name and the opening of the connection. A first response after the deadline
+    counts as a response at the deadline: a few slow endpoints hardly change the estimate, and many raise it step by step.
     """
 
     __slots__ = ()

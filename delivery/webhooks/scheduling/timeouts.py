@@ -1,4 +1,4 @@
-"""Define the phases of a Spark task. Run the two timeouts of the phases in which the task waits, and its quick retries."""
+"""Define the phases of a dispatcher's Spark task, and run the timers of the task: two timeouts, and waits for quick retries."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Timeouts:
 
 
 class QuickRetries(Generic[Sent]):
-    """The deliveries that wait for their quick retry. `retry` gets each of them when its wait ends."""
+    """Hold the deliveries that wait for their quick retry. `retry` is called with each delivery when its wait ends."""
 
     def __init__(self, retry: Callable[[Pending[Sent]], None]) -> None:
         self._retry = retry
@@ -107,13 +107,13 @@ class QuickRetries(Generic[Sent]):
         self._timers[pending] = loop.call_later(wait_s, self._end, pending), loop.time() + wait_s
 
     def end_scheduled(self) -> list[tuple[Pending[Sent], float]]:
-        """End the waits of endpoints with a retry schedule; return their deliveries, with the seconds left of each wait."""
+        """End the waits for endpoints with a retry schedule; return their deliveries, each with the seconds left to wait."""
         now = asyncio.get_running_loop().time()
         ended = [pending for pending in self._timers if pending.delivery.endpoint.retrying.schedule_s]
         return [(pending, self._cancelled(pending, now)) for pending in ended]
 
     def cancel(self) -> None:
-        """End all waits without a retry."""
+        """End all waits; `retry` is not called."""
         for timer, _ in self._timers.values():
             timer.cancel()
         self._timers.clear()

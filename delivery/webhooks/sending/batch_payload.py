@@ -61,12 +61,12 @@ def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
     return payload.Content(headers, b"[%s]" % b",".join(map(as_json, events)))
 
 
-def compressed(content: payload.Content) -> payload.Content:
-    """Return the content compressed by gzip.
+def compressed(plain: payload.Content) -> payload.Content:
+    """Return the content with its body compressed by gzip, and with the header `content-encoding`.
 
-    The signature is over the body before compression: the public libraries verify text, and many servers pass on nothing else.
+    Callers sign the body before compression: the public libraries verify text, and many servers pass on nothing else.
     """
-    return payload.Content(content.headers + b"content-encoding: gzip\r\n", gzip.compress(content.body, GZIP_LEVEL, mtime=0))
+    return payload.Content(plain.headers + b"content-encoding: gzip\r\n", gzip.compress(plain.body, GZIP_LEVEL, mtime=0))
 
 
 def with_content(delivery: BatchDelivery) -> BatchDelivery:
@@ -78,7 +78,7 @@ def with_content(delivery: BatchDelivery) -> BatchDelivery:
 
 
 def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
-    """Return a batch's outcome, and the events that the response rejected. The request's body is dropped."""
+    """Return a batch's outcome with the events that the response rejected. The request's body is dropped."""
     named: Mapping[int, str] = {}
     if outcome.kind is OutcomeKind.DELIVERED:
         named = rejected_events(outcome.attempts[-1].response, len(outcome.delivery.events))
@@ -88,7 +88,7 @@ def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_ids: Sequence[SubscriptionId]) -> str:
     """Return the `webhook-id` that all attempts of a batch carry: a digest of its endpoint, events and subscriptions.
 
-    After a crash the events may leave in other batches, which then have other ids (docs/adr/0014-journal.md).
+    After a crash the events may be sent in other batches, which then have other ids (docs/adr/0014-journal.md).
     """
     parts = [f"{payload.identity_of(event)}\0{name}" for event, name in zip(events, subscription_ids, strict=True)]
     return "batch_" + hashlib.blake2b("\0".join([endpoint_id, *parts]).encode(), digest_size=16).hexdigest()

@@ -65,7 +65,7 @@ class Reply(NamedTuple):
 
 
 def wished_per_minute(max_per_second: float | None) -> int | None:
-    """Return the rate to request, in requests a minute, by the endpoint's own limit. None: it has no limit.
+    """Return the rate to request, in requests a minute, by the endpoint's own limit. None: the endpoint has no limit.
 
     The rate is at least 1, as the header demands.
     """
@@ -73,7 +73,7 @@ def wished_per_minute(max_per_second: float | None) -> int | None:
 
 
 def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
-    """Return the reply in the headers of a response. Its status does not count, as in the specification.
+    """Return the receiver's reply, by the headers of its response. The status does not count, as in the specification.
 
     1. The response names no allowed origin: asked if the question has a callback, otherwise refused.
     2. It names another origin, or several: refused.
@@ -108,7 +108,7 @@ def per_minute(rate: str) -> int | None:
 
 
 def limit_per_s(own: float | None, permitted_per_minute: int | None) -> float | None:
-    """Return the maximum of requests a second to an endpoint: the lower of its own limit and its receiver's."""
+    """Return the maximum of requests a second to an endpoint: the lower of its own limit and the receiver's. None: no limit."""
     permitted = None if permitted_per_minute is None else permitted_per_minute / _MINUTE_S
     return min((bound for bound in (own, permitted) if bound is not None), default=None)
 

@@ -61,9 +61,10 @@ class _Token:
 
 
 class Tokens:
-    """The access tokens of one worker process.
+    """Fetch and keep the access tokens of one process.
 
-    `timeout_s` bounds a token request. `clock` returns seconds since the epoch. Token servers are judged by `endpoint_time`.
+    `timeout_s` bounds a token request. `clock` returns seconds since the epoch. Waits for token servers are measured by
+    `endpoint_time`, in seconds.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class Tokens:
 
         1. The token is valid for long: return the token.
         2. The token ends soon: return the token, and fetch a new one meanwhile.
-        3. There is no valid token: all attempts that need it wait for one token request, each at most `timeout_s`.
-        4. There is none, and a token request failed less than RETRY_PAUSE_S ago: raise its failure.
+        3. There is no valid token: all attempts that need it wait for the same token request, each at most `timeout_s`.
+        4. There is no valid token, and a token request failed less than RETRY_PAUSE_S ago: raise that failure.
         """
         token = self._token(grant)
         now = self._clock()
@@ -113,7 +114,7 @@ class Tokens:
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
         """Return a newer header line after a 401 for the header line `refused`; raise as `header` does.
 
-        None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so a newer one would not help.
+        None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help.
         """
         token = self._token(grant)
         if token.header == refused and token.fetching is None:

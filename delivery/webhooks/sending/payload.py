@@ -15,7 +15,7 @@ import orjson
 from delivery.model import ContentMode, Event, SubscriptionId
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.webhooks.batching.segment import Packed
-from delivery.webhooks.events import attributes as further
+from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import opaque
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
@@ -24,7 +24,7 @@ _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if c
 
 
 class Content(NamedTuple):
-    """The body of a request and its headers. For one event, all endpoints with the same content mode share it."""
+    """The body of a request, and the headers that describe the body. The endpoints of an event share it by content mode."""
 
     headers: bytes
     """Header lines that describe the body, each ended by CRLF."""
@@ -34,7 +34,7 @@ class Content(NamedTuple):
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
     """Return the `webhook-id` that all attempts of a delivery carry, also after a crash and on a later redrive.
 
-    It is a digest of the delivery's identity: source and id of the event (as in CloudEvents), and the subscription. Event ids
+    The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. A digest, because event ids
     are producers' text and may contain anything. A `webhook-id` is in a header and in the signed content, where no `.` is
     allowed.
     """
@@ -111,21 +111,21 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
 
 
 def _further_lines(event: Event) -> str:
-    """Return the header lines of the event's further attributes (`Event.attributes`).
+    """Return the header lines of the attributes in `Event.attributes`: those without a field in Event.
 
     A name was checked when the event was parsed. The name is checked again before it becomes part of a header, because the
     event may have been stored in state or in a topic since.
     """
     lines = ""
     for name, value in event.attributes:
-        if not further.is_name(name):
-            raise ValueError("the name of a further attribute is no CloudEvents name, and would be another header")
-        lines += f"ce-{name}: {urllib.parse.quote(further.as_text(value), safe=_PRINTABLE)}\r\n"
+        if not event_attributes.is_name(name):
+            raise ValueError("the name of a CloudEvents attribute is not valid, and would become another header")
+        lines += f"ce-{name}: {urllib.parse.quote(event_attributes.as_text(value), safe=_PRINTABLE)}\r\n"
     return lines
 
 
 def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
-    """Return the request in binary mode of an event with an opaque payload or none. Without a payload it has no media type.
+    """Return the content in binary mode of an event with an opaque payload, or without a payload and then without media type.
 
     The media type is checked again before it becomes a header, as a name is in `_further_lines`.
     """
@@ -137,7 +137,7 @@ def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
 
 
 def _with_data(attributes: dict[str, Any], event: Event | Packed) -> bytes:
-    """Return a JSON body: the attributes, and the payload under `data` or `data_base64`. Without a payload it has neither."""
+    """Return a JSON body: the attributes, and the payload, if there is one, under `data` or `data_base64`."""
     if event.opaque is None:
         return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)
     if event.opaque.form is PayloadForm.NONE:

@@ -96,7 +96,7 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
     if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
         return
     if auth.secret is None:
-        raise errors.TargetRefused("auth", f"{auth.kind} needs a secret")
+        raise errors.TargetRefused("auth", f"{auth.kind} needs a secret: add it")
     if auth.kind is AuthKind.BASIC:
         # RFC 7617, with its recommended charset.
         yield "authorization", _basic(f"{auth.username}:".encode() + auth.secret.reveal())

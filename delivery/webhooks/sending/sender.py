@@ -17,7 +17,7 @@ from delivery.webhooks.sending import oauth, request, signing
 log = logging.getLogger(__name__)
 
 MAX_TARGETS = 20_000
-"""Maximum of endpoints whose target is kept in a process."""
+"""Most endpoints whose prepared Target is kept in a process."""
 
 
 class Transport(Protocol):
@@ -27,9 +27,10 @@ class Transport(Protocol):
 
 
 class Sender:
-    """Make attempts at deliveries over one transport.
+    """Make attempts at deliveries and batches over one transport.
 
-    `clock` returns seconds since the epoch. `endpoint_time` is the clock by which endpoints are judged.
+    `timeout_s` is the default time of an attempt. `clock` returns seconds since the epoch. `endpoint_time` is the clock by
+    which endpoints are judged, in seconds. A longer `Retry-After` counts as `max_retry_after_s`.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Sender:
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
         """Make attempt `number` (from 1) within `timeout_s`, by default the timeout of the sender; return the result.
 
-        Each attempt has its own timestamp, and therefore its own signature.
+        A failure is returned as an Attempt too, not raised. Each attempt has its own timestamp, and therefore its own
+        signature.
         """
         timeout_s = timeout_s or self._timeout_s
         started_at = self._clock()

@@ -27,14 +27,14 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 SEED_BYTES = 32
 """Bytes of the seed of an ed25519 key, which is the secret key."""
 MAX_PREPARED = 16_384
-"""Maximum of keys of each scheme that are kept prepared in a process, the most recently used ones: 0.8 kB each. A cache smaller
-than the number of active endpoints would have no effect."""
+"""Most keys of each scheme that a process keeps prepared, the most recently used keys: 0.8 kB each. A cache smaller than the
+number of active endpoints would have no effect."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
     """Return the value of `webhook-signature`: one signature for each key that is valid at `timestamp_s`, in order.
 
-    Raise RegistrationError if no key is valid: no request is sent unsigned.
+    Raise RegistrationError if no key is valid, because no request is sent unsigned.
     """
     content = b"%s.%d.%s" % (webhook_id.encode(), timestamp_s, body)
     signatures = [_signature(key, content) for key in keys if key.expires_at_s is None or timestamp_s < key.expires_at_s]
@@ -70,7 +70,7 @@ _ANOTHER = "{} (before base64) are needed: use another key, such as 32 random by
 
 
 def generate(scheme: SignatureScheme = SignatureScheme.HMAC) -> SigningKey:
-    """Return a new random signing key of 32 bytes, which suit either scheme."""
+    """Return a new random signing key of `scheme`, with 32 bytes."""
     return SigningKey(secret=Secret(secrets.token_bytes(SEED_BYTES)), scheme=scheme)
 
 
@@ -94,12 +94,12 @@ def to_text(key: SigningKey) -> str:
 
 
 def public_text(key: SigningKey) -> str:
-    """Return the `whpk_…` text by which a customer verifies an ed25519 signature. It is not secret."""
+    """Return the public key as `whpk_…`, by which a customer verifies ed25519 signatures. The text is not secret."""
     return PUBLIC_PREFIX + base64.b64encode(_public_key(key)).decode()
 
 
 def from_text(text: str) -> SigningKey:
-    """Return the key in a `whsec_…` or `whsk_…` text. Raise RegistrationError, which never quotes it, for any other text.
+    """Return the key in a `whsec_…` or `whsk_…` text. Raise RegistrationError, which never quotes the text, if it is invalid.
 
     After `whsk_` comes the seed, with or without the public key: the standard defines no form, and both forms are in use.
     """

@@ -17,9 +17,9 @@ class Failing(NamedTuple):
 
     endpoint_id: EndpointId
     since_ms: int
-    """First failure after which no request was accepted."""
+    """Time of the first failure after which no request was accepted."""
     failed_ms: int
-    """Last failure."""
+    """Time of the last failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Pending:
     oldest_ms: int | None = None
     """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """When the lane has to decide again. The driver wakes the lane one look-ahead earlier. In the past if a decision had no
-    room for all due events. None: there is no backlog."""
+    """When the lane has to decide again, in ms since the epoch. The driver wakes the lane one look-ahead earlier. The time is
+    in the past if a decision had no room for all due events. None: there is no backlog."""
     suppressed: frozenset[EndpointId] = frozenset()
     """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Only the retry lane reports them."""
     failing: frozenset[Failing] = frozenset()

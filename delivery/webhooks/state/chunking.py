@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def chunks(items: Iterable[T], size_of: Callable[[T], int], max_bytes: int) -> Iterator[list[T]]:
-    """Yield `items` in order, in lists of at most `max_bytes`. An item that is larger gets a list of its own."""
+    """Yield `items` in order, in lists of at most `max_bytes` by `size_of`. A larger item gets a list of its own."""
     chunk: list[T] = []
     size = 0
     for item in items:

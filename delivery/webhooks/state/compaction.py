@@ -1,4 +1,4 @@
-"""Decide which segments of a shard's state are merged.
+"""Decide which segments of a shard's state are merged (compaction, as in an LSM tree).
 
 Runs in the executors. Pure.
 
@@ -38,7 +38,7 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
 
 
 def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], int]:
-    """Return the numbers of the segments to merge, and the level of the merged ones. No numbers: nothing is to be merged.
+    """Return the numbers of the segments to merge, and the level of the new segments. No numbers: nothing is to be merged.
 
     The segments are always the newest ones up to some level:
     1. A level has MAX_RUNS runs: this level and the lower ones become one run of the next level.

@@ -75,7 +75,7 @@ _decoder = msgspec.msgpack.Decoder(list[tuple[str, list[bytes]]])
 
 
 class SegmentStore:
-    """The lists of one shard during one decision. Changes are in memory until `write` returns the segments to be stored.
+    """Read and change the lists of one shard during one decision. Changes stay in memory until `write` returns new segments.
 
     `read` returns the stored segment with a number, as bytes.
     """
@@ -93,7 +93,7 @@ class SegmentStore:
         self._dropped: list[int] = []
 
     def append(self, slices: list[Slice], item: Item) -> None:
-        """Append an item to the list with these slices."""
+        """Append an item to the list that consists of `slices`. Change `slices` in place."""
         last = slices[-1] if slices else None
         if last is None or last.number >= 0 or self._new_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
             slices.append(self._new_slice([item]))
@@ -113,12 +113,12 @@ class SegmentStore:
         return items[slice_.first :]
 
     def all_items(self, slices: list[Slice]) -> Iterator[bytes]:
-        """Yield the items of a list in order. Reads a segment when its first item is asked for."""
+        """Yield the items of the list that consists of `slices`, in order. Read a segment only when its items are asked for."""
         for slice_ in slices:
             yield from self.items(slice_)
 
     def remove_first(self, slices: list[Slice], count: int) -> None:
-        """Remove the first `count` items of a list."""
+        """Remove the first `count` items of the list that consists of `slices`. Change `slices` in place."""
         while count:
             items = len(self.items(slices[0]))
             if count < items:
@@ -142,7 +142,7 @@ class SegmentStore:
     def write(
         self, changed: Iterable[str], lists_of: Callable[[str], Iterable[list[Slice]]]
     ) -> tuple[dict[int, bytes], list[int]]:
-        """Return the segments to write, by number, and the numbers of those to drop. Merge segments if a compaction is due.
+        """Return the segments to write, by number, and the numbers of segments to drop. Merge segments if a compaction is due.
 
         Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
         owner. Neighbouring slices of a list that are written become one slice.

@@ -9,15 +9,15 @@ from delivery import errors
 
 
 def marked(version: int, written: bytes) -> bytes:
-    """Return the bytes of a format with its version in front, as one byte."""
+    """Return the bytes with the version of their format in front, as one byte."""
     return bytes((version,)) + written
 
 
 def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -> memoryview:
-    """Return the bytes behind the version. Raise StateUnreadable if they are of another version.
+    """Return the bytes behind the version. Raise StateUnreadable if `stored` is empty or of another version.
 
-    `name` says in the error what the bytes are. `oldest` is the first version whose format can be read as `version`; by default
-    `version` itself.
+    `name` says in the error what the bytes are, such as "an index of the retry lane". Versions from `oldest` to `version` are
+    accepted; by default only `version`.
     """
     if not stored or not (version if oldest is None else oldest) <= stored[0] <= version:
         form = f"in format {stored[0]}" if stored else "without a format"
