@@ -42,7 +42,7 @@ _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
 
 
 class Recipient(NamedTuple):
-    """Lane, endpoint and subscription of a delivery. Recipients are numbered, and a word holds the number."""
+    """Lane, endpoint and subscription of a delivery. A state of the delivery holds only the number of its recipient."""
 
     lane: str
     endpoint_id: str
@@ -249,7 +249,7 @@ class Evidence:
 
     @staticmethod
     def expires_ms(state: int) -> int:
-        """Return when a delivery in the retries topic expires, in ms since the epoch: the end of its quarter of a day."""
+        """Return when a delivery in the retries topic expires, in ms since the epoch, rounded up to a quarter of a day."""
         return ((state & ~ENQUEUED) + _FIRST_QUARTER + 1) * _QUARTER_MS
 
     def _skipped(self, reason: str) -> int:

@@ -40,7 +40,7 @@ class Ledger:
     batches: dict[str, str] = field(default_factory=dict)
     """Reasons for which batches were closed, by `webhook-id`."""
     rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
-    """By topic, partition and offset, so that a record that several lanes rejected counts once."""
+    """Rejected records by topic, partition and offset, so that a record that several lanes rejected counts once."""
     receipts: dict[tuple[str, Place], list[OffsetReceipt]] = field(default_factory=dict)
     """Receipts by lane and partition."""
 

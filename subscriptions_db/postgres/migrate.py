@@ -21,7 +21,7 @@ ATTEMPTS = 60
 """Maximum attempts at one migration while a long transaction locks a table that the migration changes. Each attempt waits two
 seconds for the lock."""
 WAIT = tenacity.wait_random(0.5, 1.5)
-"""Seconds between two attempts."""
+"""Random seconds between two attempts at one migration."""
 FOLDER = Path(__file__).parent / "migrations"
 
 

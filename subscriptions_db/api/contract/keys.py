@@ -28,7 +28,7 @@ SECRET_BYTES = 32
 EXPIRES_SOON = dt.timedelta(days=14)
 """Time before a key expires in which answers to its requests have `Fanout-Key-Expires-At`."""
 NOTE_USE_EVERY_S = 300.0
-"""Seconds in which one process writes the use of a key at most once."""
+"""Minimum seconds between two writes of one process about the use of one key."""
 LIMITED = "limited "
 """Prefix of the digested text of a key that is limited to endpoints or tenants. No key has a space."""
 MAX_ENDPOINTS = 100

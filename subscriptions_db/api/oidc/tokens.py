@@ -28,7 +28,7 @@ theirs."""
 TYPES = {"", "jwt", "at+jwt"}
 """Values of the header `typ` in access tokens. A logout token has another one (OpenID Connect Back-Channel Logout)."""
 MAX_TOKEN_BYTES = 16 * 1024
-"""Largest token. aiohttp refuses a header of more than 8,190 bytes before."""
+"""Maximum bytes of a token. In the API, aiohttp already refuses a header of more than 8,190 bytes."""
 MAX_CACHED_TOKENS = 10_000
 """Maximum verified tokens that one process remembers."""
 MAX_SUBJECT = 255

@@ -26,7 +26,7 @@ class TenantGrants(parts.ManifestPart):
     everything: bool = False
     """All tenants, present and future."""
     tenants: tuple[manifest.Id, ...] = ()
-    """These tenants."""
+    """The ids of the granted tenants."""
 
 
 class Quotas(parts.ManifestPart):

@@ -29,7 +29,7 @@ CACHE_S = 3.0
 MAX_CACHED_KEYS = 10_000
 """Maximum entries of each cache of API keys in one process."""
 BURST_SHARE = 0.2
-"""Share of the requests per second that a key may send at once; the further requests are spread over the second."""
+"""Share of the requests per second that a key may send at once; the other requests are spread over the second."""
 MAX_CPU_SHARE = 0.5
 """Share of a core that the checks of one key's events may take. A check took 10 to 25 us for a KiB of usual events, and 180 us
 for a KiB of nested arrays. By their KiB alone, such arrays of one key could take 1.8 s of each second."""

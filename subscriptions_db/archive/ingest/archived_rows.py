@@ -93,7 +93,7 @@ class AttemptRow(NamedTuple):
     response_headers: dict[str, str] | None = None
     """Headers of the response to a failed attempt. None: the attempt kept none."""
     response: str | None = None
-    """Beginning of the body of that response, without credentials. None: the attempt kept none."""
+    """Beginning of the body of the response to a failed attempt, without credentials. None: the attempt kept none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,9 +42,9 @@ class Quotas(NamedTuple):
     subscriptions: int
     consumers: int
     dead_letters: int
-    """0: no quota."""
+    """Waiting dead letters. 0: no quota."""
     events_per_day: int
-    """0: no quota."""
+    """Events of one tenant in a day of UTC. 0: no quota."""
 
 
 class ReachedQuota(NamedTuple):
