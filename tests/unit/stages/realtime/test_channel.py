@@ -9,6 +9,7 @@ import pytest
 
 from delivery.stages.realtime import channel, messages, task_server
 from delivery.webhooks.results.counters import Counters
+from tests.support.waiting import assert_becomes
 
 FIRST = messages.Report(task=3)
 AGAIN, FURTHER = {"next_offsets": {("t", 0): 5}}, {"next_offsets": {("t", 0): 6}}
@@ -123,14 +124,6 @@ def test_reports_add_up_and_news_come_back(listening, linked):
     assert (heard.tally.retries, heard.records, heard.delay_s) == (3, 3, 0.5)
     assert (listening.drain().records, listening.running_tasks, listening.fault()) == (0, 1, None)
     assert listening.positions == {"t": {0: 5, 1: 7}}
-
-
-def assert_becomes(value, wanted):
-    """See a value that another thread sets, which has all it needs for that."""
-    for _ in range(10_000_000):
-        if value() == wanted:
-            return
-    assert value() == wanted
 
 
 def test_a_task_that_ends_well_is_no_fault(listening, linked):

@@ -1,4 +1,4 @@
-"""A task of the real-time lane that is asked to stop, or to pause: what it does not deliver is not committed, and not begun."""
+"""A stopped or paused real-time task writes no receipt for records that it has not delivered, and starts no delivery."""
 
 import signal
 import uuid
@@ -13,13 +13,13 @@ from delivery.model import SubscriptionStatus
 from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
 from delivery.stages.tasks import deliver_events, task_context
 from tests.support import builders
-from tests.unit.stages.realtime.test_channel import assert_becomes
+from tests.support.waiting import assert_becomes
 
 CONFIG = settings.Settings()
 
 
 class Writing:
-    """Remembers the receipts that it was handed, and how many rows."""
+    """A writer to Kafka that keeps the offsets of receipts, and counts rows."""
 
     def __init__(self):
         self.rows, self.receipts = 0, []
@@ -38,39 +38,40 @@ class Writing:
         pass
 
 
-class Driver:
-    """The driver's end. `paused` says whether the lane is, in the answers that follow each other."""
+class TaskDriver:
+    """A TaskServer in this process. `paused`: for each answer in turn, whether it pauses the lane; then never."""
 
     def __init__(self, *paused):
-        self.writing, self.asked = Writing(), []
+        self.writing, self.rows_at_report = Writing(), []
         self._paused, self._base_id = list(paused), uuid.uuid4().hex
         self.server = task_server.TaskServer(self._update_for, {}, bind="127.0.0.1", host="127.0.0.1")
 
     def _update_for(self, known):
-        self.asked.append(self.writing.rows)
+        self.rows_at_report.append(self.writing.rows)
+        # Its deliveries are skipped, so they end without a request.
         paused_subscription = builders.subscription(event_type="*", status=SubscriptionStatus.PAUSED)
         base = builders.snapshot(builders.endpoint(), paused_subscription)
         is_new = known.base_id != self._base_id
         is_paused = self._paused.pop(0) if self._paused else False
         return messages.DriverUpdate(base_id=self._base_id, base=base if is_new else None, is_paused=is_paused)
 
-    def run(self, given):
+    def run(self, batches):
         tools = task_context.Tools(plan=worker_plans.of_realtime(CONFIG), observe=lambda _: None, sink=lambda: self.writing)
-        return deliver_realtime.DeliverRealtime(tools=tools, driver=self.server.address, stop_within_s=0)(given)
+        return deliver_realtime.DeliverRealtime(tools=tools, driver=self.server.address, stop_within_s=0)(batches)
 
 
 @pytest.fixture
-def driver(monkeypatch):
+def start_driver(monkeypatch):
     monkeypatch.setattr(realtime_task, "STOPPED_S", 0.0)
-    before, made = signal.getsignal(signal.SIGHUP), []
+    handler, drivers = signal.getsignal(signal.SIGHUP), []
 
-    def make(*paused):
-        made.append(Driver(*paused))
-        return made[-1]
+    def start(*paused):
+        drivers.append(TaskDriver(*paused))
+        return drivers[-1]
 
-    yield make
-    signal.signal(signal.SIGHUP, before)
-    for driver in made:
+    yield start
+    signal.signal(signal.SIGHUP, handler)  # orphan.outlive has set another handler
+    for driver in drivers:
         driver.server.close()
 
 
@@ -80,36 +81,36 @@ def batch(offset):
     return pa.RecordBatch.from_pylist([row])
 
 
-def test_a_task_whose_input_ends_is_done(driver):
-    here = driver()
-    assert list(here.run([batch(0), batch(1)])) == []
-    assert here.writing.receipts == [(0, 1)]
+def test_a_task_whose_input_ends_is_done(start_driver):
+    task_driver = start_driver()
+    assert list(task_driver.run([batch(0), batch(1)])) == []
+    assert task_driver.writing.receipts == [(0, 1)]
 
 
-def test_a_stopped_task_never_ends_well(driver):
-    here = driver()
+def test_a_stopped_task_never_ends_well(start_driver):
+    task_driver = start_driver()
 
-    def given():
+    def batches():
         yield batch(0)
-        here.server.stop_tasks()
-        assert_becomes(lambda: here.server.running_tasks, 0)
-        yield batch(1)  # which is dropped
+        task_driver.server.stop_tasks()
+        assert_becomes(lambda: task_driver.server.running_tasks, 0)
+        yield batch(1)  # the stopped task drops this record
 
     with pytest.raises(errors.Orphaned):
-        here.run(given())
-    assert (here.writing.receipts, here.server.fault()) == ([(0, 0)], None)
+        task_driver.run(batches())
+    assert (task_driver.writing.receipts, task_driver.server.fault()) == ([(0, 0)], None)
 
 
-def test_a_task_that_begins_after_the_stop_never_ends_well(driver):
-    here = driver()
-    here.server.stop_tasks()
+def test_a_task_that_begins_after_the_stop_never_ends_well(start_driver):
+    task_driver = start_driver()
+    task_driver.server.stop_tasks()
     with pytest.raises(errors.Orphaned):
-        here.run([batch(0)])
-    assert here.writing.receipts == []
+        task_driver.run([batch(0)])
+    assert task_driver.writing.receipts == []
 
 
-def test_a_task_of_a_paused_lane_begins_nothing(driver):
-    here = driver(True)
-    here.run([batch(0)])
-    assert here.asked[1] == 0
-    assert here.writing.receipts == [(0, 0)]
+def test_a_task_begins_nothing_until_its_lane_is_resumed(start_driver):
+    task_driver = start_driver(True)
+    task_driver.run([batch(0)])
+    assert task_driver.rows_at_report[1] == 0  # the second report: the first answer had paused the lane
+    assert task_driver.writing.receipts == [(0, 0)]  # the second answer ended the pause
