@@ -178,10 +178,21 @@ delete from published_events where ctid = any (array(
 ));
 
 -- name: add_published_events
-insert into published_events as known (day, tenant_id, events)
-select * from unnest(%(days)s::date[], %(tenants)s::text[], %(events)s::bigint[])
-on conflict (day, tenant_id) do update set events = known.events + excluded.events
-returning day, tenant_id, events;
+-- Also returns the tenants' own quotas.
+with added as (
+    insert into published_events as known (day, tenant_id, events)
+    select * from unnest(%(days)s::date[], %(tenants)s::text[], %(events)s::bigint[])
+    on conflict (day, tenant_id) do update set events = known.events + excluded.events
+    returning day, tenant_id, events
+)
+select day, tenant_id, events, max_events_per_day as quota from added left join tenant_quotas using (tenant_id);
+
+-- name: tenant_quotas
+select tenant_id, max_events_per_day as events_per_day from tenant_quotas where tenant_id = any (%(ids)s);
+
+-- name: put_tenant_quotas
+insert into tenant_quotas (tenant_id, max_events_per_day) values (%(tenant_id)s, %(events_per_day)s)
+on conflict (tenant_id) do update set max_events_per_day = excluded.max_events_per_day;
 
 -- name: login_rights
 -- `passes_by`: true for a login to which row-level security does not apply.

@@ -602,9 +602,9 @@ where dead_letters is not null and exists (
     order by position offset bounds.dead_letters - 1 limit 1
 )
 union all
-select 'events_per_day', tenant_id, null, %(events_per_day)s
-from published_events join tenants using (tenant_id)
-where day = %(today)s and %(events_per_day)s > 0 and events >= %(events_per_day)s;
+select 'events_per_day', tenant_id, null, coalesce(max_events_per_day, %(events_per_day)s)
+from published_events join tenants using (tenant_id) left join tenant_quotas using (tenant_id)
+where day = %(today)s and %(events_per_day)s > 0 and events >= coalesce(max_events_per_day, %(events_per_day)s);
 
 -- name: put_reached_quotas
 insert into reached_quotas (quota, subject_id, customer_id, most, reached_at, reported_at)

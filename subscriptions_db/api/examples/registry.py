@@ -19,6 +19,7 @@ TENANT: dict[str, Any] = {
     "name": "Northern Clinic",
     "status": "active",
     "sub_tenants": [{"id": "100", "name": "Radiology"}, {"id": "101", "name": "Laboratory"}],
+    "quotas": {"events_per_day": 1_000_000},
 }
 EVENT_TYPE: dict[str, Any] = {
     "id": "order.created",
@@ -38,7 +39,7 @@ EXAMPLES: Mapping[str, Example] = {
     "deleteCustomer": Example(),
     "listTenants": Example(query={"limit": 2}, answer=WHOLE_LIST | {"items": [TENANT]}),
     "getTenant": Example(answer=TENANT),
-    "putTenant": Example(body={name: TENANT[name] for name in ("name", "sub_tenants")}, answer=TENANT),
+    "putTenant": Example(body={name: TENANT[name] for name in ("name", "sub_tenants", "quotas")}, answer=TENANT),
     "deleteTenant": Example(),
     "listEventTypes": Example(query={"limit": 2}, answer=WHOLE_LIST | {"items": [EVENT_TYPE]}),
     "getEventType": Example(answer=EVENT_TYPE),

@@ -22,7 +22,7 @@ from delivery import errors
 from delivery.model import TenantId
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
-from subscriptions_db.api.publishing.published_counts import Counts
+from subscriptions_db.api.publishing.published_counts import Counts, Sums
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ WRITE_AFTER_S = 1.0
 RETRY_AFTER_S = 10.0
 """Seconds after which counts that Postgres did not take are written again. A failed write occupies a worker thread for 2 s."""
 
-Write = Callable[[Counts, dt.date], Awaitable[Counts]]
+Write = Callable[[Counts, dt.date], Awaitable[Sums]]
 """Add counts to those of all processes, and return the sums of all processes. The date is today. Raise FanoutError if Postgres
 is unavailable."""
 
@@ -48,7 +48,7 @@ class DailyQuotas:
         write_after_s: float = WRITE_AFTER_S,
         retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
-        """`max_per_day` is the events a day of each tenant; 0: no quota, and nothing is counted."""
+        """`max_per_day` is the events a day of a tenant without its own quota; 0: no tenant has a quota, nothing is counted."""
         self._max_per_day = max_per_day
         self._write = write
         self._now = now
@@ -56,6 +56,8 @@ class DailyQuotas:
         self._retry_after_s = retry_after_s
         self._sums: dict[TenantId, int] = {}
         """The events of all processes on the day `_day`, as last read."""
+        self._own: dict[TenantId, int] = {}
+        """The own quotas of tenants, as last read."""
         self._day = now().date()
         self._pending: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
         """The events of this process that no sum has yet."""
@@ -74,11 +76,14 @@ class DailyQuotas:
         """
         if not self.is_on:
             return
-        full = sorted(tenant for tenant in set(tenants) if self._published(tenant) >= self._max_per_day)
+        full = sorted(tenant for tenant in set(tenants) if self._left(tenant) <= 0)
         if full:
+            # Reads their sums and quotas again. The operator may have given a tenant a larger quota.
+            self._pending.update(dict.fromkeys(((self._today(), tenant) for tenant in full), 0))
+            self._write_later()
             detail = (
-                f"tenant {full[0]} has published its quota of {self._max_per_day} events today, by all keys together: nothing "
-                "was published, try again after 00:00 UTC, or ask the operator for a larger quota"
+                f"tenant {full[0]} has published its quota of {self._quota(full[0])} events today, by all keys together: "
+                "nothing was published, try again after 00:00 UTC, or ask the operator for a larger quota"
             )
             headers = {"retry-after": str(math.ceil(self._left_of_day_s()))}
             raise problems.Refused(429, detail, headers=headers, code=problems.QUOTA)
@@ -89,14 +94,14 @@ class DailyQuotas:
             return
         day = self._today()
         self._pending.update((day, tenant) for tenant in tenants)
-        if self._pending and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.create_task(self._write_pending())
+        self._write_later()
 
     def room(self, tenants: Iterable[TenantId]) -> limits.Room:
         """Return the room of the tenant that has the least: the events left today, and the seconds until the next day."""
-        most = max((self._published(tenant) for tenant in set(tenants)), default=0)
-        remaining = max(0, self._max_per_day - most)
-        return limits.Room(limit=self._max_per_day, remaining=remaining, full_in_s=self._left_of_day_s())
+        left, limit = min(
+            ((self._left(tenant), self._quota(tenant)) for tenant in set(tenants)), default=(self._max_per_day,) * 2
+        )
+        return limits.Room(limit=limit, remaining=max(0, left), full_in_s=self._left_of_day_s())
 
     async def end(self, _: web.Application) -> None:
         """Write the pending counts at once, because the server stops."""
@@ -104,9 +109,13 @@ class DailyQuotas:
         if self._writing is not None:
             await self._writing
 
-    def _published(self, tenant: TenantId) -> int:
+    def _quota(self, tenant: TenantId) -> int:
+        return self._own.get(tenant, self._max_per_day)
+
+    def _left(self, tenant: TenantId) -> int:
+        """Return how many events of a tenant are left today; below 0 if the tenant has exceeded its quota."""
         today = self._today()
-        return self._sums.get(tenant, 0) + self._pending[today, tenant]
+        return self._quota(tenant) - self._sums.get(tenant, 0) - self._pending[today, tenant]
 
     def _today(self) -> dt.date:
         """Return the date, and forget the sums of an earlier day."""
@@ -119,6 +128,10 @@ class DailyQuotas:
         now = self._now()
         midnight = dt.datetime.combine(now.date() + dt.timedelta(days=1), dt.time(), dt.UTC)
         return (midnight - now).total_seconds()
+
+    def _write_later(self) -> None:
+        if self._pending and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write_pending())
 
     async def _write_pending(self) -> None:
         """Write the counts of each `WRITE_AFTER_S` together, until none is pending. Write failed counts again later."""
@@ -141,5 +154,14 @@ class DailyQuotas:
             wait_s = self._write_after_s
             self._pending.subtract(counts)
             self._pending = +self._pending
-            today = self._today()
-            self._sums |= {tenant: events for (day, tenant), events in sums.items() if day == today}
+            self._take(sums)
+
+    def _take(self, sums: Sums) -> None:
+        today = self._today()
+        for (day, tenant), found in sums.items():
+            if day == today:
+                self._sums[tenant] = found.events
+            if found.quota is None:
+                self._own.pop(tenant, None)
+            else:
+                self._own[tenant] = found.quota

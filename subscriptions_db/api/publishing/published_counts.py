@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from delivery.model import TenantId
 from subscriptions_db.postgres import connect
@@ -16,7 +17,19 @@ Counts = Mapping[tuple[dt.date, TenantId], int]
 """Day and tenant → events."""
 
 
-def add(connection: connect.Connection, counts: Counts, today: dt.date) -> dict[tuple[dt.date, TenantId], int]:
+class TenantSum(NamedTuple):
+    """The events of a tenant in a day, by all processes, and the tenant's own quota."""
+
+    events: int
+    quota: int | None
+    """Events a day. None: the quota is that of the setting."""
+
+
+Sums = Mapping[tuple[dt.date, TenantId], TenantSum]
+"""Day and tenant → sum."""
+
+
+def add(connection: connect.Connection, counts: Counts, today: dt.date) -> Sums:
     """Add counts, and return the sums of the same days and tenants. Delete the counts of days before yesterday.
 
     Call in a transaction. The rows are locked in one order, so concurrent calls wait for each other and do not deadlock.
@@ -29,4 +42,4 @@ def add(connection: connect.Connection, counts: Counts, today: dt.date) -> dict[
         "events": [events for _, events in ordered],
     }
     rows = connection.execute(query("add_published_events"), columns)
-    return {(row["day"], TenantId(row["tenant_id"])): row["events"] for row in rows}
+    return {(row["day"], TenantId(row["tenant_id"])): TenantSum(row["events"], row["quota"]) for row in rows}

@@ -1,16 +1,34 @@
-"""List, change and delete tenants with their sub-tenants. For operators only.
+"""List, change and delete tenants with their sub-tenants and quotas. For operators only.
 
 Runs in the API.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import crud, routes
+from subscriptions_db.api.contract import audit, crud, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Route
-from subscriptions_db.manifest import manifest
+from subscriptions_db.manifest import manifest, parts
+from subscriptions_db.postgres.sql import query
+
+
+class TenantQuotas(parts.ManifestPart):
+    """The quotas of a tenant, in place of the settings. They hold while `api.max_tenant_events_per_day` is not 0."""
+
+    events_per_day: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Events of the tenant that all keys together publish over HTTP in a day of UTC. Null: `api.max_tenant_events_per_day`."""
+
+
+class TenantFields(manifest.TenantFields):
+    """The fields of a tenant. Omitted `sub_tenants` or `quotas` stay unchanged."""
+
+    quotas: TenantQuotas | None = None
+    """The quotas of the tenant. Omitted or null: unchanged."""
 
 
 class Tenant(described.DescribedModel):
@@ -24,6 +42,8 @@ class Tenant(described.DescribedModel):
     """`active` or `suspended`. Events of a suspended tenant are not delivered."""
     sub_tenants: list[manifest.ManifestSubTenant]
     """The departments of the tenant."""
+    quotas: TenantQuotas
+    """The quotas of the tenant."""
 
 
 class Tenants(routes.ListPage):
@@ -33,28 +53,58 @@ class Tenants(routes.ListPage):
     """The tenants of the page."""
 
 
-def _tenant(row_id: str, row: dict[str, Any]) -> Tenant:
-    departments = [manifest.ManifestSubTenant(id=key, name=name) for key, name in sorted(row["sub_tenants"].items())]
-    return Tenant(id=row_id, name=row["name"], status=row["status"], sub_tenants=departments)
+def _quotas(call: Call, tenant_ids: list[str]) -> dict[str, TenantQuotas]:
+    """Return tenant id → its own quotas; a tenant without own quotas has null."""
+    rows = call.connection.execute(query("tenant_quotas"), {"ids": tenant_ids}).fetchall()
+    found = {row.pop("tenant_id"): TenantQuotas(**row) for row in rows}
+    return {tenant_id: found.get(tenant_id, TenantQuotas()) for tenant_id in tenant_ids}
+
+
+def _shown(call: Call, found: dict[str, dict[str, Any]]) -> list[Tenant]:
+    quotas = _quotas(call, list(found))
+    return [
+        Tenant(
+            id=row_id,
+            name=row["name"],
+            status=row["status"],
+            sub_tenants=[manifest.ManifestSubTenant(id=key, name=name) for key, name in sorted(row["sub_tenants"].items())],
+            quotas=quotas[row_id],
+        )
+        for row_id, row in found.items()
+    ]
 
 
 def list_(call: Call) -> Tenants:
     """Return a page of tenants."""
-    return Tenants(**crud.page(call, "tenant", crud.show_each(_tenant))._asdict())
+    return Tenants(**crud.page(call, "tenant", functools.partial(_shown, call))._asdict())
 
 
 def get(call: Call) -> Tenant:
     """Return a tenant."""
-    return _tenant(call.path["tenant_id"], crud.existing_row(call, "tenant", call.path["tenant_id"]))
+    tenant_id = call.path["tenant_id"]
+    [shown] = _shown(call, {tenant_id: crud.existing_row(call, "tenant", tenant_id)})
+    return shown
 
 
 def put(call: Call) -> Tenant | routes.Created:
     """Create a tenant, or replace its fields."""
-    tenant_id = call.path["tenant_id"]
+    tenant_id, wanted = call.path["tenant_id"], call.body_as(TenantFields)
     is_known = crud.lock(call, "tenant", tenant_id)
     crud.require_conditions(call, get if is_known else None)
-    crud.put(call, {"tenants": [{"id": tenant_id} | call.document]}, customer_id=None)
+    fields = {name: value for name, value in call.document.items() if name != "quotas"}
+    crud.put(call, {"tenants": [{"id": tenant_id} | fields]}, customer_id=None)
+    if wanted.quotas is not None:
+        _set_quotas(call, tenant_id, wanted.quotas)
     return get(call) if is_known else routes.Created(get(call))
+
+
+def _set_quotas(call: Call, tenant_id: str, wanted: TenantQuotas) -> None:
+    before = _quotas(call, [tenant_id])[tenant_id]
+    if before == wanted:
+        return
+    call.connection.execute(query("put_tenant_quotas"), {"tenant_id": tenant_id} | wanted.model_dump())
+    change = {"before": before.model_dump(), "after": wanted.model_dump()}
+    audit.write(call, "set_quotas", "tenant", tenant_id, customer_id=None, **change)
 
 
 def delete(call: Call) -> None:
@@ -73,7 +123,7 @@ ROUTES = (
     ),
     Route(
         method="PUT", path="/v1/tenants/{tenant_id}", name="putTenant", summary="Create or replace a tenant.",
-        scopes=routes.OPERATOR, handler=put, body=manifest.TenantFields, answer=Tenant, is_change=True, resource=Tenant,
+        scopes=routes.OPERATOR, handler=put, body=TenantFields, answer=Tenant, is_change=True, resource=Tenant,
         location="/v1/tenants/{id}",
     ),
     Route(

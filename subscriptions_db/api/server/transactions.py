@@ -85,7 +85,7 @@ class Store:
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             keys.note_use(connection, key_ids, dt.datetime.now(dt.UTC))
 
-    def add_published(self, counts: published_counts.Counts, today: dt.date) -> published_counts.Counts:
+    def add_published(self, counts: published_counts.Counts, today: dt.date) -> published_counts.Sums:
         """Add published events to the counts of all processes, and return the sums of the same days and tenants."""
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             return published_counts.add(connection, counts, today)

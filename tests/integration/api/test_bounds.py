@@ -209,6 +209,20 @@ def test_the_operator_gives_a_customer_its_own_quotas(served, acme, operator):
     assert [entry["after"] for entry in entries] == [named["quotas"], dict.fromkeys(named["quotas"])]
 
 
+def test_the_operator_gives_a_tenant_its_own_quota(served, operator):
+    path, own = "/v1/tenants/t1", {"events_per_day": 5}
+    assert operator.get(path).json["quotas"] == {"events_per_day": None}
+    before = operator.get(path).headers["etag"]
+    assert operator.put(path, {"quotas": own}).json["quotas"] == own
+    assert operator.put(path, {"name": "First"}).json["quotas"] == own  # omitted: unchanged
+    assert [item["quotas"]["events_per_day"] for item in operator.get("/v1/tenants").json["items"]] == [5, None]
+    assert operator.get(path).headers["etag"] != before
+    assert operator.put(path, {"quotas": {"events_per_day": 0}}).fields == ["quotas.events_per_day"]
+    assert operator.put(path, {"quotas": {}}).json["quotas"] == {"events_per_day": None}
+    entries = [entry for entry in served.audit("t1") if entry["action"] == "set_quotas"]
+    assert [entry["after"] for entry in entries] == [own, {"events_per_day": None}]
+
+
 def test_concurrent_requests_do_not_exceed_a_quota(operator, acme):
     held = len(acme.get("/v1/endpoints").json["items"])
     operator.put("/v1/customers/acme", {"quotas": {"endpoints": held + 2}})

@@ -71,6 +71,15 @@ def test_a_customers_own_quota_is_the_one_that_counts(connection, write):
     assert sorted(reported(connection)) == [("c1", "dead_letters", "c1", 2), ("c2", "endpoints", "c2", 2)]
 
 
+def test_a_tenants_own_quota_is_the_one_that_counts(connection):
+    connection.execute("insert into tenants (tenant_id) values ('t1'), ('t2'), ('t3')")
+    connection.execute("insert into tenant_quotas values ('t1', 5), ('t2', 7)")
+    connection.execute("insert into published_events select %s, 't' || n, 6 from generate_series(1, 3) n", [archive.NOW.date()])
+    assert look(connection, events_per_day=6) == {Quota.EVENTS_PER_DAY: 2}
+    assert sorted(reported(connection)) == [(None, "events_per_day", "t1", 5), (None, "events_per_day", "t3", 6)]
+    assert look(connection, 60) == {}  # the setting is 0, so no tenant has a quota
+
+
 def test_a_quota_of_zero_is_reached_by_nobody(connection, write):
     connection.execute("insert into customer_quotas (customer_id, max_endpoints, max_subscriptions) values ('c1', 0, 0)")
     connection.execute("insert into published_events values (%s, 't1', 7)", [archive.NOW.date()])

@@ -103,6 +103,7 @@ GRANTED = {
         "replays": "insert, select, update (state), update (state_since)",
         "validations": "delete, insert, select, update",
         "published_events": "delete, insert, select, update",
+        "tenant_quotas": "delete, insert, select, update",
         "reached_quotas": "select",
     },
 }

@@ -9,6 +9,7 @@ import pytest
 from delivery import errors
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing import daily_quotas
+from subscriptions_db.api.publishing.published_counts import TenantSum
 
 NOON = dt.datetime(2026, 5, 10, 12, 0, tzinfo=dt.UTC)
 DAY_S = 86_400
@@ -19,6 +20,7 @@ class Postgres:
 
     def __init__(self):
         self.events = collections.Counter()
+        self.own = {}
         self.writes = 0
         self.is_away = False
         self.second_write = asyncio.Event()
@@ -31,7 +33,7 @@ class Postgres:
         if self.is_away:
             raise errors.RegistryUnavailable("away")
         self.events.update(counts)
-        return {place: self.events[place] for place in counts}
+        return {place: TenantSum(self.events[place], self.own.get(place[1])) for place in counts}
 
 
 class Process:
@@ -91,6 +93,42 @@ def test_the_processes_of_the_api_share_a_quota(postgres):
         assert second.refusal(["t1"]).headers == {"retry-after": "43200"}
 
     asyncio.run(run())
+
+
+def test_a_tenants_own_quota_counts_once_it_is_read(postgres):
+    async def run():
+        process = Process(postgres)
+        postgres.own = {"t1": 3, "t2": 20}
+        await process.publish(["t1"] * 3 + ["t2"] * 9)
+        await process.written()
+        assert "its quota of 3 events" in process.refusal(["t1"]).problem.detail
+        await process.publish(["t2"] * 6)
+        assert process.quotas.room({"t1", "t2"})[:2] == (3, 0)
+        assert process.quotas.room({"t2"})[:2] == (20, 5)
+
+    asyncio.run(run())
+
+
+def test_a_larger_quota_counts_within_the_day(postgres):
+    """A refused request makes the process read the quota again."""
+
+    async def run():
+        process = Process(postgres)
+        await process.publish(["t1"] * 10)
+        await process.written()
+        postgres.own = {"t1": 11}
+        process.refusal(["t1"])
+        await process.written()
+        await process.publish(["t1"])
+        await process.written()
+        postgres.own = {}
+        process.refusal(["t1"])
+        await process.written()
+        assert "its quota of 10 events" in process.refusal(["t1"]).problem.detail
+        await process.written()
+
+    asyncio.run(run())
+    assert postgres.events.total() == 11
 
 
 def test_counts_are_written_together_and_not_by_request(postgres):
