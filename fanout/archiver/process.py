@@ -351,10 +351,10 @@ def policy_of(config: settings.Settings) -> Policy | None:
     )
 
 
-def quotas_of(config: settings.Settings) -> quotas.Quotas:
+def quotas_of(config: settings.Settings) -> quotas.DefaultQuotas:
     """Return the quotas of customers and tenants without their own."""
     api = config.api
-    return quotas.Quotas(
+    return quotas.DefaultQuotas(
         endpoints=api.max_endpoints_per_customer,
         subscriptions=api.max_subscriptions_per_customer,
         consumers=api.max_consumers_per_customer,

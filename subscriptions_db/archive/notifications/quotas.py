@@ -35,7 +35,7 @@ class Quota(enum.StrEnum):
     """Events of a tenant that were published over HTTP today. The others are quotas of customers."""
 
 
-class Quotas(NamedTuple):
+class DefaultQuotas(NamedTuple):
     """The quotas of subjects without their own (delivery.config.service_settings.Api)."""
 
     endpoints: int
@@ -95,7 +95,9 @@ def after(
     return reached._replace(reported_at=now), _event(reached, since, now)
 
 
-def record(connection: connect.Connection, quotas: Quotas, policy: Policy | None, *, now: dt.datetime) -> Mapping[Quota, int]:
+def record(
+    connection: connect.Connection, quotas: DefaultQuotas, policy: Policy | None, *, now: dt.datetime
+) -> Mapping[Quota, int]:
     """Look at all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
 
     The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota.
@@ -138,7 +140,7 @@ def _known(connection: connect.Connection) -> list[ReachedQuota]:
     return [ReachedQuota(**row | {"quota": Quota(row["quota"])}) for row in connection.execute(query("known_quotas"))]
 
 
-def _found(connection: connect.Connection, quotas: Quotas, now: dt.datetime) -> list[ReachedQuota]:
+def _found(connection: connect.Connection, quotas: DefaultQuotas, now: dt.datetime) -> list[ReachedQuota]:
     """Return the quotas that are reached now."""
     asked = quotas._asdict() | {"today": now.astimezone(dt.UTC).date()}
     return [

@@ -70,8 +70,7 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
 
 
 def room(limit: int, again: int, unacknowledged: int) -> int:
-    """Return how many dead letters a poll of at most `limit` may lease for the first time, if it leases `again` others
-    again."""
+    """Return how many dead letters a poll of `limit` may lease for the first time, if it leases `again` others again."""
     return max(0, min(limit - again, MAX_UNACKNOWLEDGED - unacknowledged))
 
 

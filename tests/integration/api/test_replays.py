@@ -45,7 +45,7 @@ def test_a_replay_of_a_time_range_is_created_shown_and_cancelled(served, acme):
 def test_a_customer_at_its_quota_of_dead_letters_asks_for_no_replay(served, acme, operator):
     with served.registry() as opened:
         opened.execute("insert into customer_quotas (customer_id, max_dead_letters) values ('acme', 1)")
-        look = functools.partial(quotas.record, opened, quotas.Quotas(9, 9, 9, 0, 0), None, now=dt.datetime.now(dt.UTC))
+        look = functools.partial(quotas.record, opened, quotas.DefaultQuotas(9, 9, 9, 0, 0), None, now=dt.datetime.now(dt.UTC))
         assert look() == {quotas.Quota.DEAD_LETTERS: 1}
         for path, body in ((REPLAYS, DAY), (ONE, None)):
             answer = acme.post(path, body)

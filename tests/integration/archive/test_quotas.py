@@ -6,14 +6,14 @@ import pytest
 
 from subscriptions_db.archive.notifications import outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import Policy
-from subscriptions_db.archive.notifications.quotas import Quota, Quotas
+from subscriptions_db.archive.notifications.quotas import DefaultQuotas, Quota
 from subscriptions_db.archive.search import archived_dead_letters
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
 
 POLICY = Policy(failing_after_s=300, backlog_events=3, quiet_s=3600)
-NONE = Quotas(endpoints=10, subscriptions=10, consumers=10, dead_letters=0, events_per_day=0)
+NONE = DefaultQuotas(endpoints=10, subscriptions=10, consumers=10, dead_letters=0, events_per_day=0)
 ENDPOINTS = """
 insert into endpoints (endpoint_id, customer_id, url)
 select customer || n, customer, 'https://example.com/' from unnest(array['c1', 'c2']) as customer, generate_series(1, 3) as n

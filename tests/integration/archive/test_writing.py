@@ -328,7 +328,7 @@ def test_the_documented_grants_are_enough_to_archive(connection):
     outbox.delete_orphans(connection)
     key_expiry.record(connection, POLICY, now=archive.NOW)
     for most in (1, 2):  # the quota of dead letters is reached, and then it is not
-        quotas.record(connection, quotas.Quotas(1, 1, 1, most, 1), None, now=archive.NOW)
+        quotas.record(connection, quotas.DefaultQuotas(1, 1, 1, most, 1), None, now=archive.NOW)
     with outbox.claim_page(connection) as waiting:
         assert len(waiting) == 1
     assert partitions.drop(connection, "attempts", dt.date(2100, 1, 1))
