@@ -300,7 +300,7 @@ class Platform:
     def workers_of(self, job):
         """The process ids of its Python workers: what the daemon has forked."""
         jvms = [pid for pid in children(job.pid) if "java" in command_of(pid)]
-        daemons = [pid for jvm in jvms for pid in children(jvm) if "pyspark.daemon" in command_of(pid)]
+        daemons = [pid for jvm in jvms for pid in children(jvm) if "delivery.stages.worker_daemon" in command_of(pid)]
         return [worker for daemon in daemons for worker in children(daemon)]
 
     def log(self, *, whole=False):

@@ -29,7 +29,7 @@ def executors(job):
             words = " ".join(child.cmdline())
             if "CoarseGrainedExecutorBackend" in words:
                 jvms.append(child.pid)
-            elif "pyspark.daemon" in words:
+            elif "delivery.stages.worker_daemon" in words:
                 with_workers.add(child.ppid())
     return {jvm: jvm in with_workers for jvm in jvms}
 

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 from py4j.java_gateway import JavaClass
 
+from delivery.stages import worker_daemon
 from delivery.stages.lanes import session
 from fanout.jvm import class_archive, java
 
@@ -31,6 +33,16 @@ def tcp_connections(_):
 def test_workers_are_connected_by_no_port_that_others_can_reach(spark):
     """Regression: a process that connected to a port of Spark's first left the worker waiting for ever (docs/adr/0046)."""
     assert spark.sparkContext.parallelize([0], 1).map(tcp_connections).collect() == [[[], []]]
+
+
+def unloaded(_):
+    """Return which modules of the daemon's list the worker has not loaded, and where its PySpark comes from."""
+    return [name for name in worker_daemon.LOADED if name not in sys.modules], pyspark.__file__
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_begins_with_its_modules_loaded_from_compiled_files(spark):
+    assert spark.sparkContext.parallelize([0], 1).map(unloaded).collect() == [([], pyspark.__file__)]
 
 
 def test_one_process_has_the_connector_on_its_class_path_and_copies_no_jar(spark, jars):

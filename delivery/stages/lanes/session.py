@@ -44,6 +44,7 @@ ALWAYS = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "delivery.stages.worker_daemon",
     # Between the JVM and its Python processes (docs/adr/0046). The folder's path must be short: a socket's path has at most 107
     # bytes, and a cluster manager's temporary folder may be longer.
     "spark.python.unix.domain.socket.enabled": "true",

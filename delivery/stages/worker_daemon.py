@@ -1,0 +1,47 @@
+"""Fork Spark's Python workers from a process that has their modules loaded.
+
+Runs in the executors, as the module of Spark's setting `spark.python.daemon.module`. Spark starts it for an executor, and it
+forks a worker for each task that finds no idle worker. The workers share the memory of the modules, and import nothing before
+their first record (docs/adr/0047).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+
+from delivery.stages import pyspark_path
+
+LOADED = (
+    "pyspark.worker",
+    "pyspark.sql.streaming.stateful_processor_util",
+    "pyspark.sql.streaming.proto.StateMessage_pb2",
+    "delivery.stages.realtime.deliver_realtime",
+    "delivery.stages.tasks.batch_shard",
+    "delivery.stages.tasks.deliver_batches",
+    "delivery.stages.tasks.deliver_events",
+    "delivery.stages.tasks.deliver_retries",
+    "delivery.stages.tasks.drain",
+    "delivery.stages.tasks.retry_shard",
+    "delivery.stages.tasks.route",
+)
+"""Modules that tasks need, with all that they import. pandas is not among them: only the workers with state need it, and it
+takes a second of CPU and 45 MB."""
+
+
+def main() -> None:
+    """Load the modules, and run PySpark's daemon, which forks the workers, until Spark ends it."""
+    # NumPy, which pyarrow imports, starts a thread for each core, and threads do not survive a fork.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sys.path[:] = pyspark_path.without_zipped_copies(sys.path)
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # otherwise a worker's first collection would copy the memory that it shares
+    importlib.import_module("pyspark.daemon").manager()
+
+
+if __name__ == "__main__":
+    main()
