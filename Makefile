@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PYTEST := $(BIN)/python -m pytest
+# Hundreds of processes start in a test run. Without compiled files each one compiles all that it imports: a job 1.3 CPU seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # Who runs what: tests/conftest.py. Four workers on two cores: a test of the whole platform waits for half of its time.
 SERVERS := -n 4 --no-loadscope-reorder tests/simulation tests/integration tests/spark tests/e2e
 ARGS ?=
