@@ -2,7 +2,7 @@
 
 Runs in the executors, as the module of Spark's setting `spark.python.daemon.module`. Spark starts it for an executor, and it
 forks a worker for each task that finds no idle worker. The workers share the memory of the modules, and import nothing before
-their first record (docs/adr/0047).
+their first record (docs/adr/0048).
 """
 
 from __future__ import annotations
