@@ -33,7 +33,7 @@ IN_A_FILE = "_file"
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
-    """Return the checked settings; raise SettingsError that names every wrong setting and its correction.
+    """Return the checked settings; raise a SettingsError that names every wrong setting and its correction.
 
     `config` is the file named on the command line; `root` is the folder of the default files. With a named file, the default
     files are not read: a file that `fanout up` once wrote could open the address guard of a production job.
@@ -96,7 +96,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _area_and_field(name: str) -> tuple[str, str]:
-    """Return the area and the field of a variable. An area of two words is known by its name; any other has one word."""
+    """Return the area and the field of a variable.
+
+    An area of two words, such as `schema_registry`, is recognised by its name. Any other area is the first word.
+    """
     for area in settings.Settings.model_fields:
         if name.startswith(f"{area}_"):
             return area, name.removeprefix(f"{area}_")

@@ -237,7 +237,7 @@ REALTIME_RESTARTS = Counter(
 
 
 def add_counters(lane: str, tally: Counters) -> None:
-    """Add counters that a lane's workers sent to the driver to the metrics."""
+    """Add to the metrics the counters that a lane's workers have sent to the driver."""
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase
     for (outcome, reason), count in tally.deliveries.items():

@@ -98,7 +98,9 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
 def messages(
     consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
 ) -> Iterator[confluent_kafka.Message]:
-    """Yield the messages with a value that were written to a topic from `since_ms`, since the epoch, until now.
+    """Yield the messages with a value that were written to a topic between `since_ms` and now.
+
+    `since_ms` is in milliseconds since the epoch.
 
     Reading stops with a warning at the time `until`, in monotonic seconds.
     """
@@ -125,7 +127,9 @@ def messages(
 def _offsets_at(
     consumer: confluent_kafka.Consumer, asked: list[confluent_kafka.TopicPartition], *, until: float
 ) -> list[confluent_kafka.TopicPartition]:
-    """Return the first offsets from the times in `asked`. While the leader of a partition moves, ask again, until `until`.
+    """Return, for each partition in `asked`, the first offset at or after a time. `asked` has this time in the offset field.
+
+    While the leader of a partition moves, ask again, until the time `until`, in monotonic seconds.
 
     librdkafka does not ask again by itself. Leaders move while a broker restarts, and then a job is likely to start as well.
     """

@@ -28,7 +28,7 @@ Positions = dict[str, dict[str, int]]
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of the records of a partition that Kafka holds: the first, and the one after the last."""
+    """The offsets that Kafka holds of one partition: the first, and the offset after the last."""
 
     low: int
     end: int
@@ -52,7 +52,7 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> 
 
     `held`: (topic, partition) → the offsets that Kafka holds now.
 
-    1. The partition no longer exists: it is left out.
+    1. The partition no longer exists: the new positions do not contain it.
     2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the
        partition from its first record.
     3. The partition begins after the position: the records in between have expired.

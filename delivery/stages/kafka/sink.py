@@ -62,7 +62,7 @@ class Writing(Protocol):
         """Wait up to `within_s` seconds until Kafka has confirmed the enqueued rows. For a task that has failed."""
 
     def finish(self) -> None:
-        """Wait until Kafka has confirmed all rows; raise KafkaUnavailable if one could not be written."""
+        """Wait until Kafka has confirmed all rows; raise KafkaUnavailable if a row could not be written."""
 
 
 Sink = Callable[[], Writing]

@@ -22,7 +22,7 @@ from delivery.webhooks.routing import registries
 
 
 class Direct:
-    """The direct lane."""
+    """The direct lane: its tasks route events and deliver them at once."""
 
     _paused: paused_topics.PausedTopics
 

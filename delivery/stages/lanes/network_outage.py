@@ -87,7 +87,7 @@ class Network:
 
     @property
     def is_paused(self) -> bool:
-        """True if the lanes must send nothing now. Within an outage, a pause ends before the lanes try again."""
+        """True if the lanes must send nothing now. An outage may have several pauses, with one try after each."""
         return self._health.paused_until > self._clock()
 
     def pausing(self, take: Callable[[], Registry | None], stop: threading.Event) -> Callable[[], Registry | None]:

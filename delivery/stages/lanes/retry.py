@@ -25,7 +25,7 @@ WHOLE_LEASE_S = 300.0
 
 
 class Retry(StatefulLane):
-    """The retry lane."""
+    """The retry lane: its shards keep postponed deliveries, and its tasks attempt the due ones."""
 
     NAME = "retry"
     JOURNAL = RetryLaneLog

@@ -234,7 +234,7 @@ class Lane(Generic[Registry]):
         """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
         A restart helps if Kafka did not answer, if planning timed out, or if the lane's topics change. `written` returns the
-        folders that the query writes.
+        folders that the query writes, for the message about a full disk.
         """
         failure = query.exception()
         if failure is None and self._result is Result.COMMITTED and self._must_replan():
@@ -302,7 +302,7 @@ def _report(lane: str, progress: StreamingQueryProgress) -> None:
 
 
 def log_commit(lane: str, progress: StreamingQueryProgress) -> None:
-    """Log that a micro-batch is committed, or a batch of Spark's real-time trigger."""
+    """Log that a micro-batch, or a batch of Spark's real-time trigger, is committed."""
     duration_ms = progress["durationMs"].get("triggerExecution", 0)
     log.info(
         "micro-batch committed",

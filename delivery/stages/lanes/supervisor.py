@@ -84,7 +84,10 @@ def build(
 
 
 def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
-    """Run all lanes, each on its own thread, until all have ended; raise the failure of the first lane that failed."""
+    """Run all lanes, each on its own thread, until all have ended; raise the failure of the first lane that failed.
+
+    When a lane fails, or ends by itself without `once`, set `stop`, so that the other lanes end too.
+    """
     failures: list[BaseException] = []
 
     def run_one(name: str, lane: Lane) -> None:

@@ -133,7 +133,7 @@ class _Query:
 
 
 class RealtimeLane:
-    """The real-time lane. `shares`: other lanes of this application run as well, and need task slots of Spark."""
+    """The real-time lane. `shares`: True if other lanes of this application run as well, and need task slots of Spark."""
 
     def __init__(
         self,

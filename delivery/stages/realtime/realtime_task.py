@@ -51,7 +51,7 @@ class Followed:
         return messages.Known(base_id=self.registry.base_id, revision=self.registry.revision)
 
     def current(self) -> registries.WholeRegistry:
-        """Return the registry. Called after the driver has sent one."""
+        """Return the registry. Called after the driver has sent a registry."""
         assert self.registry is not None, "the driver's first answer has it"  # noqa: S101
         return self.registry
 
@@ -153,7 +153,7 @@ class RealtimeTask:
             time.sleep(LOOK_S)
 
     def give_up(self) -> None:
-        """Start no more deliveries, and write the results of those that end within DRAIN_S. For a task that fails."""
+        """Start no more deliveries, and write the results of deliveries that end within DRAIN_S. For a task that fails."""
         self._over.set()
         with self._ending:
             if self._is_ended:

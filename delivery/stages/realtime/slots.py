@@ -80,8 +80,8 @@ class LaneTopics:
     def find(self, *, is_first: bool = False) -> None:
         """Ask Kafka for the topics and partitions, and check that Spark has a slot for each partition.
 
-        `is_first`: raise SettingsError if there are too few slots. Otherwise log an error: the lane then delivers in
-        micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
+        If there are too few slots, raise SettingsError with `is_first`. Without `is_first`, log an error: the lane then
+        delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
         found = partitions(self._config)
         if found is None or found == self.partitions:

@@ -109,7 +109,7 @@ def _receipts_patiently(
 
 
 def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the handled ranges of each partition, and the time of the last receipt.
+    """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the last receipt.
 
     The time is in milliseconds since the epoch; 0: no receipt was found.
     """

@@ -102,7 +102,7 @@ class TaskServer:
         self._listener.close()
 
     def stop_tasks(self) -> None:
-        """Ask all tasks to start no more deliveries, and to write the results of those in flight. Does not wait for that."""
+        """Ask all tasks to start no more deliveries, and to write the results of those in flight. Return at once."""
         self._is_stopping = True
 
     def drain(self) -> TaskReports:

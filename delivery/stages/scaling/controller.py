@@ -70,7 +70,7 @@ class Controller:
         self._is_missing_logged = False
 
     def sizing(self) -> size.Sizing:
-        """Return the functions by which the lanes read the number of executors, tasks and workers."""
+        """Return the functions that give the lanes the number of executors, tasks and workers."""
         return size.Sizing(now=self._size, workers=self._workers, shuffles=self._shuffles)
 
     def _size(self) -> size.Size:
@@ -196,7 +196,7 @@ def running(
 ) -> Iterator[size.Sizing]:
     """Scale inside the context, until `stop` is set or the context ends. Without a policy the number of executors is fixed.
 
-    Yield the functions by which the lanes read the size for which they plan.
+    Yield the functions that give the lanes the number of executors, tasks and workers.
     """
     if policy is None:
         yield size.fixed(config.spark.parallelism)

@@ -30,7 +30,7 @@ STEP_S = 20.0
 
 
 class Reason(enum.StrEnum):
-    """The reason of the wanted number of executors."""
+    """The reason why the job wants its present number of executors."""
 
     LAG = "lag"
     """The number rises, because the lag of a lane would not drain in time."""

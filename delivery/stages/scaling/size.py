@@ -66,7 +66,7 @@ class Shuffles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The functions by which the lanes read the size for which they plan. Without scaling the size is constant."""
+    """Functions that give the lanes the number of executors, tasks and workers. Without scaling the numbers are constant."""
 
     now: Callable[[], Size]
     """Returns the size for which a lane makes its next plan."""

@@ -96,7 +96,7 @@ class Task:
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
     def write_leases(self, ended: retry_lane.LeaseResults) -> None:
-        """Observe and write the results of leases, then enqueue the leases' reports, by which the shards remove and requeue.
+        """Observe and write the results of leases, then enqueue the reports by which the shards remove or requeue entries.
 
         Raise KafkaUnavailable if a row could not be written.
         """
