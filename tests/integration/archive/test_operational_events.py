@@ -6,6 +6,7 @@ import threading
 import uuid
 
 import orjson
+import prometheus_client
 import pytest
 
 from delivery import errors
@@ -168,6 +169,28 @@ def test_an_event_that_kafka_refuses_is_published_later(platform, monkeypatch):
     platform.archive_once()
     first, second = [headers["ce_id"] for headers, _ in platform.published()]
     assert first == second
+
+
+def test_reached_quotas_are_published_once_for_their_customers_and_for_operators(platform):
+    """Each customer has one endpoint. The event about a tenant has no sub-tenant, so only operators get it."""
+    with platform.connected() as connection:
+        connection.execute("insert into tenants (tenant_id) values ('t1')")
+        # Tomorrow too: the archive may look after midnight.
+        connection.execute(
+            "insert into published_events select (now() at time zone 'utc')::date + n, 't1', 9 from generate_series(0, 1) n"
+        )
+    for _ in range(2):
+        platform.archive_once(api={"max_endpoints_per_customer": 1, "max_tenant_events_per_day": 9})
+    published = [
+        (headers.get("ce_subtenantid"), data["quota"], data.get("customer_id") or data["tenant_id"], data["limit"])
+        for headers, data in platform.published()
+    ]
+    assert sorted(published, key=str) == [
+        ("c1", "endpoints", "c1", 1), ("c2", "endpoints", "c2", 1), (None, "events_per_day", "t1", 9),
+    ]  # fmt: skip
+    reached = {quota: prometheus_client.REGISTRY.get_sample_value("fanout_archive_quotas_reached", {"quota": quota})
+               for quota in ("endpoints", "events_per_day", "dead_letters")}  # fmt: skip
+    assert reached == {"endpoints": 2, "events_per_day": 1, "dead_letters": 0}
 
 
 KEYS = """
