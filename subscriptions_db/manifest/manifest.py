@@ -66,8 +66,8 @@ class ManifestSubTenant(parts.ManifestPart):
     """The name, for people."""
 
 
-class TenantFields(parts.ManifestPart):
-    """The fields of a tenant."""
+class ManifestTenantFields(parts.ManifestPart):
+    """The fields of a tenant in a document. The API adds quotas."""
 
     name: Name = ""
     """The name, for people."""
@@ -77,7 +77,7 @@ class TenantFields(parts.ManifestPart):
     """The departments of the tenant, as ids or objects. Omitted or null: they stay unchanged."""
 
 
-class ManifestTenant(TenantFields):
+class ManifestTenant(ManifestTenantFields):
     """An organisation whose events flow through Kafka. Omitted `sub_tenants` stay unchanged."""
 
     id: Id

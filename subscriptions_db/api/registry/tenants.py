@@ -24,7 +24,7 @@ class TenantQuotas(parts.ManifestPart):
     """Events of the tenant that all keys together publish over HTTP in a day of UTC. Null: `api.max_tenant_events_per_day`."""
 
 
-class TenantFields(manifest.TenantFields):
+class TenantFields(manifest.ManifestTenantFields):
     """The fields of a tenant. Omitted `sub_tenants` or `quotas` stay unchanged."""
 
     quotas: TenantQuotas | None = None
