@@ -158,7 +158,10 @@ class StateUnreadable(FanoutError):
 
 
 class RecordUnreadable(FanoutError):
-    """A record in one of the job's own topics cannot have been written by the job. The message names its position."""
+    """A record in one of the job's own topics cannot have been written by the job.
+
+    The message, or the log line of its reader, names the record's topic, partition and offset.
+    """
 
 
 class Orphaned(FanoutError):

@@ -190,7 +190,7 @@ class Retrying:
     """Retry policy of one endpoint in the retry lane."""
 
     schedule_s: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-    """Seconds before each further attempt, randomised by ±20 %. Empty: the retry lane makes no attempts."""
+    """Seconds to wait before each attempt of the retry lane, randomised by ±20 %. Empty: the retry lane makes no attempts."""
     max_age_s: float = 259_200.0
     """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter."""
     timeout_s: float = 15.0
@@ -363,7 +363,7 @@ class Attempt(NamedTuple):
     response: bytes = b""
     """Beginning of the response's body."""
     retry_after_s: float | None = None
-    """The wait that the response asked for (`Retry-After`), up to a cap. None: it asked for none."""
+    """Seconds to wait, as the response asked for (`Retry-After`), up to a cap. None: the response asked for no wait."""
 
 
 class OutcomeKind(enum.StrEnum):

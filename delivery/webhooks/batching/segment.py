@@ -46,7 +46,7 @@ batches are 0, 1, …"""
 _FRAME_BYTES = 136
 """Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
-"""Bytes that a body adds to the further attributes of an event that has any."""
+"""Bytes that a body adds to `Event.attributes`, if the event has any."""
 _OPAQUE_FRAME_BYTES = 32
 """Bytes that a body adds to the media type of an opaque payload: the names `datacontenttype` and `data_base64`."""
 

@@ -18,11 +18,11 @@ this many."""
 BEHIND_S = 1.0
 """Seconds. A worker is certainly behind if its clock is this much before a driver's time that it receives now."""
 AHEAD_S = 30.0
-"""Seconds. A worker counts as ahead if its clock was more than this after each of the last SAMPLES times of the driver. On a
-busy cluster one task may wait this long, but hardly every task."""
+"""Seconds. A worker counts as ahead if its clock was ahead of each of the last SAMPLES stamps and updates by more than this. On
+a busy cluster one task may wait this long, but hardly every task."""
 ENOUGH_SAMPLES = 3
-"""Number of times of the driver that a new worker must have before it may count as ahead. The first task waits for its process
-to start."""
+"""Number of stamps and updates that a new worker must have received before it may count as ahead. The first task waits for its
+process to start."""
 
 
 class DriverClock:

@@ -21,8 +21,8 @@ class OwnDelay:
     """Measure the delay of the thread in which the object is created.
 
     Three cumulative counters are read: the pressure on CPU, the pressure on memory, and the thread's time in the run queue.
-    Pressure is that of the process's control group if Linux measures it, otherwise that of the machine. The counters overlap,
-    so the largest increase counts.
+    The pressure is measured for the process's control group if Linux can, otherwise for the machine. The counters overlap, so
+    the largest increase counts.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
@@ -49,7 +49,7 @@ class OwnDelay:
 
 
 def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
-    """Return the pressure file of the process's control group, or that of the machine if the group has none."""
+    """Return the pressure file of the process's control group, or the machine's pressure file if the group has none."""
     with contextlib.suppress(OSError, StopIteration):
         lines = (proc / "self" / "cgroup").read_text().splitlines()
         group = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))

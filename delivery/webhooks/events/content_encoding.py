@@ -92,5 +92,5 @@ _ENCODINGS: dict[bytes, _Known] = {
     b"deflate": (_is_zlib, _inflate),
     b"zstd": (_is_zstd, _unzstd),
 }
-"""For each encoding, a function that recognises a compressed value by its first bytes, and one that decompresses it up to a
-number of bytes."""
+"""For each encoding, a function that recognises a compressed value by its first bytes, and a function that decompresses the
+value up to a number of bytes."""

@@ -61,8 +61,8 @@ def is_unicode(media_type: str) -> bool:
 def opaque_of(payload: bytes, media_type: str) -> Opaque:
     """Return an opaque payload's form and media type.
 
-    The form is text if the media type is one of text, and the payload is UTF-8 without control characters other than tab, CR
-    and LF.
+    The form is text if the media type is a type of text or XML, and the payload is UTF-8 without control characters other than
+    tab, CR and LF.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)

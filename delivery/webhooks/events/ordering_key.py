@@ -17,9 +17,9 @@ MAX_BYTES = 128
 
 
 def key_of(content: Any, order_by: str) -> str:
-    """Return the value at the dotted path `order_by` of a payload as canonical JSON, or as a digest if it is long.
+    """Return the value at the dotted path `order_by` of a payload as canonical JSON, or its digest if it has over MAX_BYTES.
 
-    `content` is the parsed payload. Return MISSING if it has no such field.
+    `content` is the parsed payload. Return MISSING if the payload has no such field, or if the value is nested too deeply.
     """
     for name in order_by.split("."):
         if not isinstance(content, dict) or name not in content:

@@ -88,7 +88,11 @@ def parse(record: Record, layout: Layout) -> Event:
     owner = _owner_of(record.topic, layout.tenant_of_topic) if layout.tenant_of_topic else None
     if owner is not None and owner != event.tenant_id:
         # Kafka controls who may write to a topic. The tenant in an event is only a claim of its writer.
-        raise errors.EventRejected("tenant_mismatch", f"the topic belongs to tenant {owner}; the event names {event.tenant_id}")
+        raise errors.EventRejected(
+            "tenant_mismatch",
+            f"the topic belongs to tenant {owner}, and the event names {event.tenant_id}: write the event to a topic of the "
+            "tenant that it names",
+        )
     return with_payload_digest(event) if layout.tells_ids_apart else event
 
 
@@ -320,7 +324,8 @@ def _optional(value: Any, name: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
-        raise errors.EventRejected("bad_attribute", f"{name} is not printable text of 1 to {MAX_ATTRIBUTE_CHARS} characters")
+        problem = f"{name} is not printable text of 1 to {MAX_ATTRIBUTE_CHARS} characters: shorten or correct it"
+        raise errors.EventRejected("bad_attribute", problem)
     return value
 
 

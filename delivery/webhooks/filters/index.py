@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 class FilterIndex(Generic[Item]):
     """Find the items whose filter pattern a document may match. An item is any object, such as a subscription. Immutable.
 
-    Each pattern must be one that `event_pattern.compile_pattern` accepts.
+    `event_pattern.compile_pattern` must accept each pattern.
     """
 
     __slots__ = ("_always", "_root")

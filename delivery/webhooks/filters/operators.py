@@ -20,7 +20,7 @@ from delivery import errors
 
 Test = Callable[[Any], bool]
 Tests = Mapping[type, Test]
-"""The test of each accepted type of a value."""
+"""By type of a JSON value, the test of values of this type. A value of any other type is not accepted."""
 
 
 class Absent:

@@ -48,7 +48,7 @@ class Reader(Protocol):
     """Reads schemas from the schema registry. Called outside the event loop's thread, because a call may wait."""
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or one of the others.
+        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or a needed schema.
 
         Raise SchemaRegistryUnavailable if the schema registry gives no usable answer.
         """

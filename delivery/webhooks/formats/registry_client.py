@@ -53,7 +53,7 @@ class RegistryClient:
         )
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or one of the others.
+        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or a needed schema.
 
         Without a usable answer, ask again for `Access.wait_s` seconds, then raise SchemaRegistryUnavailable.
         """

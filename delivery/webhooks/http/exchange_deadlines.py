@@ -21,7 +21,7 @@ MAX_EXTENSION_S = 8.0
 
 Deadline = tuple[float, float]
 """The two deadlines of an exchange. After the first, by the endpoint clock, the endpoint took too long. After the second, by
-the event loop's clock, the delay is our own. A plain tuple, because one is made per request."""
+the event loop's clock, the delay is our own. A plain tuple, because each request makes a Deadline."""
 
 
 class Expiring(Protocol):
@@ -61,7 +61,7 @@ class Deadlines:
             self._schedule_check()
 
     def end(self, exchange: Expiring) -> None:
-        """Forget an exchange that has ended. Raise KeyError for one that was forgotten already."""
+        """Forget an exchange that has ended. Raise KeyError if the exchange was forgotten already."""
         del self._running[exchange]
 
     def stop(self) -> None:

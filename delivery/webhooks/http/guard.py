@@ -189,7 +189,7 @@ class BlockedSocket(OSError):
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raise TargetRefused if a customer must not set one of `headers`, names to values, for an endpoint.
+    """Raise TargetRefused if a customer must not set `headers`, a mapping from names to values, for an endpoint.
 
     The message never quotes a value, which may be a secret.
     """

@@ -38,7 +38,7 @@ def context(settings: Tls | None) -> ssl.SSLContext:
         try:
             made.load_verify_locations(cadata=settings.authorities)
         except (ssl.SSLError, TypeError, ValueError):
-            raise errors.TargetRefused("tls.authorities", "has no readable certificates: write them in PEM") from None
+            raise errors.TargetRefused("tls.authorities", "cannot be read: write certificates in PEM") from None
     if settings is not None and settings.certificate is not None:
         _present(made, settings)
     return made

@@ -1,8 +1,8 @@
 """Deliver batches that have left their shards, by the current registry.
 
 A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. URL, secrets, authentication,
-headers, content mode and compression are those of the current registry, however long the events have waited. The current
-registry also decides whether the endpoint and its subscriptions exist and are active.
+headers, content mode and compression come from the current registry, however long the events have waited. The current registry
+also decides if the endpoint and its subscriptions exist and are active.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class RealtimeLane:
             self._ended.put(None)
 
     def close(self, timeout_s: float) -> None:
-        """End the lane of a task that failed: begin no further attempts, and queue the results of those in flight.
+        """End the lane of a task that failed: begin no more attempts, and queue the results of attempts in flight.
 
         Wait at most `timeout_s` for attempts in flight.
         """

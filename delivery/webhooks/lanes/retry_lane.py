@@ -143,7 +143,7 @@ class RetryLane:
         return self._drain() if self._book.has_ended or self._runner.observations.has_gone or has_accepted else None
 
     def stop(self) -> None:
-        """Begin no further attempts, and requeue the entries without one. Called in the loop, when the worker ends."""
+        """Begin no more attempts, and requeue the entries that were not attempted. Called in the loop, when the worker ends."""
         self._runner.stop()
         self._book.stop()
 
@@ -154,8 +154,8 @@ class RetryLane:
     async def _classify(self, lease: retry_messages.Lease, settle_s: float, ended: completed_work.CompletedKeys) -> _Course:
         """Return what will happen to a lease.
 
-        While the leases in flight leave no room in memory, wait for the end of one of them, at most `settle_s` each time.
-        After a wait in vain, no lease of the same task waits again.
+        While the leases in flight leave no room in memory, wait until any of them ends, at most `settle_s` each time. After a
+        wait in vain, no lease of the same task waits again.
         """
         if not lease.number:
             return _Course.GIVEN_UP

@@ -220,7 +220,7 @@ class Worker:
     ) -> Iterator[Results]:
         """Deliver batches that shards of the batch lane have sent, by the registry in `source`; yield the results.
 
-        The arguments, and the thread of the caller, are those of `deliver`.
+        `suppressed` and `ended`: see `deliver`. Called in the task's thread, by one task at a time.
         """
         chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
         lane = self._thread.run(self._begin_batch_lane(source, suppressed, ended))

@@ -27,9 +27,9 @@ class EndpointObservations:
         """Record what the attempt of a retry entry shows about its endpoint.
 
         1. The endpoint responded, maybe with 410 Gone: it is reachable. One response outweighs all failures.
-        2. The endpoint is unreachable since a short time: the lease is no probe, and the entry's previous attempt failed for
-           another reason. Without these two conditions, ten dead endpoints in an idle micro-batch would look like an outage of
-           our own network, and would pause all lanes.
+        2. The endpoint has become unreachable lately: the lease is no probe, and the entry's previous attempt failed for
+           another reason. Without these two conditions, ten dead endpoints in an idle micro-batch would look like an outage
+           of our own network, and would pause all lanes.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class

@@ -30,7 +30,7 @@ class LeaseBook:
         self._newest: dict[_FifoId, _Delivery] = {}
         """By FIFO: its newest lease, until `forget` is called for this lease."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """All tasks that deliver a lease, expired ones included."""
+        """All asyncio tasks that deliver a lease, also an expired lease."""
         self._awaited: set[asyncio.Task[None]] = set()
         self._ended: list[LeaseInFlight] = []
 
@@ -99,7 +99,7 @@ class LeaseBook:
         self._awaited = set()
 
     def stop(self) -> None:
-        """Begin no further attempts of the leases in flight."""
+        """Begin no more attempts of the leases in flight. Attempts in flight go on."""
         for lease in self.in_flight():
             lease.stop()
 

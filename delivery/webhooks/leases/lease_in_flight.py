@@ -35,7 +35,7 @@ DEFER_FAULTY_S = 300.0
 
 
 class Prepared(NamedTuple):
-    """An entry, ready to be sent."""
+    """A retry entry with its request body, ready to be sent."""
 
     place: int
     delivery: Delivery | BatchDelivery
@@ -198,9 +198,9 @@ class LeaseInFlight:
                 self._quarantine(entry, places, fault)
 
     def _quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
-        """Pass the stored events of an entry to the operator.
+        """Record the stored events of an unreadable entry for the rejected topic, which the operator reads.
 
-        The entry was given up and cannot have a dead letter. This is its only copy.
+        The entry was given up and cannot have a dead letter. The rejected topic then has the only copy of the events.
         """
         log.error(
             "a retry entry that was given up cannot be read: its events go to the rejected topic, which then has their only "

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 MAX_BYTES = 1024
 """Most bytes of a body that are kept, and the default of `delivery.logged_response_bytes`. A dead letter keeps as many."""
 MIN_SECRET_CHARS = 4
-"""Shortest text that is replaced as a secret of the endpoint. Replacing shorter ones would leave nothing to read."""
+"""Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 REDACTED = "***"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _HINTS = ("authori", "basic", "bearer", "cookie", "digest", "eyj", "fk_", "key", "negotiate", "passw", "secret", "session",
@@ -36,9 +36,10 @@ quadratic time."""
 
 
 def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[str], max_bytes: int) -> str:
-    """Return the beginning of a body as text of `max_bytes`, with `***` in place of credentials. Empty: there is no text.
+    """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
-    `secrets` are texts that the request sent. A body with a content encoding is not kept, because requests ask for none.
+    Empty: there is no body, or none is to be kept. `secrets` are secret texts that the request sent, which are replaced too. A
+    body with a content encoding is not kept, because requests ask for none.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""

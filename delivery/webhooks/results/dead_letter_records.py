@@ -198,7 +198,7 @@ def decode(written: bytes) -> DeadLetter:
 
 
 def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
-    """Return the dead letter in a record, and its JSON document with every field, including those of newer versions.
+    """Return the dead letter in a record, and its JSON document with every field, also fields of newer versions.
 
     The record is parsed once. Raise msgspec.MsgspecError if the bytes are no dead letter.
     """

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
-"""Offsets by subscription, topic and partition. One entry for each event would cost more than sending the events."""
+"""Offsets by subscription, topic and partition. A log entry for each event would cost more than sending the events."""
 
 
 class Due(NamedTuple):

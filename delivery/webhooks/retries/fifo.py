@@ -26,14 +26,14 @@ _decoder = msgspec.msgpack.Decoder(RetryEntry)
 
 
 class Fifo(msgspec.Struct, array_like=True, gc=False):
-    """The retry entries of one endpoint without an order key, or those of one order key: first in, first out."""
+    """The retry entries of one endpoint that have the same order key, or that have none: first in, first out."""
 
     waiting: int = 0
-    """Number of entries, including leased ones and those that still wait in the timer wheel."""
+    """Number of entries, including leased entries and entries that still wait in the timer wheel."""
     lease: int = 0
     """Number of the FIFO's last lease. Before the first one: number of the shard's last lease when the FIFO was created."""
     leased: int = 0
-    """Number of leased entries, always the first ones. 0: there is no lease."""
+    """Number of leased entries, always the first entries of the FIFO. 0: there is no lease."""
     leased_at_ms: int = 0
     """When the FIFO's last lease began."""
     not_before_ms: int = 0

@@ -1,7 +1,7 @@
 """Find the retry entries of resent deliveries, so that the shard makes these entries due now.
 
 Runs in the executors. Pure. A resend is a replay of one delivery. Without this search, a delivery that waits for its retry
-would go out twice: by its own retry entry, and by that of the resend.
+would be sent twice: by its own retry entry, and by the resend's entry.
 
 A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, which each micro-batch
 reads. So a decision with resends reads the entries of their endpoints. It also reads the timer wheel if it has entries of these

@@ -55,7 +55,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     since_ms: int
     """When the entry was postponed to the retry lane."""
     expires_ms: int
-    """When the entry is given up, whatever it waits for."""
+    """When the entry is given up, for whatever reason it waits."""
     reason: str
     """Why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
     retries: int = 0
@@ -130,7 +130,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="postponed"):
-    """A message about one endpoint to the shard that has it. Each record is one of these three kinds.
+    """A message about one endpoint to the endpoint's shard of the retry lane. Each message is one of these three kinds.
 
     1. `deferral`: deliveries and batches that a lane, a redrive or a replay gives to the retry lane. `resends` may be set.
     2. `completion`: background attempts that have completed. It may carry a health hint.

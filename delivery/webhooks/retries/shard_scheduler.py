@@ -317,7 +317,7 @@ class _Scheduler:
     def _lease(self) -> None:
         """Lease the retry entries that may be attempted now to workers, within each endpoint's free slots.
 
-        FIFOs take turns: the one that was leased least recently comes first.
+        FIFOs take turns: the FIFO that was leased least recently comes first.
         """
         ready = [
             (line.lease, key, order_key)

@@ -19,7 +19,8 @@ from delivery.webhooks.scheduling import circuit_breaker
 INITIAL_WINDOW = 8
 """Requests that may be in flight to an endpoint of which no report has come."""
 RECOVERED_WINDOW = 64
-"""Requests in flight at which an endpoint counts as recovered from a back-off. Until then the endpoint is suppressed."""
+"""Size of the window from which on an endpoint counts as recovered from a back-off. A smaller `max_lease_entries` counts
+instead. Until then the endpoint is suppressed."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
@@ -30,7 +31,7 @@ RECENT_FAILURE_MS = 60_000
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
 """Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""Reasons of a deferral from another lane for which the retry lane backs off from the endpoint too."""
+"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 

@@ -3,7 +3,7 @@
 Runs in the executors. The caller passes a Reader, which queries Postgres. An answer is the result of one query.
 
 An event needs two answers: the subscriptions to all tenants, by event type, and the subscriptions that name the event's tenant,
-by type and tenant. One answer for both would store the subscriptions to all tenants again for each of thousands of tenants. A
+by type and tenant. A single answer would store the subscriptions to all tenants again for each of thousands of tenants. A
 change of the registry is in effect after `ttl_s` at the latest, when all older answers have expired.
 """
 
@@ -39,7 +39,7 @@ class Reader(Protocol):
         """Return the endpoint, if it is registered, and all subscriptions of the endpoint."""
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
-        """Return those of the tenants that are registered."""
+        """Return the tenants of `tenant_ids` that are registered."""
 
 
 class _Answer(NamedTuple):

@@ -150,7 +150,7 @@ class Router:
         return self._tenants.get(tenant_id)
 
     def matches(self, event: Event) -> list[Match]:
-        """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
+        """Return every subscription to which `event` is due, each once, also paused and quarantined subscriptions."""
         return [
             Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)

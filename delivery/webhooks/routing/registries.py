@@ -25,7 +25,7 @@ class Router(Protocol):
         """Return the tenant's status. None: the tenant is not registered."""
 
     def matches(self, event: Event) -> list[matching.Match]:
-        """Return every subscription to which `event` is due, each once, paused and quarantined ones included."""
+        """Return every subscription to which `event` is due, each once, also paused and quarantined subscriptions."""
 
 
 class Destination(NamedTuple):

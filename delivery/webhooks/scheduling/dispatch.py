@@ -181,8 +181,8 @@ class Dispatcher(Generic[Sent]):
 
         1. A queue is ready again: do nothing.
         2. There are more than FEW_DESTINATIONS destinations, and hardly any responded: move nothing, the fault may be ours.
-        3. Otherwise move the overdue attempts for which the background has room. Of endpoints that have sent no response since
-           such an attempt began, defer the waiting deliveries too.
+        3. Otherwise move the overdue attempts for which the background has room. Also defer the waiting deliveries of endpoints
+           that have sent no response since such an attempt began.
         """
         if not self._phase.is_last or self._ready:
             return
@@ -368,7 +368,7 @@ class Dispatcher(Generic[Sent]):
         These deliveries continue to wait in the task:
         1. All, if the response deadline is infinite: there may be no retry lane.
         2. All, if hardly any endpoint has responded: the fault may be ours.
-        3. Those of endpoints without a retry schedule: the retry lane would make one attempt, and then give the delivery up.
+        3. Deliveries to endpoints without a retry schedule: the retry lane would give them up after one attempt.
         """
         most_s = self._bounds.response_deadline_s
         if not self._phase.is_last or len(self._quick_retries) < self._unsettled or not self._unsettled or most_s == math.inf:

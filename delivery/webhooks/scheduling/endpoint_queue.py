@@ -193,7 +193,7 @@ class Overdue(NamedTuple, Generic[Sent]):
     """Queues of all endpoints in flight that have sent no response since their attempt began, without those that usually take
     longer than the response deadline. Empty if no attempt of these is overdue: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next check."""
+    """Seconds until the next check for overdue attempts."""
 
 
 def report(queues: Collection[Queue[Any]], most_in_flight: int) -> DispatchReport:

@@ -21,7 +21,7 @@ from delivery.webhooks.scheduling import limits
 log = logging.getLogger(__name__)
 
 MAX_HOSTS = 20_000
-"""Maximum of hosts whose state is kept, the most recently used ones."""
+"""Most hosts whose state is kept. The least recently used are forgotten."""
 RECHECK_S = 0.2
 """Seconds after which the retry lane checks a host's capacity again. In the fast lanes the Host wakes a waiting queue."""
 WARN_EVERY_S = 600.0

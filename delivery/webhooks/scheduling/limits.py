@@ -44,9 +44,9 @@ class Limits:
     """Number of dispatchers of one worker that run at once. Each counts its own requests in flight to an endpoint. All of
     them share rates and host limits."""
     max_per_host: int = 0
-    """Connections to one host, over all workers and all customers. 0: hosts have no limits at all."""
+    """Most connections to one host, over all workers and all customers. 0: hosts have no limits at all."""
     max_per_second_per_host: float = 2000.0
-    """Requests a second to one host, over all workers."""
+    """Most requests a second to one host, over all workers and all customers."""
     unlimited_hosts: tuple[str, ...] = ()
     """Names of hosts without limits. A name that begins with `*.` stands for all names below it."""
 
@@ -75,7 +75,7 @@ class Limits:
     def pace_to(self, endpoint: Endpoint, paces: Paces) -> Pace | None:
         """Return the pace of `endpoint`. None: the endpoint has no limit per second.
 
-        The pace comes from `paces`. If it is missing there, or has another rate, a new pace replaces it.
+        The pace comes from `paces`. If `paces` has none for the endpoint, or has one with another rate, a new pace is stored.
         """
         per_second = self.rate_to(endpoint)
         if per_second is None:

@@ -11,7 +11,7 @@ MARGIN_MS = 10_000
 """Milliseconds after an outage that still count as outage. An attempt may begin during the outage and end later, and workers'
 clocks may differ from the driver's by seconds."""
 MAX_PAST = 100
-"""Maximum of outages that are remembered, the latest ones."""
+"""Most outages that are remembered. The oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from delivery.model import EndpointId
 MIN_RESPONSE_DEADLINE_S = 0.2
 """Shortest response deadline in seconds. A busy machine, a lost packet or a garbage collection delays any endpoint."""
 MIN_FIRST_RESPONSE_DEADLINE_S = 0.1
-"""Shortest response deadline of an endpoint that has never responded, in seconds. It is shorter than that of a known endpoint:
-with thousands of endpoints, nearly each micro-batch has one that is new to the worker, and a few of these are slow."""
+"""Shortest response deadline of an endpoint that has never responded, in seconds. Shorter than MIN_RESPONSE_DEADLINE_S: with
+thousands of endpoints, nearly each micro-batch has an endpoint that is new to the worker, and a few new endpoints are slow."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 """Longest response deadline by the first responses of other endpoints, in seconds."""
 

@@ -20,9 +20,9 @@ class Phase(enum.Enum):
     READING = enum.auto()
     """The lane submits deliveries."""
     WAITING = enum.auto()
-    """The lane waits for deliveries to end, and will submit further ones."""
+    """The lane waits for deliveries to end, and will submit more deliveries."""
     FINISHING = enum.auto()
-    """All deliveries are submitted, and the lane waits for the last ones."""
+    """All deliveries are submitted, and the lane waits for the last outcomes."""
     CLOSING = enum.auto()
     """The queue timeout has passed while finishing: deliveries are deferred instead of queued."""
     FAILED = enum.auto()

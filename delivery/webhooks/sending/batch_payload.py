@@ -22,7 +22,7 @@ REJECTED = "rejected_by_endpoint"
 MAX_REASON_CHARS = 200
 """Maximum of characters that are kept of the reason for which an endpoint rejects an event."""
 GZIP_LEVEL = 1
-"""Compression level of gzip. Level 6 makes batches of JSON smaller by a further fifth, for three times the CPU."""
+"""Compression level of gzip. Level 6 would make batches of JSON a fifth smaller, for three times the CPU."""
 
 
 class BatchDelivery(NamedTuple):
@@ -45,7 +45,7 @@ class BatchDelivery(NamedTuple):
 
 
 class BatchOutcome(NamedTuple):
-    """The outcome of a batch."""
+    """The outcome of a batch, with the events that the endpoint rejected although it accepted the batch."""
 
     outcome: Outcome[BatchDelivery]
     rejected: Mapping[int, str] = {}  # never changed

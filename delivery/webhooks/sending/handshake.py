@@ -36,14 +36,14 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The request for permission to a receiver."""
+    """The content of a handshake request, which asks a receiver for permission to send deliveries."""
 
     origin: str
     """The DNS name by which the platform identifies itself."""
     per_minute: int | None = None
     """Requested rate in requests a minute. None: no rate is requested."""
     callback: str | None = field(default=None, repr=False)
-    """The URL by which the receiver may respond later. It is a secret: whoever has it may permit."""
+    """URL by which the receiver may respond later. The URL is a secret: any client that knows the URL may permit deliveries."""
 
     def headers(self) -> Iterator[tuple[str, str]]:
         """Yield the headers of the OPTIONS request."""
@@ -75,10 +75,10 @@ def wished_per_minute(max_per_second: float | None) -> int | None:
 def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
     """Return the receiver's reply, by the headers of its response. The status does not count, as in the specification.
 
-    1. The response names no allowed origin: asked if the question has a callback, otherwise refused.
-    2. It names another origin, or several: refused.
-    3. The rate is invalid, or missing although one was requested (section 4.2.2 requires it then): refused.
-    4. Otherwise: permitted.
+    1. The response names no allowed origin: State.ASKED if the question has a callback, otherwise State.REFUSED.
+    2. The response names another origin, or several origins: REFUSED.
+    3. The rate is invalid, or missing although a rate was requested (section 4.2.2 then requires it): REFUSED.
+    4. Otherwise: PERMITTED.
     """
     origins, rates = _values(headers, ALLOWED_ORIGIN), _values(headers, ALLOWED_RATE)
     if not origins:

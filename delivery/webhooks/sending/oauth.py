@@ -22,11 +22,11 @@ from delivery.webhooks.http import origin, transport
 from delivery.webhooks.scheduling import endpoint_clock, limits
 
 MAX_TOKENS = 20_000
-"""Maximum of tokens in a process, the most recently used ones."""
+"""Most tokens that a process keeps. The least recently used are forgotten."""
 RETRY_PAUSE_S = 5.0
-"""Seconds after a failed token request in which attempts without a valid token fail, without a further token request. After a
-fault of our own network the next attempt requests a token at once. Renewals after a 401 are this far apart too. So a broken
-token server, or an endpoint that accepts no token, causes no token request for each delivery."""
+"""Seconds after a failed token request in which attempts without a valid token fail at once, and request no token. After a
+fault of our own network the next attempt requests a token at once. Two renewals after a 401 are at least as far apart. So a
+broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
 DEFAULT_LIFETIME_S = 300.0
 """Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
@@ -38,6 +38,8 @@ _ERRORS = frozenset(
 )
 """Error codes of RFC 6749, section 5.2, which may be shown. Any other text of the server could contain the customer's
 secret."""
+_WRONG_AUTH = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+"""Statuses of a token server that the customer can cure by correct settings."""
 
 
 class Transport(Protocol):
@@ -112,7 +114,7 @@ class Tokens:
         fetching.result()  # raises an unforeseen error
 
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
-        """Return a newer header line after a 401 for the header line `refused`; raise as `header` does.
+        """Return a header line with a newer token, after a response 401 to the header line `refused`; raise as `header` does.
 
         None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help.
         """
@@ -162,12 +164,13 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
     if answer.status != HTTPStatus.OK:
         error = fields.get("error")
         reason = f" {error}" if isinstance(error, str) and error in _ERRORS else ""
-        raise errors.TokenRefused(f"the token server answered {answer.status}{reason}")
+        advice = ": correct the endpoint's auth" if reason or answer.status in _WRONG_AUTH else ""
+        raise errors.TokenRefused(f"the token server answered {answer.status}{reason}{advice}")
     token, kind, lifetime = fields.get("access_token"), fields.get("token_type", "bearer"), fields.get("expires_in")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise errors.TokenRefused("the token server's answer holds no usable access_token")
+        raise errors.TokenRefused("the token server's answer has no usable access_token: check auth.token_url")
     if not isinstance(kind, str) or kind.lower() != "bearer":
-        raise errors.TokenRefused("the token server's answer is not of token_type bearer")
+        raise errors.TokenRefused("the token server's answer is not of token_type bearer, the only type that is supported")
     return b"authorization: Bearer %s\r\n" % token.encode(), _lifetime_s(lifetime)
 
 

@@ -105,7 +105,7 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
         secret = auth.secret.reveal().decode("ascii")
     except UnicodeDecodeError:
         # The cause would show the secret.
-        raise errors.TargetRefused("auth", "the secret is not ASCII: a header takes ASCII only") from None
+        raise errors.TargetRefused("auth", "the secret is not ASCII, and a header takes ASCII only: use another") from None
     if auth.kind is AuthKind.BEARER:
         yield "authorization", f"Bearer {secret}"
     elif auth.kind is AuthKind.API_KEY:

@@ -39,7 +39,8 @@ def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: by
     content = b"%s.%d.%s" % (webhook_id.encode(), timestamp_s, body)
     signatures = [_signature(key, content) for key in keys if key.expires_at_s is None or timestamp_s < key.expires_at_s]
     if not signatures:
-        raise errors.RegistrationError("signing_keys", "there is none that has not expired: rotate the endpoint's secret")
+        problem = "none is valid now, and no request is sent unsigned: rotate the endpoint's secret"
+        raise errors.RegistrationError("signing_keys", problem)
     return " ".join(signatures)
 
 

@@ -2,9 +2,9 @@
 
 Runs in the executors. Pure.
 
-A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments of which most
-has been removed, are merged into new ones. So an item that waits long is rewritten a few times, by the logarithm of its wait.
-The state takes about twice the size of its backlog at most.
+A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
+items were removed, are merged into new segments. So an item that waits long is rewritten a few times, by the logarithm of its
+wait. The state takes about twice the size of its backlog at most.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
 def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], int]:
     """Return the numbers of the segments to merge, and the level of the new segments. No numbers: nothing is to be merged.
 
-    The segments are always the newest ones up to some level:
-    1. A level has MAX_RUNS runs: this level and the lower ones become one run of the next level.
-    2. Most items of a level and the lower ones were removed: the remaining items become one run of the same level.
+    The segments of some level and of all lower levels, which are the newest segments, are merged in two cases:
+    1. The level has MAX_RUNS runs: they become one run of the next level.
+    2. Most items of these segments were removed: the remaining items become one run of the same level.
 
     A merge of more than MAX_MERGED_SIZE is not made. Then the next lower level is examined.
     """

@@ -47,9 +47,9 @@ class Slice(msgspec.Struct, array_like=True, gc=False):
     place: int
     """Place of the slice among the slices of the segment, from 0."""
     since_ms: int
-    """Earliest `since_ms` of the items, including removed ones."""
+    """Earliest `since_ms` of the items, including removed items."""
     expires_ms: int
-    """Earliest `expires_ms` of the items, including removed ones until the owner raises it."""
+    """Earliest `expires_ms` of the items. Removed items count until the owner sets a later time."""
     first: int = 0
     """Number of items that were removed from the front of the slice."""
 

@@ -66,7 +66,7 @@ def test_an_invalid_endpoint_fails_by_configuration():
 def test_nothing_is_sent_unsigned(keys):
     made, transport, _ = attempt(200, endpoint=builders.endpoint(signing_keys=keys))
     assert (made.error_class, transport.posted) == ("configuration", [])
-    assert made.detail == "signing_keys: there is none that has not expired: rotate the endpoint's secret"
+    assert made.detail == "signing_keys: none is valid now, and no request is sent unsigned: rotate the endpoint's secret"
 
 
 def test_a_changed_endpoint_gets_a_new_target():
