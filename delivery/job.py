@@ -36,7 +36,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` (None: all with topics) until `stop` is set; with `once`, for the records of the start only."""
+    """Run the lanes `names` (None: all with topics) until `stop` is set. With `once`, end after the records of the start."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)

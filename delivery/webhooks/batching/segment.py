@@ -257,7 +257,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Return an event as an item. Its arrival is the record's time, but not after `now_ms`: a producer's clock may be ahead."""
+    """Return an event as an item that arrived at its record's time, or at `now_ms` if a producer's clock is ahead of that."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)

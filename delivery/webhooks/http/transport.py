@@ -1,4 +1,4 @@
-"""Send requests to endpoints. Each response is bounded in size and in time. Idle connections are used again.
+"""Send requests to endpoints over connections that are used again. Bound the size of a response, and the wait for it.
 
 Runs in the event loop of a worker, of the API or of a command. Failures are raised as classes of `delivery.errors`.
 """

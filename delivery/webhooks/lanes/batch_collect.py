@@ -4,9 +4,9 @@ A shard is one key of the lane's state in Spark, with the waiting events of some
 one shard.
 
 One endpoint may have most of the load. If the records of a task fill a whole batch of an endpoint, that batch needs no state.
-It goes to a shard by its number, so that no single task has all the work of one endpoint. Other events go to the shard that
-owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does not wait for earlier
-events.
+The shard of a full batch depends on the batch's number too, so that no single task has all the work of one endpoint. Other
+events go to the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does
+not wait for earlier events.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Collector:
             self._close_batch(batch, endpoint)
 
     def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
-        """Mark a batch as full, and give it to a shard by its number. Return the endpoint's next, empty batch."""
+        """Mark a batch as full, and give it to the shard of its number. Return the endpoint's next, empty batch."""
         endpoint_id = endpoint.endpoint_id
         batch.mark = segment.Mark.FULL
         shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])

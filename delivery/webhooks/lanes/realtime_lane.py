@@ -159,7 +159,7 @@ class RealtimeLane:
         self._wake()
 
     def fail(self, failure: BaseException) -> None:
-        """Stop reading, and let the task fail with `failure`, or with an earlier one."""
+        """Stop reading, and let the task fail with `failure`, or with an earlier failure if there was one."""
         self._failure = self._failure or failure
         self._wake()
 

@@ -170,7 +170,7 @@ class LeaseInFlight:
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that was not attempted.
 
-        Time ran out, the worker stops, or an earlier entry of its order key was requeued.
+        Entries are not attempted if the time runs out, the worker stops, or an earlier entry of their order key was requeued.
         """
         for place in self.waiting:
             self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))

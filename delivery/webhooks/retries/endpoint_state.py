@@ -45,7 +45,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         return min(self.window.size, policy.max_lease_entries) - in_flight
 
     def count_in(self, entry: retry_messages.RetryEntry, last_lease: int) -> None:
-        """Count an entry that arrived, and create its FIFO if there is none.
+        """Add an entry that arrived to the numbers of the endpoint and of its FIFO. Create the FIFO if it is missing.
 
         `last_lease` is the number of the shard's last lease: a new FIFO queues behind the FIFOs that were leased before.
         """
@@ -54,7 +54,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.fifos.setdefault(entry.order_key, fifo.Fifo(lease=last_lease)).waiting += 1
 
     def count_out(self, entry: retry_messages.RetryEntry) -> None:
-        """Count an entry that has ended."""
+        """Subtract an entry that has ended from the numbers of the endpoint and of its FIFO."""
         self.events -= len(entry.packed)
         self.size -= entry.size
         self.fifos[entry.order_key].waiting -= 1
@@ -134,7 +134,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Time of the last decision that found the endpoint failing. 0: it is not failing."""
     failing_since_ms: int = 0
     failed_ms: int = 0
-    """First and last failure, as the driver gets them: see backlog.Failing. 0: the endpoint is not failing."""
+    """Times of the first and the last failure, for backlog.Failing. 0: the endpoint is not failing."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -42,7 +42,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def expires_ms(self) -> int:
-        """Return the earliest time at which an entry expires. Leased entries do not expire: they may yet be delivered."""
+        """Return the earliest time at which an entry expires. Called only while the FIFO has no lease: leased entries stay."""
         return min(slice_.expires_ms for slice_ in self.slices)
 
     def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:

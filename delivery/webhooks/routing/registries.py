@@ -93,7 +93,7 @@ class WholeRegistry:
 
     @property
     def newest(self) -> Revision:
-        """Return the same revision as `revision`: the whole registry has one."""
+        """Return the same revision as `revision`, because the whole registry is at one revision."""
         return self.revision
 
     async def router_for(self, _: Event) -> matching.Router:

@@ -27,9 +27,10 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class BackgroundResult(NamedTuple):
-    """The outcome of a delivery whose attempt outlived its task."""
+    """The outcome of a delivery whose attempt ended after its Spark task."""
 
     name: bytes
+    """Name of the background attempt."""
     outcome: Outcome[Any]
 
 

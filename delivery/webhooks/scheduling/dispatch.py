@@ -148,7 +148,7 @@ class Dispatcher(Generic[Sent]):
         self._quick_retries.cancel()
 
     def _enter(self, phase: Phase) -> None:
-        """Enter a phase. Nothing follows ABANDONED: a wait that ends later must not set FAILED."""
+        """Enter a phase. No phase follows ABANDONED: a wait that ends later must not set FAILED."""
         if self._phase is not Phase.ABANDONED:
             self._phase = phase
 

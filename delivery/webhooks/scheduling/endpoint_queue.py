@@ -190,8 +190,9 @@ class Overdue(NamedTuple, Generic[Sent]):
     unresponsive: list[Queue[Sent]]
     """Queues of the endpoints that have sent no response since their overdue attempt began."""
     silent: list[Queue[Sent]]
-    """Queues of all endpoints in flight that have sent no response since their attempt began, without those that usually take
-    longer than the response deadline. Empty if no attempt of these is overdue: then silence is no sign of an outage."""
+    """Queues of endpoints that have sent no response since an attempt in flight began, whether the attempt is overdue or not.
+    Endpoints that usually take longer than the response deadline are left out. Empty if none of the attempts is overdue: then
+    silence is no sign of an outage."""
     check_in_s: float
     """Seconds until the next check for overdue attempts."""
 

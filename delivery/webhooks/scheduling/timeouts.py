@@ -68,7 +68,7 @@ class Timeouts:
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
         """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if that deadline is infinite.
 
-        By default the call comes at once: nothing waits for endpoints that usually respond later than `response_deadline_s`.
+        By default, call it at once: attempts to endpoints that usually take longer than `response_deadline_s` are overdue now.
         """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:

@@ -43,7 +43,7 @@ def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
 
 
 def identity_of(event: Event | Packed) -> str:
-    """Return the identity of an event among all events: source, id and, with `source.reused_ids = "told_apart"`, payload."""
+    """Return the identity of an event: source and id, and with `source.reused_ids = "told_apart"` a digest of the payload."""
     identity = f"{event.source}\0{event.event_id}"
     return f"{identity}\0{event.payload_digest}" if event.payload_digest else identity
 
