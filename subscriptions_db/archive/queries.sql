@@ -411,18 +411,40 @@ left join dead_letter_leases as lease
     on lease.customer_id = %(customer_id)s and lease.consumer = %(name)s and lease.position = asked.position
 order by number;
 
--- name: attempts_before
--- The newest matching attempts. At most `most` rows are examined.
+-- name: records_before
+-- The newest records of a customer before a place. A search of attempts or deliveries examines these: at most `most`, the nearest first.
+-- records.py joins it, or records_after, with `matching_…`, and then with nearest_before, nearest_after or number_of_matches.
+select * from attempts
+where customer_id = %(customer_id)s
+  and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+  and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
+  and (started_at, position) < (%(place_at)s, %(place)s) and started_at >= %(since)s and started_at < %(until)s
+order by started_at desc, position desc limit %(most)s
+
+-- name: records_after
+select * from attempts
+where customer_id = %(customer_id)s
+  and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+  and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
+  and (started_at, position) > (%(place_at)s, %(place)s) and started_at >= %(since)s and started_at < %(until)s
+order by started_at, position limit %(most)s
+
+-- name: nearest_before
+select * from matching order by started_at desc, position desc limit %(limit)s
+
+-- name: nearest_after
+select * from matching order by started_at, position limit %(limit)s
+
+-- name: last_record_before
+select started_at, position from looked_at order by started_at desc, position desc limit 1 offset %(most)s - 1
+
+-- name: last_record_after
+select started_at, position from looked_at order by started_at, position limit 1 offset %(most)s - 1
+
+-- name: matching_attempts
 select started_at, position, customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
        attempt, duration_ms, status, error_class, detail, topic, partition, "offset", response_headers, response
-from (
-    select * from attempts
-    where customer_id = %(customer_id)s
-      and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
-      and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
-      and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
-    order by started_at desc, position desc limit %(most)s
-) as looked_at
+from looked_at
 where outcome is null
   and (%(event_type)s::text is null or event_type = %(event_type)s)
   and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
@@ -430,7 +452,10 @@ where outcome is null
   and (%(status)s::integer is null or status = %(status)s)
   and (%(error_class)s::text is null or error_class = %(error_class)s)
   and (%(is_accepted)s::boolean is null or (error_class is null) = %(is_accepted)s)
-order by started_at desc, position desc limit %(limit)s;
+  and (%(url)s::text is null or endpoint_id in (
+      select endpoint_id from endpoints where customer_id = %(customer_id)s and position(lower(%(url)s) in lower(url)) > 0
+  ))
+  and (%(text)s::text is null or position(lower(%(text)s) in lower(concat_ws(chr(10), event_id, webhook_id, detail, response))) > 0)
 
 -- name: attempt_at
 select customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, subscription_id, events,
@@ -438,29 +463,13 @@ select customer_id, endpoint_id, webhook_id, event_id, event_type, tenant_id, su
 from attempts
 where customer_id = %(customer_id)s and started_at = %(started_at)s and position = %(position)s and outcome is null;
 
--- name: last_attempt_looked_at
-select started_at, position from attempts
-where customer_id = %(customer_id)s
-  and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
-  and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
-  and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
-order by started_at desc, position desc limit 1 offset %(most)s - 1;
-
--- name: deliveries_before
--- The newest matching deliveries. At most `most` records are examined. A delivery is sorted by its first record, and its newest record
--- decides the status. A `postponed` record counts least, whatever its time, because a background attempt began before it. A reused
--- `webhook-id` joins several deliveries, so the records of one id are limited too.
-select first.started_at as began_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
+-- name: matching_deliveries
+-- A delivery is sorted by its first record, and its newest record decides the status. A `postponed` record counts least, whatever its time,
+-- because a background attempt began before it. A reused `webhook-id` joins several deliveries, so the records of one id are limited too.
+select first.started_at, first.position, first.endpoint_id, first.webhook_id, first.event_id, first.event_type,
        first.tenant_id, first.subscription_id, first.events, newest.at as newest_at, verdict.status, verdict.reason, newest.attempts,
        coalesce(letter.count, 0) as dead_letters, letter.position as dead_letter, letter.state as dead_letter_state
-from (
-    select * from attempts
-    where customer_id = %(customer_id)s
-      and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
-      and (%(webhook_id)s::text is null or webhook_id = %(webhook_id)s)
-      and (started_at, position) < (%(before)s, %(position)s) and started_at >= %(since)s
-    order by started_at desc, position desc limit %(most)s
-) as first
+from looked_at as first
 cross join lateral (
     select started_at as at, outcome, error_class, count(*) filter (where outcome is null) over () as attempts
     from (
@@ -512,7 +521,15 @@ where not exists (
   and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
   and (%(status)s::text is null or verdict.status = %(status)s)
   and (%(reason)s::text is null or verdict.reason = %(reason)s)
-order by first.started_at desc, first.position desc limit %(limit)s;
+  and (%(url)s::text is null or first.endpoint_id in (
+      select endpoint_id from endpoints where customer_id = %(customer_id)s and position(lower(%(url)s) in lower(url)) > 0
+  ))
+  and (%(text)s::text is null or position(lower(%(text)s) in lower(concat_ws(
+      chr(10), first.event_id, first.webhook_id, first.event_type, first.subscription_id
+  ))) > 0)
+
+-- name: number_of_matches
+select count(*) as count from matching;
 
 -- name: first_record_of_delivery
 select started_at, position from attempts

@@ -89,8 +89,8 @@ def fill_attempts(connection: connect.Connection) -> None:
     started = time.perf_counter()
     for first in range(0, ATTEMPTS, TOGETHER):
         attempts = [
-            dataclasses.replace(
-                template, customer_id=f"customer-{n % CUSTOMERS if n % 5 else 0}", endpoint_id=f"endpoint-{n % 7919}",
+            template._replace(
+                customer_id=f"customer-{n % CUSTOMERS if n % 5 else 0}", endpoint_id=f"endpoint-{n % 7919}",
                 webhook_id=f"msg_{n * 0x9E3779B97F4A7C15 % 2**128:032x}", started_at=NOW - dt.timedelta(seconds=n),
             )
             for n in range(first, first + TOGETHER)

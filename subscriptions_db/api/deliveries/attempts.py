@@ -6,41 +6,31 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from typing import Annotated
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import routes
-from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
-from subscriptions_db.api.deliveries import dead_letters
+from subscriptions_db.api.contract.routes import Call, Route
+from subscriptions_db.api.deliveries import dead_letters, record_pages
 from subscriptions_db.api.deliveries.dead_letters import Text
 from subscriptions_db.archive.ingest.archived_rows import AttemptRow
 from subscriptions_db.archive.search import attempts, cursor
-from subscriptions_db.manifest import manifest
 
 
-class AttemptQuery(CustomerQuery, PageQuery):
+class AttemptQuery(record_pages.RecordQuery):
     """Search criteria for attempts. An omitted field matches everything."""
 
-    endpoint: manifest.Id | None = None
-    """Only attempts at this endpoint."""
-    event_type: Text | None = None
-    """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
-    tenant: manifest.Id | None = None
-    """Only attempts for events of this tenant."""
+    q: Text | None = None
+    """Only attempts with this text in the ids of event and delivery, in the result in words or in the response."""
     status: Annotated[int, Field(ge=100, le=999)] | None = None
     """Only attempts with this HTTP status in the response."""
     error_class: Text | None = None
     """Only attempts that failed with this error class."""
     accepted: bool | None = None
     """True: only attempts that the endpoint accepted. False: only failed attempts."""
-    webhook_id: Text | None = None
-    """Only attempts of this delivery."""
-    since: AwareDatetime | None = None
-    """Started at this time or later."""
-    until: AwareDatetime | None = None
-    """Started before this time."""
 
 
 class Attempt(described.DescribedModel):
@@ -82,13 +72,11 @@ class Attempt(described.DescribedModel):
     like credentials are `***`. Empty: no response arrived, it had no body, or the operator keeps none."""
 
 
-class Attempts(described.DescribedModel):
+class Attempts(record_pages.RecordPage):
     """A page of attempts, the newest first."""
 
     items: list[Attempt]
     """The attempts of the page."""
-    next_cursor: str | None
-    """Cursor of older attempts. An empty page can have one."""
 
 
 def list_(call: Call) -> Attempts:
@@ -104,12 +92,16 @@ def list_(call: Call) -> Attempts:
         webhook_id=wanted.webhook_id,
         since=wanted.since,
         until=wanted.until,
+        url=wanted.url,
+        text=wanted.q,
     )
-    before = cursor.AttemptPosition.read(wanted.cursor) if wanted.cursor else None
-    found = attempts.search(call.connection, dead_letters.customer_of(call), asked, before=before, limit=wanted.limit)
+    customer_id, start = dead_letters.customer_of(call), wanted.start()
+    found = attempts.search(call.connection, customer_id, asked, start=start, limit=wanted.limit)
     items = routes.fitting_part(shown(found))
-    before = found.before if len(items) == len(found.attempts) else found.places[len(items) - 1]
-    return Attempts(items=items, next_cursor=None if before is None else before.text())
+    further = found.further if len(items) == len(found.attempts) else found.places[len(items) - 1]
+    count = functools.partial(attempts.count, call.connection, customer_id, asked)
+    page = record_pages.fields(wanted, found.places[: len(items)], further, count)
+    return Attempts(items=items[::-1] if start.is_backwards else items, **page)
 
 
 def shown(found: attempts.FoundAttempts) -> list[Attempt]:

@@ -6,33 +6,27 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import AwareDatetime
-
-from subscriptions_db import described, disclosure
+from subscriptions_db import disclosure
 from subscriptions_db.api.contract import crud, expansion, problems, routes
-from subscriptions_db.api.contract.routes import Call, CustomerQuery, PageQuery, Route
-from subscriptions_db.api.deliveries import attempts, dead_letters
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, Route
+from subscriptions_db.api.deliveries import attempts, dead_letters, record_pages
 from subscriptions_db.api.deliveries.attempts import Attempt
 from subscriptions_db.api.deliveries.dead_letters import Reason, Text
 from subscriptions_db.archive.search import attempts as archived_attempts
-from subscriptions_db.archive.search import cursor, deliveries
+from subscriptions_db.archive.search import deliveries
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
 from subscriptions_db.archive.search.deliveries import DeliveryStatus
-from subscriptions_db.manifest import manifest
 
 
-class DeliveryQuery(CustomerQuery, PageQuery, expansion.ExpandQuery):
+class DeliveryQuery(record_pages.RecordQuery, expansion.ExpandQuery):
     """Search criteria for deliveries. An omitted field matches everything."""
 
-    endpoint: manifest.Id | None = None
-    """Only deliveries to this endpoint."""
-    event_type: Text | None = None
-    """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
-    tenant: manifest.Id | None = None
-    """Only deliveries of events of this tenant."""
+    q: Text | None = None
+    """Only deliveries with this text in the ids of event, delivery and subscription, or in the event type."""
     # A Literal instead of the enum: OpenAPI describes query parameters inline, and an enum would become a reference.
     status: (
         Literal[DeliveryStatus.DELIVERED, DeliveryStatus.WAITING, DeliveryStatus.DEAD_LETTERED, DeliveryStatus.SKIPPED] | None
@@ -40,12 +34,6 @@ class DeliveryQuery(CustomerQuery, PageQuery, expansion.ExpandQuery):
     """Only deliveries with this status."""
     reason: Reason | None = None
     """Only deliveries with this reason."""
-    webhook_id: Text | None = None
-    """Only the delivery with this `webhook-id`."""
-    since: AwareDatetime | None = None
-    """Started at this time or later."""
-    until: AwareDatetime | None = None
-    """Started before this time."""
 
 
 class OneDeliveryQuery(CustomerQuery, expansion.ExpandQuery):
@@ -87,13 +75,11 @@ class Delivery(expansion.Expandable):
     """The state of the newest dead letter. Null: there is none."""
 
 
-class Deliveries(described.DescribedModel):
+class Deliveries(record_pages.RecordPage):
     """A page of deliveries, the newest first."""
 
     items: list[Delivery]
     """The deliveries of the page."""
-    next_cursor: str | None
-    """Cursor of older deliveries. An empty page can have one."""
 
 
 class DeliveryHistory(Delivery):
@@ -115,12 +101,16 @@ def list_(call: Call) -> Deliveries:
         webhook_id=wanted.webhook_id,
         since=wanted.since,
         until=wanted.until,
+        url=wanted.url,
+        text=wanted.q,
     )
-    before = cursor.AttemptPosition.read(wanted.cursor) if wanted.cursor else None
-    found = deliveries.search(call.connection, dead_letters.customer_of(call), asked, before=before, limit=wanted.limit)
+    customer_id, start = dead_letters.customer_of(call), wanted.start()
+    found = deliveries.search(call.connection, customer_id, asked, start=start, limit=wanted.limit)
     items = _fitting(call, found.deliveries, wanted.expand)
-    before = found.before if len(items) == len(found.deliveries) else found.places[len(items) - 1]
-    return Deliveries(items=items, next_cursor=None if before is None else before.text())
+    further = found.further if len(items) == len(found.deliveries) else found.places[len(items) - 1]
+    count = functools.partial(deliveries.count, call.connection, customer_id, asked)
+    page = record_pages.fields(wanted, found.places[: len(items)], further, count)
+    return Deliveries(items=items[::-1] if start.is_backwards else items, **page)
 
 
 def get(call: Call) -> DeliveryHistory:

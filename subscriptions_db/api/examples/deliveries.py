@@ -83,10 +83,11 @@ _CLOUD_EVENT = {
     "tenantid": "t1",
     "data": {"amount": 20},
 }
+_FIRST_PAGE = {"next_cursor": ATTEMPT_ID, "previous_cursor": None, "total": None, "is_total_exact": None}
 EXAMPLES: Mapping[str, Example] = {
-    "listDeliveries": Example(query={"status": "waiting", "limit": 1}, answer={"items": [DELIVERY], "next_cursor": ATTEMPT_ID}),
+    "listDeliveries": Example(query={"status": "waiting", "limit": 1}, answer={"items": [DELIVERY]} | _FIRST_PAGE),
     "getDelivery": Example(answer=DELIVERY | {"history": [ATTEMPT]}),
-    "listAttempts": Example(query={"accepted": False, "limit": 1}, answer={"items": [ATTEMPT], "next_cursor": ATTEMPT_ID}),
+    "listAttempts": Example(query={"accepted": False, "limit": 1}, answer={"items": [ATTEMPT]} | _FIRST_PAGE),
     "resendAttempt": Example(answer=REPLAY | _WAITING | _RESENT),
     "getEndpointStatistics": Example(
         query=_HOUR, answer=_HOUR | {"by": "hour", "total": _COUNTS, "items": [_COUNTS | {"start": _HOUR["since"]}]}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import datetime as dt
 import uuid
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from delivery import errors
 
@@ -18,6 +19,8 @@ MAX_POSITION = 2**63 - 1
 """The largest `bigint` of Postgres."""
 MAX_CHARS = 128
 """Maximum characters of a cursor or a receipt handle."""
+BACKWARDS = "b"
+"""The first part of a cursor of newer records. That of older ones is `a`, as for the position of an attempt."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -50,16 +53,39 @@ class AttemptPosition(NamedTuple):
 
     def text(self) -> str:
         """Return the position as text."""
-        return _encoded("a", (self.started_at - _EPOCH) // _MICROSECOND, self.position)
+        return _of_place("a", self)
 
     @classmethod
     def read(cls, text: str) -> AttemptPosition:
         """Return the position of a text; raise RegistrationError if it is not valid."""
-        at, position = _decoded("cursor", "a", text, 2)
-        try:
-            return cls(_EPOCH + _position("cursor", at) * _MICROSECOND, _position("cursor", position))
-        except OverflowError:
-            raise _no("cursor") from None
+        return _place_of("a", text)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the position as parameters of the statements."""
+        return {"place_at": self.started_at, "place": self.position}
+
+    def beside(self, *, is_newer: bool) -> AttemptPosition:
+        """Return the next newer or older position, between which and this one no record lies."""
+        return self._replace(position=self.position + (1 if is_newer else -1))
+
+
+class PageStart(NamedTuple):
+    """The place at which a page of attempts or deliveries begins, and its direction. The place itself is not on the page."""
+
+    place: AttemptPosition
+    is_backwards: bool = False
+    """The page has the newer records, in place of the older ones."""
+
+    def text(self) -> str:
+        """Return the cursor of the page."""
+        return _of_place(BACKWARDS if self.is_backwards else "a", self.place)
+
+    @classmethod
+    def read(cls, text: str) -> PageStart:
+        """Return the start of a page by its cursor; raise RegistrationError if the cursor is not valid."""
+        with contextlib.suppress(errors.RegistrationError):
+            return cls(_place_of(BACKWARDS, text), is_backwards=True)
+        return cls(_place_of("a", text))
 
 
 def letter_cursor(position: int) -> str:
@@ -71,6 +97,18 @@ def letter_position(text: str) -> int:
     """Return the position after which a page of dead letters begins. Raise RegistrationError if `text` is no such cursor."""
     [position] = _decoded("cursor", "l", text, 1)
     return _position("cursor", position)
+
+
+def _of_place(kind: str, place: AttemptPosition) -> str:
+    return _encoded(kind, (place.started_at - _EPOCH) // _MICROSECOND, place.position)
+
+
+def _place_of(kind: str, text: str) -> AttemptPosition:
+    at, position = _decoded("cursor", kind, text, 2)
+    try:
+        return AttemptPosition(_EPOCH + _position("cursor", at) * _MICROSECOND, _position("cursor", position))
+    except OverflowError:
+        raise _no("cursor") from None
 
 
 def _encoded(kind: str, *parts: object) -> str:

@@ -2,8 +2,7 @@
 
 Runs in the API. The archive has no table of deliveries: a query derives each delivery from its records and its dead letters.
 A record is a row of the table of attempts: an attempt, or an outcome without an attempt. So writing the archive costs nothing
-more, and the status is as new as the archive. A delivery is sorted by its first record. A reader that pages by cursor misses
-records that are archived late, as in the search for attempts (attempts.py).
+more, and the status is as new as the archive. A delivery is sorted by its first record.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from subscriptions_db.archive.search import attempts, selection
+from subscriptions_db.archive.search import records, selection
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
-from subscriptions_db.archive.search.cursor import AttemptPosition
+from subscriptions_db.archive.search.cursor import AttemptPosition, PageStart
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 1000
 """Maximum records that one call examines. Fewer than for attempts, because each record costs a query of its delivery."""
+MAX_COUNTED = 2000
+"""Maximum records that a count examines. 5,000 took 100 ms with 100,000 records of one customer."""
 MAX_OF_ONE = 200
 """Maximum records of one delivery, newest first, that are read to decide its status."""
 MAX_LETTERS = 10_000
@@ -41,7 +42,10 @@ class DeliveryStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySearch(selection.SearchFilter):
-    """Search criteria for deliveries. `since` and `until` refer to the first record of a delivery."""
+    """Search criteria for deliveries. `since` and `until` refer to the first record of a delivery.
+
+    `text` is also searched in the event type and the id of the subscription.
+    """
 
     status: DeliveryStatus | None = None
     reason: str | None = None
@@ -76,36 +80,34 @@ class DeliverySummary:
 
 
 class FoundDeliveries(NamedTuple):
-    """A page of deliveries, the newest first."""
+    """A page of deliveries, the nearest to its start first."""
 
     deliveries: Sequence[DeliverySummary]
-    before: AttemptPosition | None
-    """Where to continue with older deliveries; None if all were examined."""
+    further: AttemptPosition | None
+    """Where to continue in the direction of the page; None if all were examined."""
     places: Sequence[AttemptPosition] = ()
     """The position of each delivery's first record."""
 
 
 def search(
-    connection: connect.Connection,
-    customer_id: str,
-    asked: DeliverySearch,
-    *,
-    before: AttemptPosition | None = None,
-    limit: int,
+    connection: connect.Connection, customer_id: str, asked: DeliverySearch, *, start: PageStart = records.NEWEST, limit: int
 ) -> FoundDeliveries:
-    """Return the newest matching deliveries that started before `before`.
+    """Return the matching deliveries that are nearest to `start`.
 
-    One call examines at most MAX_LOOKED_AT records. So the page may be empty although older deliveries match: continue at the
-    `before` of the result.
+    One call examines at most MAX_LOOKED_AT records. So the page may be empty although further deliveries match: continue at
+    `further`.
     """
-    wanted = attempts.parameters(customer_id, asked, before) | {"limit": limit, "most": MAX_LOOKED_AT}
-    wanted |= {"most_of_one": MAX_OF_ONE, "most_letters": MAX_LETTERS}
-    with connect.translated_errors():
-        # Not prepared: the right plan depends on the criteria that are given.
-        found = connection.execute(query("deliveries_before"), wanted, prepare=False).fetchall()
-        places = [AttemptPosition(row["began_at"], row.pop("position")) for row in found]
-        older = places[-1] if len(found) == limit else attempts.last_looked_at(connection, wanted)
-    return FoundDeliveries(list(map(_delivery, found)), older, tuple(places))
+    found = records.nearest(connection, "deliveries", _parameters(customer_id, asked), start, limit=limit, most=MAX_LOOKED_AT)
+    return FoundDeliveries(list(map(_delivery, found.rows)), found.further, found.places)
+
+
+def count(connection: connect.Connection, customer_id: str, asked: DeliverySearch) -> records.Total:
+    """Return the number of matching deliveries among the newest MAX_COUNTED records."""
+    return records.count(connection, "deliveries", _parameters(customer_id, asked), most=MAX_COUNTED)
+
+
+def _parameters(customer_id: str, asked: DeliverySearch) -> dict[str, Any]:
+    return records.parameters(customer_id, asked) | {"most_of_one": MAX_OF_ONE, "most_letters": MAX_LETTERS}
 
 
 def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> DeliverySummary | None:
@@ -116,13 +118,12 @@ def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> De
     if first is None:
         return None
     # Search from its first record: it may have more records than one call examines.
-    behind = AttemptPosition(first["started_at"], first["position"] + 1)
-    found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), before=behind, limit=1).deliveries
+    behind = PageStart(AttemptPosition(first["started_at"], first["position"] + 1))
+    found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), start=behind, limit=1).deliveries
     return next(iter(found), None)
 
 
 def _delivery(row: dict[str, Any]) -> DeliverySummary:
-    state = row.pop("dead_letter_state")
-    return DeliverySummary(
-        **row | {"status": DeliveryStatus(row["status"]), "dead_letter_state": None if state is None else LetterState(state)}
-    )
+    state, began_at, status = row.pop("dead_letter_state"), row.pop("started_at"), DeliveryStatus(row.pop("status"))
+    letter_state = None if state is None else LetterState(state)
+    return DeliverySummary(began_at=began_at, status=status, dead_letter_state=letter_state, **row)

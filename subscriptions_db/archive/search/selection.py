@@ -20,6 +20,10 @@ class SearchFilter:
     """Dead-lettered, or started, at this time or later."""
     until: dt.datetime | None = None
     """Dead-lettered, or started, before this time."""
+    url: str | None = None
+    """A text in the present URL of the endpoint, in upper or lower case."""
+    text: str | None = None
+    """A text in the ids of the event and the delivery, and in further fields, in upper or lower case."""
 
     def parameters(self) -> dict[str, Any]:
         """Return the criteria as parameters of SQL statements. A wildcard event type becomes a prefix."""

@@ -6,6 +6,7 @@ import pytest
 
 from delivery.model import OutcomeKind
 from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.search import deliveries
 from tests.integration.api import world
 from tests.support import archive
 
@@ -46,6 +47,9 @@ def served(postgres):
         yield made
 
 
+ONE_PAGE = {"next_cursor": None, "previous_cursor": None, "total": None, "is_total_exact": None}
+
+
 def names(answer):
     assert answer.status == 200, answer.text
     return [item["event_id"] or "batch" for item in answer.json["items"]]
@@ -67,6 +71,10 @@ def names(answer):
         ("reason=circuit_open&limit=1", ["e3"]),
         (f"since={after(3):%Y-%m-%dT%H:%M:%SZ}", ["batch", "e3"]),
         (f"until={after(1):%Y-%m-%dT%H:%M:%SZ}", ["e0"]),
+        ("url=HOOKS.example", ["batch", "e3"]),
+        ("url=hooks_example", []),
+        ("q=ORDER.T1", ["e1"]),
+        ("q=order.t0", ["e0"]),
     ],
 )
 def test_deliveries_are_found_by_search_criteria(acme, asked, wanted):
@@ -92,6 +100,28 @@ def test_a_cursor_continues_with_older_deliveries(acme):
     assert found == ["batch", "e3", "e2", "e1", "e0"]
 
 
+@pytest.mark.parametrize("asked", ["", "&status=delivered", "&status=skipped"])
+def test_pages_lead_back_to_the_newest_deliveries(acme, asked):
+    pages, cursor = [], ""
+    while cursor is not None:
+        pages.append(acme.get(f"/v1/deliveries?limit=2{asked}{cursor and f'&cursor={cursor}'}").json)
+        cursor = pages[-1]["next_cursor"]
+    assert pages[0]["previous_cursor"] is None
+    for earlier, later in zip(pages[-2::-1], pages[:0:-1], strict=True):
+        back = acme.get(f"/v1/deliveries?limit=2{asked}&cursor={later['previous_cursor']}").json
+        assert back["items"] == earlier["items"]
+        assert acme.get(f"/v1/deliveries?limit=2{asked}&cursor={back['next_cursor']}").json["items"] == later["items"]
+
+
+def test_deliveries_are_counted_on_request(acme, monkeypatch):
+    for asked, total in (("", 5), ("&status=delivered", 2), ("&url=hooks", 2), ("&q=none", 0)):
+        page = acme.get(f"/v1/deliveries?limit=1&total=true{asked}").json
+        assert (page["total"], page["is_total_exact"]) == (total, True)
+    monkeypatch.setattr(deliveries, "MAX_COUNTED", 3)
+    page = acme.get("/v1/deliveries?total=true").json
+    assert (page["total"], page["is_total_exact"]) == (3, False)
+
+
 def test_an_unknown_status_is_refused(acme):
     assert acme.get("/v1/deliveries?status=postponed").fields == ["status"]
 
@@ -113,7 +143,7 @@ def test_a_single_delivery_has_its_attempts(acme, other):
     assert story | delivery == story
     assert [(attempt["status"], attempt["error_class"]) for attempt in story["history"]] == [(200, None), (500, "server_error")]
     assert story["history"] == acme.get(f"/v1/attempts?webhook_id={delivery['webhook_id']}").json["items"]
-    assert acme.get(f"/v1/deliveries?webhook_id={delivery['webhook_id']}").json == {"items": [delivery], "next_cursor": None}
+    assert acme.get(f"/v1/deliveries?webhook_id={delivery['webhook_id']}").json == ONE_PAGE | {"items": [delivery]}
     assert other.get(f"/v1/deliveries/{delivery['webhook_id']}").status == 404
     assert names(other.get(f"/v1/deliveries?webhook_id={delivery['webhook_id']}")) == []
 

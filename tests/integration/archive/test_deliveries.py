@@ -6,8 +6,9 @@ import pytest
 
 from delivery.model import OutcomeKind
 from subscriptions_db.archive.ingest import writer
-from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries
+from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, records
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
+from subscriptions_db.archive.search.cursor import PageStart
 from subscriptions_db.archive.search.deliveries import DeliverySearch, DeliveryStatus
 from subscriptions_db.postgres import migrate
 from tests.support import archive
@@ -57,8 +58,8 @@ def keep(connection):
 
 @pytest.fixture
 def found(connection):
-    def deliveries_of(customer="c1", limit=100, before=None, **asked):
-        return deliveries.search(connection, customer, DeliverySearch(**asked), before=before, limit=limit).deliveries
+    def deliveries_of(customer="c1", limit=100, start=records.NEWEST, **asked):
+        return deliveries.search(connection, customer, DeliverySearch(**asked), start=start, limit=limit).deliveries
 
     return deliveries_of
 
@@ -174,11 +175,11 @@ def test_each_delivery_is_on_one_page(connection, keep):
     for number in range(9):
         keep(failed(number, event_id=f"e{number}"), at_s=number)
         keep(accepted(number + 20, 2, event_id=f"e{number}"), at_s=number + 20)
-    paged, before = [], None
-    while (page := deliveries.search(connection, "c1", DeliverySearch(), before=before, limit=2)).before:
+    paged, start = [], records.NEWEST
+    while (page := deliveries.search(connection, "c1", DeliverySearch(), start=start, limit=2)).further:
         assert len(page.deliveries) == 2
         paged += page.deliveries
-        before = page.before
+        start = PageStart(page.further)
         keep(failed(100, 3, event_id="e0"), at_s=100)  # what comes meanwhile moves nothing
     assert [delivery.event_id for delivery in paged + page.deliveries] == [f"e{number}" for number in reversed(range(9))]
 
@@ -186,11 +187,11 @@ def test_each_delivery_is_on_one_page(connection, keep):
 def test_a_rare_delivery_is_found_over_several_pages(connection, keep, monkeypatch):
     monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 10)
     keep(*(accepted(-number, event_id=f"e{number}") for number in range(34)), failed(-34, event_id="rare"))
-    pages, before = 0, None
+    pages, start = 0, records.NEWEST
     while not (
-        page := deliveries.search(connection, "c1", DeliverySearch(status=DeliveryStatus.WAITING), before=before, limit=5)
+        page := deliveries.search(connection, "c1", DeliverySearch(status=DeliveryStatus.WAITING), start=start, limit=5)
     ).deliveries:
-        pages, before = pages + 1, page.before
+        pages, start = pages + 1, PageStart(page.further)
     assert (pages, [delivery.event_id for delivery in page.deliveries]) == (3, ["rare"])
     [rare] = page.deliveries
     assert deliveries.get(connection, "c1", rare.webhook_id) == rare

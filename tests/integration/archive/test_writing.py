@@ -20,7 +20,8 @@ from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_n
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import key_expiry, outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import Policy, Signal, SignalKind
-from subscriptions_db.archive.search import archived_dead_letters, attempts, redrive_requests
+from subscriptions_db.archive.search import archived_dead_letters, attempts, records, redrive_requests
+from subscriptions_db.archive.search.cursor import PageStart
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import migrate
 from subscriptions_db.registration import registered_rows
@@ -176,8 +177,8 @@ def test_attempts_are_found_by_search_criteria_newest_first(connection):
     ]
     writer.write(connection, [archive.taken_attempts(0, *outcomes)], archive.KEPT, now=archive.NOW)
 
-    def found(limit=100, before=None, **asked):
-        return attempts.search(connection, "c1", attempts.AttemptSearch(**asked), before=before, limit=limit)
+    def found(limit=100, start=records.NEWEST, **asked):
+        return attempts.search(connection, "c1", attempts.AttemptSearch(**asked), start=start, limit=limit)
 
     assert [attempt.started_at for attempt in found().attempts] == minutes
     assert [attempt.started_at for attempt in found(endpoint_id="ep1", event_type="order.*").attempts] == minutes[1::6]
@@ -186,10 +187,10 @@ def test_attempts_are_found_by_search_criteria_newest_first(connection):
     assert found(is_accepted=True) == found(status=200) == attempts.FoundAttempts([], None)
     assert attempts.search(connection, "c2", attempts.AttemptSearch(), limit=1).attempts == []
 
-    paged, before = [], None
-    while (page := found(limit=7, before=before)).before:
+    paged, start = [], records.NEWEST
+    while (page := found(limit=7, start=start)).further:
         paged += page.attempts
-        before = page.before
+        start = PageStart(page.further)
     assert [attempt.started_at for attempt in paged + page.attempts] == minutes
 
 
@@ -197,10 +198,10 @@ def test_a_rare_attempt_is_found_over_several_pages(connection, monkeypatch):
     monkeypatch.setattr(attempts, "MAX_LOOKED_AT", 10)
     outcomes = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
     writer.write(connection, [archive.taken_attempts(0, *outcomes)], archive.KEPT, now=archive.NOW)
-    pages, before = 0, None
+    pages, start = 0, records.NEWEST
     asked = attempts.AttemptSearch(event_type="t34")
-    while not (page := attempts.search(connection, "c1", asked, before=before, limit=5)).attempts:
-        pages, before = pages + 1, page.before
+    while not (page := attempts.search(connection, "c1", asked, start=start, limit=5)).attempts:
+        pages, start = pages + 1, PageStart(page.further)
     assert (pages, [attempt.event_type for attempt in page.attempts]) == (3, ["t34"])
 
 

@@ -1,0 +1,80 @@
+"""Make the pages of attempts and of deliveries: paged both ways, the newest first, with a total on request.
+
+Runs in the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from pydantic import AwareDatetime
+
+from subscriptions_db.api.contract import routes
+from subscriptions_db.api.contract.routes import CustomerQuery, ListQuery
+from subscriptions_db.api.deliveries.dead_letters import Text
+from subscriptions_db.archive.search import cursor, records
+from subscriptions_db.manifest import manifest
+
+
+class RecordQuery(CustomerQuery, ListQuery):
+    """Search criteria for attempts and for deliveries. An omitted field matches everything."""
+
+    endpoint: manifest.Id | None = None
+    """Only those of this endpoint."""
+    url: Text | None = None
+    """Only those of endpoints with this text in their present URL, in upper or lower case."""
+    event_type: Text | None = None
+    """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
+    tenant: manifest.Id | None = None
+    """Only those for events of this tenant."""
+    webhook_id: Text | None = None
+    """Only those with this `webhook-id`."""
+    since: AwareDatetime | None = None
+    """Started at this time or later."""
+    until: AwareDatetime | None = None
+    """Started before this time."""
+
+    def start(self) -> cursor.PageStart:
+        """Return where the page begins."""
+        return cursor.PageStart.read(self.cursor) if self.cursor else records.NEWEST
+
+
+class RecordPage(routes.ListPage):
+    """The cursors and the total of a page of the archive's records. An empty page can have a next or a previous one."""
+
+    is_total_exact: bool | None
+    """Null without `total=true`. False: there may be more than `total`, because only the newest records are counted."""
+
+
+class PageFields(TypedDict):
+    """The fields of a RecordPage."""
+
+    next_cursor: str | None
+    previous_cursor: str | None
+    total: int | None
+    is_total_exact: bool | None
+
+
+def fields(
+    wanted: RecordQuery,
+    places: Sequence[cursor.AttemptPosition],
+    further: cursor.AttemptPosition | None,
+    count: Callable[[], records.Total],
+) -> PageFields:
+    """Return the cursors of a page and its total.
+
+    `places` are those of the shown rows, the nearest to the page's start first. `further` is where to continue in the direction
+    of the page. `count` returns the total.
+    """
+    start, total = wanted.start(), count() if wanted.total else None
+    nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)
+    back = None if start == records.NEWEST else cursor.PageStart(nearest, is_backwards=not start.is_backwards)
+    on = None if further is None else cursor.PageStart(further, is_backwards=start.is_backwards)
+    older, newer = (back, on) if start.is_backwards else (on, back)
+    return PageFields(
+        next_cursor=None if older is None else older.text(),
+        previous_cursor=None if newer is None else newer.text(),
+        total=None if total is None else total.matches,
+        is_total_exact=None if total is None else total.is_exact,
+    )

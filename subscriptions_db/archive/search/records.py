@@ -1,0 +1,85 @@
+"""Read pages of a customer's records in both directions, and count the matches. Attempts and deliveries are searched by it.
+
+Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a rare criterion
+costs no more than none. Records are sorted by time. A reader that pages by cursor misses a record that is archived after its
+page was read. The attempts topic has every attempt.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Literal, LiteralString, NamedTuple
+
+from subscriptions_db.archive.search import selection
+from subscriptions_db.archive.search.cursor import AttemptPosition, PageStart
+from subscriptions_db.postgres import connect
+from subscriptions_db.postgres.sql import query
+
+_LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NEVER = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
+NEWEST = PageStart(AttemptPosition(_NEVER, 0))
+"""The start of the first page, which has the newest records."""
+Kind = Literal["attempts", "deliveries"]
+
+
+class FoundRows(NamedTuple):
+    """The rows of a page, the nearest to its start first."""
+
+    rows: list[dict[str, Any]]
+    places: tuple[AttemptPosition, ...]
+    """The position of each row's record."""
+    further: AttemptPosition | None
+    """Where to continue in the direction of the page; None if all records were examined."""
+
+
+class Total(NamedTuple):
+    """The number of matches."""
+
+    matches: int
+    is_exact: bool
+    """False: there may be more, because only the newest records are examined."""
+
+
+def nearest(
+    connection: connect.Connection, kind: Kind, wanted: dict[str, Any], start: PageStart, *, limit: int, most: int
+) -> FoundRows:
+    """Return the `limit` matches nearest to `start`, or fewer after `most` examined records.
+
+    One row more is read, so that the last page has no `further`.
+    The page may be empty although further records match: continue at `further`. `wanted` has the criteria of `parameters`.
+    """
+    side = "after" if start.is_backwards else "before"
+    asked = wanted | start.place.parameters() | {"limit": limit + 1, "most": most}
+    with connect.translated_errors():
+        # Not prepared: the right plan depends on the criteria that are given.
+        found = connection.execute(_statement(side, kind, f"nearest_{side}"), asked, prepare=False).fetchall()
+        places = tuple(AttemptPosition(row["started_at"], row.pop("position")) for row in found)
+        further = places[limit - 1] if len(found) > limit else _last_looked_at(connection, side, asked)
+    return FoundRows(found[:limit], places[:limit], further)
+
+
+def count(connection: connect.Connection, kind: Kind, wanted: dict[str, Any], *, most: int) -> Total:
+    """Return the number of matches among the newest `most` records."""
+    asked = wanted | NEWEST.place.parameters() | {"most": most}
+    with connect.translated_errors():
+        [row] = connection.execute(_statement("before", kind, "number_of_matches"), asked, prepare=False).fetchall()
+        is_exact = _last_looked_at(connection, "before", asked) is None
+    return Total(row["count"], is_exact)
+
+
+def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any]:
+    """Return the criteria of a search as parameters of the statements."""
+    times = {"since": asked.since or _LONG_AGO, "until": asked.until or _NEVER}
+    return asked.parameters() | times | {"customer_id": customer_id}
+
+
+def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> AttemptPosition | None:
+    """Return the last examined record of a page that is not full; None if all records were examined."""
+    statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
+    last = connection.execute(statement, asked, prepare=False).fetchone()
+    return None if last is None else AttemptPosition(last["started_at"], last["position"])
+
+
+def _statement(side: str, kind: Kind, name: str) -> LiteralString:
+    looked_at, matching = query(f"records_{side}"), query(f"matching_{kind}")
+    return "with looked_at as (" + looked_at + "), matching as (" + matching + ")" + query(name)
