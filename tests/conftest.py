@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import hypothesis
+import psycopg
 import pytest
 from xdist.scheduler import loadscope
 
@@ -110,5 +111,9 @@ def _postgres():
     with tempfile.TemporaryDirectory(prefix="fanout-postgres-", ignore_cleanup_errors=True) as folder:
         server = local_postgres.EmbeddedPostgres(Path(folder) / "data")
         server.start()
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            # Only a crash of the machine could lose what the system has not yet written to the disk.
+            connection.execute("alter system set fsync = off")
+            connection.execute("select pg_reload_conf()")
         yield server
-        server.stop()
+        server.discard()
