@@ -194,7 +194,7 @@ def test_changed_jars_are_fetched_and_a_failure_keeps_the_old_ones(fetched, monk
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Divy.default.ivy.user.dir={tmp_path}/cache {no_network}")
     fetched.write_text(fetched.read_text() + "<!-- changed -->\n")
     said = []
-    with pytest.raises(errors.LocalStackError, match=r"could not be downloaded from Maven Central.*: check the network") as failed:
+    with pytest.raises(errors.LocalStackError, match=r"could not be downloaded from Maven.*: check the network") as failed:
         local_jars.ensure(fetched, say=said.append)
     assert "\n" not in str(failed.value)
     assert len(said) == 1

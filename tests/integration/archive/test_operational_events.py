@@ -171,7 +171,7 @@ def test_an_event_that_kafka_refuses_is_published_later(platform, monkeypatch):
     assert first == second
 
 
-def test_reached_quotas_are_published_once_for_their_customers_and_for_operators(platform):
+def test_reached_quotas_are_published_once_to_customers_and_operators(platform):
     """Each customer has one endpoint. The event about a tenant has no sub-tenant, so only operators get it."""
     with platform.connected() as connection:
         connection.execute("insert into tenants (tenant_id) values ('t1')")
