@@ -20,7 +20,7 @@ EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]
 [ALERTS_BLOCK] = [block for block in blocks("docs/operations.md", "yaml") if block.startswith("groups:")]
 [RULES] = yaml.safe_load(ALERTS_BLOCK)["groups"]
 ALERTS = {rule["alert"]: rule["expr"] for rule in RULES["rules"]}
-LABELS = {"lane", "outcome", "reason", "error_class", "topic", "process", "kind", "le", "route", "method", "status"}
+LABELS = {"lane", "outcome", "reason", "error_class", "topic", "process", "kind", "le", "route", "method", "status", "quota"}
 
 
 def metrics_in(expression):
