@@ -70,6 +70,8 @@ select event_type from event_types where event_type = %(id)s for update;
 -- name: matching_event_types
 -- Each `matching_…` selects the ids of a list, without order. crud.py puts it before rows_after, rows_before or number_of_rows.
 select event_type as id from event_types
+where (%(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), event_type, description))) > 0)
+  and (%(deprecated)s::boolean is null or deprecated = %(deprecated)s)
 
 -- name: matching_tenants
 select tenant_id as id from tenants

@@ -19,11 +19,23 @@ from replays where customer_id = %(customer_id)s and state in ('waiting', 'runni
 -- name: replay
 select * from replays where customer_id = %(customer_id)s and replay_id = %(replay_id)s;
 
--- name: page_of_replays
+-- name: matching_replays
+-- requests.py puts it before newest_before, oldest_after or number_of_replays.
 select * from replays
-where customer_id = %(customer_id)s and number < %(before)s
+where customer_id = %(customer_id)s
   and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
-order by number desc limit %(limit)s;
+  and (%(state)s::text is null or state = %(state)s)
+  and (%(since)s::timestamptz is null or created_at >= %(since)s)
+  and (%(until)s::timestamptz is null or created_at < %(until)s)
+
+-- name: newest_before
+select * from matching where number < %(place)s order by number desc limit %(limit)s;
+
+-- name: oldest_after
+select * from matching where number > %(place)s order by number limit %(limit)s;
+
+-- name: number_of_replays
+select count(*) as count from matching;
 
 -- name: any_replay
 select * from replays where replay_id = %(replay_id)s;

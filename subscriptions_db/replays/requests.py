@@ -6,6 +6,7 @@ Runs in the API and in `fanout` commands, in the caller's transaction if there i
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import enum
 import secrets
@@ -123,13 +124,43 @@ def get(connection: connect.Connection, customer_id: str, replay_id: str) -> Rep
     return None if row is None else ReplayRequest.from_row(row)
 
 
-def page(
-    connection: connect.Connection, customer_id: str, *, endpoint_id: str | None, before: int, limit: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySearch:
+    """Search criteria for replays. A criterion that is None matches everything."""
+
+    endpoint_id: str | None = None
+    state: ReplayState | None = None
+    since: dt.datetime | None = None
+    """Requested at this time or later."""
+    until: dt.datetime | None = None
+    """Requested before this time."""
+
+
+def nearest(
+    connection: connect.Connection, customer_id: str, asked: ReplaySearch, *, number: int, is_newer: bool, limit: int
 ) -> list[ReplayRequest]:
-    """Return at most `limit` of a customer's replays with lower numbers than `before`, the newest first."""
-    asked = {"customer_id": customer_id, "endpoint_id": endpoint_id, "before": before, "limit": limit}
+    """Return at most `limit` matching replays older than the one with this number, the newest first.
+
+    With `is_newer`, return those newer than that one, the oldest first.
+    """
+    name, wanted = "oldest_after" if is_newer else "newest_before", {"place": number, "limit": limit}
+    return [ReplayRequest.from_row(row) for row in _matching(connection, customer_id, asked, name, wanted)]
+
+
+def count(connection: connect.Connection, customer_id: str, asked: ReplaySearch) -> int:
+    """Return the number of matching replays."""
+    [row] = _matching(connection, customer_id, asked, "number_of_replays", {})
+    return int(row["count"])
+
+
+def _matching(
+    connection: connect.Connection, customer_id: str, asked: ReplaySearch, name: str, wanted: dict[str, int]
+) -> list[dict[str, Any]]:
+    statement = "with matching as (" + query("matching_replays") + ")" + query(name)
     with connect.translated_errors():
-        return [ReplayRequest.from_row(row) for row in connection.execute(query("page_of_replays"), asked)]
+        # Not prepared: the right plan depends on the criteria that are given.
+        parameters = dataclasses.asdict(asked) | wanted | {"customer_id": customer_id}
+        return connection.execute(statement, parameters, prepare=False).fetchall()
 
 
 def get_any(connection: connect.Connection, replay_id: str) -> ReplayRequest | None:

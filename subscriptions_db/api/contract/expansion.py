@@ -5,15 +5,17 @@ Runs in the API. The endpoints are read with the rights of the API key, so a lim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import schemas
-from subscriptions_db.api.contract.routes import Call, NoParameters
+from subscriptions_db.api.contract import crud, routes, schemas
+from subscriptions_db.api.contract.routes import Call, Model, NoParameters
 from subscriptions_db.registration import registered_rows
+
+Row = TypeVar("Row")
 
 
 class ExpandQuery(NoParameters):
@@ -35,6 +37,21 @@ class Expandable(described.DescribedModel):
 
     expanded: Expanded | None = Field(None, exclude_if=lambda expanded: expanded is None)
     """Only with `expand`."""
+
+
+def fitting_part(found: Sequence[Row], show: Callable[[Sequence[Row]], list[Model]], expand: str | None) -> list[Model]:
+    """Return the leading items of a page that fit into one answer, converted by `show`.
+
+    With expansions, `show` reads the endpoints of `ROWS_PER_READ` items at a time, because one endpoint has up to 200 kB.
+    """
+    items: list[Model] = []
+    step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE
+    for first in range(0, len(found), step):
+        items += show(found[first : first + step])
+        fitting = routes.fitting_part(items)
+        if len(fitting) < len(items):
+            return fitting
+    return items
 
 
 class EndpointReader:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from subscriptions_db import described, disclosure
-from subscriptions_db.api.contract import routes
+from subscriptions_db import disclosure
+from subscriptions_db.api.contract import expansion, routes
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.deliveries import dead_letters, record_pages
 from subscriptions_db.api.deliveries.dead_letters import Text
@@ -20,7 +21,7 @@ from subscriptions_db.archive.ingest.archived_rows import AttemptRow
 from subscriptions_db.archive.search import attempts, cursor
 
 
-class AttemptQuery(record_pages.RecordQuery):
+class AttemptQuery(record_pages.RecordQuery, expansion.ExpandQuery):
     """Search criteria for attempts. An omitted field matches everything."""
 
     q: Text | None = None
@@ -33,7 +34,7 @@ class AttemptQuery(record_pages.RecordQuery):
     """True: only attempts that the endpoint accepted. False: only failed attempts."""
 
 
-class Attempt(described.DescribedModel):
+class Attempt(expansion.Expandable):
     """One request to an endpoint and its result."""
 
     id: str
@@ -97,7 +98,9 @@ def list_(call: Call) -> Attempts:
     )
     customer_id, start = dead_letters.customer_of(call), wanted.start()
     found = attempts.search(call.connection, customer_id, asked, start=start, limit=wanted.limit)
-    items = routes.fitting_part(shown(found))
+    endpoints = expansion.EndpointReader(call, wanted.expand)
+    rows = list(zip(found.attempts, found.places, strict=False))
+    items = expansion.fitting_part(rows, lambda part: _expanded(part, endpoints), wanted.expand)
     further = found.further if len(items) == len(found.attempts) else found.places[len(items) - 1]
     count = functools.partial(attempts.count, call.connection, customer_id, asked)
     page = record_pages.fields(wanted, found.places[: len(items)], further, count)
@@ -109,7 +112,12 @@ def shown(found: attempts.FoundAttempts) -> list[Attempt]:
     return list(map(_shown, found.attempts, found.places))
 
 
-def _shown(row: AttemptRow, place: cursor.AttemptPosition) -> Attempt:
+def _expanded(rows: Sequence[tuple[AttemptRow, cursor.AttemptPosition]], endpoints: expansion.EndpointReader) -> list[Attempt]:
+    expanded = endpoints.expanded(row.endpoint_id for row, _ in rows)
+    return [_shown(row, place, expanded.get(row.endpoint_id)) for row, place in rows]
+
+
+def _shown(row: AttemptRow, place: cursor.AttemptPosition, expanded: expansion.Expanded | None = None) -> Attempt:
     return Attempt(
         id=place.text(),
         started_at=row.started_at,
@@ -127,6 +135,7 @@ def _shown(row: AttemptRow, place: cursor.AttemptPosition) -> Attempt:
         detail=row.detail,
         response_headers=row.response_headers or {},
         response=row.response or "",
+        expanded=expanded,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from subscriptions_db import disclosure
-from subscriptions_db.api.contract import crud, expansion, problems, routes
+from subscriptions_db.api.contract import expansion, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, Route
 from subscriptions_db.api.deliveries import attempts, dead_letters, record_pages
 from subscriptions_db.api.deliveries.attempts import Attempt
@@ -106,7 +106,8 @@ def list_(call: Call) -> Deliveries:
     )
     customer_id, start = dead_letters.customer_of(call), wanted.start()
     found = deliveries.search(call.connection, customer_id, asked, start=start, limit=wanted.limit)
-    items = _fitting(call, found.deliveries, wanted.expand)
+    endpoints = expansion.EndpointReader(call, wanted.expand)
+    items = expansion.fitting_part(found.deliveries, lambda part: _expanded(part, endpoints), wanted.expand)
     further = found.further if len(items) == len(found.deliveries) else found.places[len(items) - 1]
     count = functools.partial(deliveries.count, call.connection, customer_id, asked)
     page = record_pages.fields(wanted, found.places[: len(items)], further, count)
@@ -124,19 +125,6 @@ def get(call: Call) -> DeliveryHistory:
     endpoints = expansion.EndpointReader(call, call.query_as(OneDeliveryQuery).expand)
     [shown] = _expanded([found], endpoints)
     return DeliveryHistory(**dict(shown), history=routes.fitting_part(attempts.shown(history)))
-
-
-def _fitting(call: Call, found: Sequence[deliveries.DeliverySummary], expand: str | None) -> list[Delivery]:
-    """Return the leading deliveries that fit into one answer. Endpoints are read for `ROWS_PER_READ` deliveries at a time."""
-    endpoints = expansion.EndpointReader(call, expand)
-    items: list[Delivery] = []
-    step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE
-    for first in range(0, len(found), step):
-        items += _expanded(found[first : first + step], endpoints)
-        fitting = routes.fitting_part(items)
-        if len(fitting) < len(items):
-            return fitting
-    return items
 
 
 def _expanded(found: Sequence[deliveries.DeliverySummary], endpoints: expansion.EndpointReader) -> list[Delivery]:

@@ -6,20 +6,20 @@ Runs in the API, which only stores the request; `shown` also in `fanout` command
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
 from delivery import errors
-from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, cursors, problems, routes
-from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, PageQuery, Route
+from subscriptions_db.api.contract import audit, crud, cursors, expansion, problems, routes
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, ListQuery, NoParameters, Route
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import Text
 from subscriptions_db.archive.search import attempts, cursor
 from subscriptions_db.manifest import manifest
 from subscriptions_db.replays import requests
-from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
+from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplaySearch, ReplayState
 
 MAX_DAYS = 31
 """Maximum days from `since` to `until` of one replay."""
@@ -40,7 +40,7 @@ class NewReplay(NoParameters):
     """Exact types, or prefix wildcards such as `order.*`. Null: all."""
 
 
-class Replay(described.DescribedModel):
+class Replay(expansion.Expandable):
     """A replay and its progress. A time range has `since` and `until`; a resent delivery has `webhook_id`."""
 
     id: str
@@ -76,20 +76,27 @@ class Replay(described.DescribedModel):
     brought forward."""
 
 
-class Replays(described.DescribedModel):
+class Replays(routes.ListPage):
     """A page of replays, the newest first."""
 
     items: list[Replay]
     """The replays of the page."""
-    next_cursor: str | None
-    """Cursor of older replays. Null: this is the last page."""
 
 
-class ReplayQuery(CustomerQuery, PageQuery):
-    """Search criteria for replays."""
+class ReplayQuery(CustomerQuery, ListQuery, expansion.ExpandQuery):
+    """Search criteria for replays. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
     """Only replays for this endpoint."""
+    # A Literal instead of the enum: OpenAPI describes query parameters inline, and an enum would become a reference.
+    state: (
+        Literal[ReplayState.WAITING, ReplayState.RUNNING, ReplayState.DONE, ReplayState.FAILED, ReplayState.CANCELLED] | None
+    ) = None
+    """Only replays in this state."""
+    since: AwareDatetime | None = None
+    """Requested at this time or later."""
+    until: AwareDatetime | None = None
+    """Requested before this time."""
 
 
 def create(call: Call) -> Replay:
@@ -142,21 +149,41 @@ def resend(call: Call) -> Replay:
 
 
 def list_(call: Call) -> Replays:
-    """Return a page of replays."""
-    wanted = call.query_as(ReplayQuery)
-    last = cursors.decode(wanted.cursor)
-    if last and not last.isdecimal():
-        raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")
-    found = requests.page(
-        call.connection,
-        dead_letters.customer_of(call),
-        endpoint_id=wanted.endpoint,
-        before=min(int(last or NEWEST), NEWEST),
-        limit=wanted.limit + 1,
+    """Return a page of replays, the newest first."""
+    wanted, customer_id = call.query_as(ReplayQuery), dead_letters.customer_of(call)
+    asked = ReplaySearch(endpoint_id=wanted.endpoint, state=wanted.state, since=wanted.since, until=wanted.until)
+    place = cursors.place(wanted.cursor)
+    number, is_newer = _number(place.row_id), place.is_end
+    found = requests.nearest(call.connection, customer_id, asked, number=number, is_newer=is_newer, limit=wanted.limit + 1)
+    endpoints = expansion.EndpointReader(call, wanted.expand)
+    items = expansion.fitting_part(found[: wanted.limit], lambda part: _expanded(part, endpoints), wanted.expand)
+    has_more, numbers = len(found) > len(items), [replay.number for replay in found[: len(items)]]
+    first, last = (numbers[0], numbers[-1]) if numbers else (number + (1 if is_newer else -1), number)
+    has_others = wanted.cursor is not None and bool(
+        requests.nearest(call.connection, customer_id, asked, number=first, is_newer=not is_newer, limit=1)
     )
-    items = routes.fitting_part([shown(replay) for replay in found[: wanted.limit]])
-    more = len(found) > len(items)
-    return Replays(items=items, next_cursor=cursors.encode(str(found[len(items) - 1].number)) if more else None)
+    oldest, newest = (first, last) if is_newer else (last, first)
+    has_older, has_newer = (has_others, has_more) if is_newer else (has_more, has_others)
+    return Replays(
+        items=items[::-1] if is_newer else items,
+        next_cursor=cursors.encode(str(oldest)) if has_older else None,
+        previous_cursor=cursors.encode_previous(str(newest)) if has_newer else None,
+        total=requests.count(call.connection, customer_id, asked) if wanted.total else None,
+    )
+
+
+def _number(text: str) -> int:
+    """Return the number of the replay in a cursor; NEWEST without a cursor. Raise RegistrationError for another cursor."""
+    if not text:
+        return NEWEST
+    if not text.isdecimal():
+        raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")
+    return min(int(text), NEWEST)
+
+
+def _expanded(found: Sequence[requests.ReplayRequest], endpoints: expansion.EndpointReader) -> list[Replay]:
+    expanded = endpoints.expanded(replay.endpoint_id for replay in found)
+    return [shown(replay).model_copy(update={"expanded": expanded.get(replay.endpoint_id)}) for replay in found]
 
 
 def get(call: Call) -> Replay:

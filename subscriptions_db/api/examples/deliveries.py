@@ -12,6 +12,7 @@ from subscriptions_db.api.examples.example import (
     REPLAY_ID,
     SUBSCRIPTION_ID,
     WEBHOOK_ID,
+    WHOLE_LIST,
     Example,
 )
 
@@ -96,7 +97,7 @@ EXAMPLES: Mapping[str, Example] = {
         query=_DAYS, answer=_DAYS | {"total": _COUNTS, "items": [_COUNTS | {"start": "2026-05-10T00:00:00Z"}]}
     ),
     "createReplay": Example(body=_RANGE, answer=REPLAY | _WAITING),
-    "listReplays": Example(query={"limit": 1}, answer={"items": [REPLAY], "next_cursor": "NA"}),
+    "listReplays": Example(query={"limit": 1}, answer={"items": [REPLAY]} | WHOLE_LIST | {"next_cursor": "NA"}),
     "getReplay": Example(answer=REPLAY),
     "cancelReplay": Example(answer=REPLAY | {"state": "cancelled"}),
     "publishEvents": Example(

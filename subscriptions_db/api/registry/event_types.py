@@ -12,7 +12,7 @@ from pydantic import Field
 
 from delivery import errors
 from subscriptions_db import described
-from subscriptions_db.api.contract import crud, routes
+from subscriptions_db.api.contract import crud, routes, schemas
 from subscriptions_db.api.contract.routes import Call, ListQuery, Route
 from subscriptions_db.manifest import event_types, manifest
 from subscriptions_db.registration import registered_rows
@@ -33,6 +33,15 @@ class EventType(described.DescribedModel):
     """True: new subscriptions should not use the type."""
     changed_at: dt.datetime
     """When the entry was last changed."""
+
+
+class EventTypeQuery(ListQuery):
+    """Search criteria for the catalogue. `q` is searched in id and description."""
+
+    q: schemas.SearchText | None = None
+    """Only event types with this text, in upper or lower case."""
+    deprecated: bool | None = None
+    """True: only deprecated event types. False: only the others."""
 
 
 class EventTypes(routes.ListPage):
@@ -67,7 +76,9 @@ class CatalogueEntry(described.DescribedModel):
 
 def list_(call: Call) -> EventTypes:
     """Return a page of the catalogue."""
-    return EventTypes(**crud.page(call, "event_type", crud.show_each(_shown))._asdict())
+    wanted = call.query_as(EventTypeQuery)
+    only = {"q": wanted.q, "deprecated": wanted.deprecated}
+    return EventTypes(**crud.page(call, "event_type", crud.show_each(_shown), **only)._asdict())
 
 
 def get(call: Call) -> EventType:
@@ -121,8 +132,9 @@ def explain(call: Call, event_type: str, payload: Any, *, is_json: bool) -> Cata
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/event-types", name="listEventTypes", summary="List the catalogue of event types.",
-        scopes=routes.REGISTRY_READERS, handler=list_, query=ListQuery, answer=EventTypes,
+        method="GET", path="/v1/event-types", name="listEventTypes",
+        summary="List the catalogue of event types. `q` is searched in id and description.",
+        scopes=routes.REGISTRY_READERS, handler=list_, query=EventTypeQuery, answer=EventTypes,
     ),
     Route(
         method="GET", path="/v1/event-types/{event_type_id}", name="getEventType",

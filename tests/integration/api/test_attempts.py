@@ -104,6 +104,13 @@ def test_a_rare_attempt_is_found_backwards_over_several_pages(acme, monkeypatch)
     assert found == [[], ["e4"], []]
 
 
+def test_attempts_are_shown_with_their_endpoints(acme):
+    page = acme.get("/v1/attempts?expand=endpoint").json
+    own = {"endpoint": acme.get("/v1/endpoints/ep1").json}
+    assert [item.pop("expanded") for item in page["items"]] == [{"endpoint": None}, own] * 2 + [{"endpoint": None}]
+    assert page == acme.get("/v1/attempts").json
+
+
 def test_attempts_are_counted_on_request(acme, monkeypatch):
     page = acme.get("/v1/attempts?limit=1&total=true&endpoint=ep1").json
     assert (page["total"], page["is_total_exact"]) == (2, True)

@@ -31,6 +31,11 @@ def test_every_customer_reads_the_catalogue(acme, other, served, order_paid):
 
 @pytest.mark.usefixtures("order_paid")
 def test_the_catalogue_is_read_in_pages(acme):
+    assert len(acme.get("/v1/event-types?q=ORDER.PAID").json["items"]) == 1
+    assert acme.get("/v1/event-types?q=none&total=true").json["total"] == 0
+    every = acme.get("/v1/event-types").json["items"]
+    assert acme.get("/v1/event-types?deprecated=false").json["items"] == [item for item in every if not item["deprecated"]]
+    assert acme.get("/v1/event-types?deprecated=true").json["items"] == [item for item in every if item["deprecated"]]
     first = acme.get("/v1/event-types?limit=1").json
     second = acme.get(f"/v1/event-types?limit=1&cursor={first['next_cursor']}").json
     assert [row["id"] for row in first["items"] + second["items"]] == ["order.created", "order.paid"]

@@ -14,6 +14,10 @@ from tests.support import archive
 pytestmark = pytest.mark.integration
 
 REPLAYS, ONE = "/v1/endpoints/acme-orders/replays", f"/v1/attempts/{world.ATTEMPT}/resend"
+ADDED = """
+insert into replays (replay_id, customer_id, endpoint_id, since, until, state, created_at)
+values (%(id)s, 'acme', 'acme-orders', '2026-05-09', '2026-05-10', %(state)s, %(at)s)
+"""
 DAY = {"since": "2026-05-09T00:00:00Z", "until": "2026-05-10T00:00:00Z"}
 
 
@@ -40,6 +44,35 @@ def test_a_replay_of_a_time_range_is_created_shown_and_cancelled(served, acme):
     assert ([item["id"] for item in older["items"]], older["next_cursor"]) == ([made.json["id"]], None)
     assert acme.get("/v1/replays?endpoint=another").json["items"] == []
     assert [row["action"] for row in served.audit(made.json["id"])] == ["create", "cancel"]
+
+
+def test_replays_are_paged_both_ways_counted_and_limited(served, acme):
+    for number in range(5):
+        state = "done" if number % 2 else "cancelled"
+        with served.registry() as opened:
+            opened.execute(
+                ADDED, {"id": f"rpl_{number:024x}", "state": state, "at": archive.NOW + dt.timedelta(minutes=number)}
+            )
+
+    def ids(page):
+        return [int(item["id"].removeprefix("rpl_"), 16) for item in page["items"]]
+
+    first = acme.get("/v1/replays?limit=2&total=true").json
+    assert (ids(first), first["previous_cursor"], first["total"]) == ([4, 3], None, 5)
+    second = acme.get(f"/v1/replays?limit=2&cursor={first['next_cursor']}").json
+    third = acme.get(f"/v1/replays?limit=2&cursor={second['next_cursor']}").json
+    assert (ids(second), ids(third), third["next_cursor"]) == ([2, 1], [0], None)
+    back = acme.get(f"/v1/replays?limit=2&cursor={third['previous_cursor']}").json
+    assert back == second
+    newest = acme.get(f"/v1/replays?limit=2&cursor={back['previous_cursor']}").json
+    assert (ids(newest), newest["previous_cursor"]) == (ids(first), None)
+    done = acme.get("/v1/replays?state=done&total=true").json
+    assert (ids(done), done["total"]) == ([3, 1], 2)
+    since, until = (f"{archive.NOW + dt.timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}" for minutes in (1, 3))
+    assert ids(acme.get(f"/v1/replays?since={since}&until={until}").json) == [2, 1]
+    assert acme.get("/v1/replays?state=lost").fields == ["state"]
+    [expanded] = acme.get("/v1/replays?limit=1&expand=endpoint").json["items"]
+    assert expanded["expanded"] == {"endpoint": acme.get("/v1/endpoints/acme-orders").json}
 
 
 def test_a_customer_at_its_quota_of_dead_letters_asks_for_no_replay(served, acme, operator):
