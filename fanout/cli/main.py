@@ -16,7 +16,7 @@ import typer
 
 from delivery import errors
 from delivery.config import settings
-from fanout.cli import dead_letters, development, endpoints, filters, replays, serve, smoke_test
+from fanout.cli import dead_letters, development, endpoints, event_types, filters, replays, serve, smoke_test
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson, console
 
@@ -33,6 +33,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(replays.app, name="replays")
 app.add_typer(filters.app, name="filter")
+app.add_typer(event_types.app, name="event-type")
 app.add_typer(serve.app, name="api-keys")
 app.command()(development.up)
 app.command()(development.demo)

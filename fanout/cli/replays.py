@@ -1,6 +1,6 @@
 """Define the commands `fanout replays …`: their names, options and output.
 
-Runs in `fanout` commands. Customers request replays over the API; `fanout archive` executes them.
+Runs in `fanout` commands. Customers request replays over the API, and operators by a command. `fanout archive` executes them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from delivery import errors
-from fanout.terminal import commands, listing
+from fanout.terminal import commands, listing, times
 from fanout.terminal.commands import AsJson
 from subscriptions_db.api.deliveries import replays
 from subscriptions_db.postgres import audit, connect, migrate
+from subscriptions_db.postgres.sql import query
 from subscriptions_db.replays import requests
 
-app = typer.Typer(help="List, show and cancel replays: past events that a customer asked for again.", no_args_is_help=True)
+app = typer.Typer(help="Request, list, show and cancel replays: past events that are delivered again.", no_args_is_help=True)
 ReplayId = Annotated[str, typer.Argument(metavar="ID", parser=lambda text: listing.id_of(text, "replay"))]
 BRIEF = ("id", "endpoint", "state", "created_at", "handed_over", "delivered", "dead_lettered", "skipped")
 """The columns of the narrow table of `fanout replays list`."""
@@ -36,6 +37,43 @@ def list_(
         migrate.require_current(connection)
         rows = [_row(replay) for replay in requests.newest(connection, endpoint_id=endpoint, limit=limit)]
     listing.show(rows, kind="replay", key="id", form=output, as_json=as_json, table=listing.columns(rows, BRIEF))
+
+
+@app.command()
+def ask(
+    context: typer.Context,
+    endpoint_id: Annotated[str, typer.Argument(metavar="ENDPOINT", parser=lambda text: listing.id_of(text, "endpoint"))],
+    since: Annotated[str, typer.Option(help="A time ago (24h, 7d), or a moment (2026-05-01T10:00:00Z).")],
+    until: Annotated[str | None, typer.Option(help="As --since. Default: now.")] = None,
+    event_type: Annotated[
+        list[str] | None, typer.Option(help="An exact type, or a prefix such as order.*; repeat it. Default: every type.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Request the replay of a time range for an endpoint, by its present subscriptions. `fanout archive` carries it out."""
+    now = dt.datetime.now(dt.UTC)
+    begin, end = _moment("--since", since, now), None if until is None else _moment("--until", until, now)
+    try:
+        asked = requests.range_of(begin, end, event_type or None, now=now)
+    except errors.RegistrationError as exc:
+        raise errors.RegistrationError(f"--{exc.path}", exc.problem) from None
+    with connect.connect(commands.settings_of(context).database) as connection, connect.translated_errors():
+        migrate.require_current(connection)
+        with connection.transaction():
+            made = requests.ask(connection, _owner(connection, endpoint_id), endpoint_id, asked)
+            if made is None:
+                raise errors.RegistrationError(
+                    endpoint_id, "has an unfinished replay: wait for it, or cancel it by `fanout replays cancel`"
+                )
+            row = _row(made)
+            fields = {name: row[name] for name in ("endpoint", "since", "until", "event_types") if row[name] is not None}
+            audit.note(
+                connection, audit.COMMAND, "create", "replay", made.replay_id, customer_id=made.customer_id, after=fields
+            )
+    if as_json:
+        commands.print_json(row)
+    else:
+        commands.console.print(f"{made.replay_id} is requested; `fanout replays show` shows its progress", markup=False)
 
 
 @app.command()
@@ -68,6 +106,19 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
         commands.print_json(row)
     else:
         commands.console.print(f"{replay_id} is cancelled; {row['handed_over']} deliveries were enqueued before", markup=False)
+
+
+def _moment(option: str, text: str, now: dt.datetime) -> dt.datetime:
+    """Return the moment of an option; an option that is a time ago counts back from `now`."""
+    return dt.datetime.fromtimestamp(times.moment_ms(option, text, now_ms=round(now.timestamp() * 1000)) / 1000, dt.UTC)
+
+
+def _owner(connection: connect.Connection, endpoint_id: str) -> str:
+    """Return the customer of an endpoint; raise RegistrationError if there is no such endpoint."""
+    found = connection.execute(query("customers_of_endpoints"), {"ids": [endpoint_id]}).fetchone()
+    if found is None:
+        raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+    return str(found["customer_id"])
 
 
 def _found(connection: connect.Connection, replay_id: str) -> requests.ReplayRequest:

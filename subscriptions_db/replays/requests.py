@@ -13,6 +13,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from delivery import errors
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
@@ -85,6 +86,22 @@ class ReplayRequest:
         of_one = {name: row.pop(name) for name in ("webhook_id", "subscription_id", "topic", "partition", "offset")}
         asked = ReplayRange(**of_range) if of_one["webhook_id"] is None else ReplayOne(**of_one)
         return cls(asked=asked, **row | {"state": ReplayState(row["state"])})
+
+
+MAX_DAYS = 31
+"""Maximum days from `since` to `until` of one replay."""
+
+
+def range_of(since: dt.datetime, until: dt.datetime | None, event_types: list[str] | None, *, now: dt.datetime) -> ReplayRange:
+    """Return a time range to replay, which ends `now` by default; raise RegistrationError for a range that is not allowed."""
+    end = until or now
+    if end > now:
+        raise errors.RegistrationError("until", "is in the future: later events are delivered anyway")
+    if since >= end:
+        raise errors.RegistrationError("since", "must be before until")
+    if end - since > dt.timedelta(days=MAX_DAYS):
+        raise errors.RegistrationError("since", f"is more than {MAX_DAYS} days before until: ask for several shorter times")
+    return ReplayRange(since=since, until=end, event_types=event_types)
 
 
 def ask(

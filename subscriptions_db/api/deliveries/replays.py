@@ -21,8 +21,6 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.replays import requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplaySearch, ReplayState
 
-MAX_DAYS = 31
-"""Maximum days from `since` to `until` of one replay."""
 MAX_UNFINISHED = 1000
 """Maximum unfinished replays of one customer. Each resent delivery counts as one."""
 NEWEST = 2**62
@@ -106,14 +104,7 @@ def create(call: Call) -> Replay:
     """
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
-    until = wanted.until or now
-    if until > now:
-        raise problems.invalid(("until", "is in the future: later events are delivered anyway"))
-    if wanted.since >= until:
-        raise problems.invalid(("since", "must be before until"))
-    if until - wanted.since > dt.timedelta(days=MAX_DAYS):
-        raise problems.invalid(("since", f"is more than {MAX_DAYS} days before until: ask for several shorter times"))
-    asked = ReplayRange(since=wanted.since, until=until, event_types=wanted.event_types)
+    asked = requests.range_of(wanted.since, wanted.until, wanted.event_types, now=now)
     return _ask(
         call,
         endpoint["customer"],

@@ -139,6 +139,36 @@ def test_a_replay_is_listed_shown_and_cancelled(served):
 
 
 @pytest.mark.usefixtures("environment")
+def test_an_operator_requests_a_replay_by_command(served):
+    with served.registry() as opened:
+        opened.execute("delete from replays")
+    made = fanout("replays", "ask", "endpoint/acme-orders", "--since", "2h", "--until", "1h", "--event-type", "order.*")
+    assert (made["customer"], made["endpoint"], made["state"], made["event_types"]) == (
+        "acme", "acme-orders", "waiting", ["order.*"],
+    )  # fmt: skip
+    span = dt.datetime.fromisoformat(made["until"]) - dt.datetime.fromisoformat(made["since"])
+    assert span == dt.timedelta(hours=1)
+    assert [(entry["key_id"], entry["action"]) for entry in served.audit(made["id"])] == [("command", "create")]
+    for words, said in (
+        (["acme-orders", "--since", "2h"], "has an unfinished replay"),
+        (["nobodys", "--since", "2h"], "`fanout get endpoints` lists them"),
+        (["acme-orders", "--since", "40d"], "--since: is more than 31 days before until"),
+        (["acme-orders", "--since", "1h", "--until", "2h"], "--since: must be before until"),
+    ):
+        assert said in str(CliRunner().invoke(main.app, ["replays", "ask", *words]).exception)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_schema_of_the_catalogue_is_tried_on_an_event():
+    event = {"id": "e1", "type": "order.created", "tenant_id": "t1", "amount": 5}
+    assert fanout("event-type", "try", "--event", json.dumps(event))["keeps_to_schema"]
+    broken = json.dumps({name: value for name, value in event.items() if name != "amount"})
+    assert not fanout("event-type", "try", "--event", broken, code=1)["keeps_to_schema"]
+    unknown = CliRunner().invoke(main.app, ["event-type", "try", "--event", json.dumps(event | {"type": "order.lost"})])
+    assert "order.lost is not in the catalogue" in str(unknown.exception)
+
+
+@pytest.mark.usefixtures("environment")
 def test_consumers_are_listed_with_their_counts(monkeypatch):
     [row] = [row for row in fanout("dead-letters", "consumers", "acme") if row["name"] == world.CONSUMER]
     assert (row["waiting"], row["waiting_is_exact"], row["leased"], row["parked"]) == (1, True, 0, 0)

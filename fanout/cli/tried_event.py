@@ -1,0 +1,58 @@
+"""Read the event that a command tries a filter or a schema on, as the job would read it.
+
+Runs in `fanout` commands. Needs neither Kafka nor Postgres.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from delivery import errors
+from delivery.config import settings, worker_plans
+from delivery.model import Event, Record
+from delivery.webhooks.events import parsing
+
+_STRUCTURED = (("content-type", parsing.STRUCTURED.encode() + b"+json"),)
+"""The Kafka header by which a producer marks a CloudEvent in structured mode."""
+EventText = Annotated[
+    str, typer.Option("--event", help="The event as its producer writes it: JSON, a file, or `-` (standard input).")
+]
+
+
+def content(option: str, text: str, tried: str) -> bytes:
+    """Return the JSON of an option, or the content of the file that the option names; raise RegistrationError.
+
+    `tried` is what the command tries, such as `filter`, for the message.
+    """
+    if text == "-":
+        return sys.stdin.buffer.read()
+    if text.lstrip().startswith(("{", "[")):
+        return text.encode()
+    try:
+        return Path(text).read_bytes()
+    except OSError as exc:
+        raise errors.RegistrationError(
+            option,
+            f"is neither JSON nor a readable file ({exc.strerror}), so the {tried} was not tried: write JSON that begins with "
+            "{ or [, or name a file",
+        ) from None
+
+
+def read(config: settings.Settings, text: str, tried: str) -> Event:
+    """Return the event of the option `--event`; raise RegistrationError for an event that the job would reject."""
+    value = content("--event", text, tried)
+    headers = _STRUCTURED if b'"specversion"' in value else ()
+    record = Record(
+        topic=config.source.topic_prefix + "tried", partition=0, offset=0, appended_at_ms=0, value=value, headers=headers
+    )
+    try:
+        return parsing.parse(record, worker_plans.layout_of(config))
+    except errors.EventRejected as exc:
+        raise errors.RegistrationError(
+            "--event",
+            f"the {tried} was not tried: the job would reject this event ({exc.reason}: {exc.detail}). Correct the event",
+        ) from None
