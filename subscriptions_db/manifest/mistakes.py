@@ -1,12 +1,14 @@
 """Translate pydantic's errors into messages for the author of a document. Pure.
 
 Runs in `fanout` commands and in the API. pydantic's own messages show regular expressions and Python types, and may quote a
-secret. The messages of this module name the kind of a refused value, never the value.
+secret. So none of them is passed on, except the texts that validators of the platform raise as ValueError. The messages of this
+module name the kind of a refused value, never the value.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +26,11 @@ HEADER_PATTERN = r"^[A-Za-z0-9-]{1,128}$"
 METADATA_NAME_PATTERN = r"^[A-Za-z0-9_./-]{1,64}$"
 METADATA_ENTRY_PATTERN = r"^[A-Za-z0-9_./-]{1,64}:[^\x00]*$"
 FIELD_PATH_PATTERN = r"^[^.\s]+(\.[^.\s]+)*$"
+CONSUMER_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+LETTER_ID_PATTERN = r"^[0-9]{1,19}$"
+TOPIC_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"
+VISIBLE_ASCII_PATTERN = r"^[!-~]+$"
+NO_NULL_PATTERN = r"^[^\x00]*$"
 WORDS = {
     ID_PATTERN: "is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",
     EVENT_TYPE_PATTERN: "is not a valid event type: write one type (order.created), a prefix (order.*), or * for all. "
@@ -35,6 +42,11 @@ WORDS = {
     METADATA_NAME_PATTERN: "is not a valid name: use 1 to 64 letters, digits, `_` `.` `/` or `-`",
     METADATA_ENTRY_PATTERN: "must be a name of the metadata, a colon and its text, such as team:billing",
     FIELD_PATH_PATTERN: "must be the path of a payload field, such as account.number: names joined by dots, without spaces",
+    CONSUMER_NAME_PATTERN: "is not a valid name: use 1 to 64 letters, digits, `_` `.` or `-`, and begin with a letter or digit",
+    LETTER_ID_PATTERN: "is not the id of a dead letter: send the `id` that the list of dead letters shows, 1 to 19 digits",
+    TOPIC_NAME_PATTERN: "is not the name of a topic: use 1 to 249 letters, digits, `_` `.` or `-`",
+    VISIBLE_ASCII_PATTERN: "must be printable ASCII characters without spaces",
+    NO_NULL_PATTERN: "must not contain the null character (U+0000): remove it",
 }
 """Pattern → the message for a value that does not match."""
 _TYPES: dict[str, str] = {
@@ -49,6 +61,7 @@ _TYPES: dict[str, str] = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping (`name: value`)",
     "model_type": "a mapping (`name: value`)",
     "model_attributes_type": "a mapping (`name: value`)",
@@ -63,6 +76,18 @@ _BOUNDS = {
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
 }
+_TIME = "must be a time with its offset from UTC, such as 2026-01-31T12:00:00Z"
+_OTHERS = {
+    "missing": "is missing: add it",
+    "int_parsing_size": "has too many digits: use a smaller number",
+    "string_unicode": "has a character that UTF-8 cannot encode: remove it",
+    "datetime_type": _TIME,
+    "datetime_parsing": _TIME,
+    "datetime_from_date_parsing": _TIME,
+    "timezone_aware": _TIME,
+}
+"""pydantic's error type → the message, which is the same for each value."""
+_NO_FORM = "does not have the required form"
 
 
 def found(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None) -> Iterator[errors.RegistrationError]:
@@ -75,8 +100,8 @@ def found(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None)
 def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:
     """Return the message for one of pydantic's errors. `model` is the type that was validated; None: its fields are unknown."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind == "missing":
-        return "is missing: add it"
+    if kind in _OTHERS:
+        return _OTHERS[kind]
     if kind == "extra_forbidden":
         return _unknown(str(error["loc"][-1]), [] if model is None else _names_at(model, error["loc"][:-1]))
     if kind in _TYPES:
@@ -84,10 +109,11 @@ def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**{name: _number(bound) for name, bound in context.items()})
     if kind == "string_pattern_mismatch":
-        return WORDS.get(context["pattern"], "does not have the required form")
-    if kind == "literal_error":
-        return f"must be one of {context['expected'].replace(chr(39), '').replace(' or ', ', ')}{_meant(error)}"
-    return str(error["msg"]).removeprefix("Value error, ")
+        return WORDS.get(context["pattern"], _NO_FORM)
+    if kind in {"literal_error", "enum"}:
+        words = re.findall("'([^']*)'", context["expected"])  # a Literal of enum members has <Granularity.HOUR: 'hour'>
+        return f"must be one of {', '.join(words)}{_meant(error['input'], words)}"
+    return str(error["msg"]).removeprefix("Value error, ") if kind == "value_error" else _NO_FORM
 
 
 def path_of(location: tuple[int | str, ...]) -> str:
@@ -105,8 +131,7 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"is not a known field; known fields: {', '.join(known)}" if known else "is not a known field"
 
 
-def _meant(error: Any) -> str:
-    given, words = error["input"], error["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+def _meant(given: object, words: list[str]) -> str:
     if not isinstance(given, str):
         return f", but is {_kind_of(given, is_text_wanted=True)}"
     close = difflib.get_close_matches(given, words, n=1)

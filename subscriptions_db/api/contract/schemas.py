@@ -8,7 +8,7 @@ Runs in the API. Pure.
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import pydantic
 from psycopg.types.json import Jsonb
@@ -39,7 +39,7 @@ class EndpointToCreate(manifest.EndpointFields):
 
     id: manifest.Id | None = None
     """The id. Only an operator's key may choose an id; otherwise the platform does."""
-    mode: str = Field("direct", pattern="^(direct|batch)$")
+    mode: Literal["direct", "batch"] = "direct"
     """`direct`: a request for each event. `batch`: a request for several events."""
 
 

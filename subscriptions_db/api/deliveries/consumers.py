@@ -15,10 +15,11 @@ from subscriptions_db.api.contract import audit, crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
 from subscriptions_db.archive.search import consumers, counts, cursor
+from subscriptions_db.manifest import mistakes
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
-ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+ConsumerName = Annotated[str, Field(pattern=mistakes.CONSUMER_NAME_PATTERN)]
 MaxReceives = Annotated[int, Field(ge=1, le=1000)]
 
 

@@ -18,13 +18,13 @@ from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, 
 from subscriptions_db.archive.search import archived_dead_letters, counts, cursor
 from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter, LetterState
 from subscriptions_db.archive.search.selection import DeadLetterSearch
-from subscriptions_db.manifest import manifest
+from subscriptions_db.manifest import manifest, mistakes
 
 MAX_LETTERS = 100
 """Maximum dead letters in one answer. Each payload has up to `source.max_event_bytes`."""
 
-Text = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
-Reason = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+Text = Annotated[str, Field(min_length=1, max_length=255, pattern=mistakes.NO_NULL_PATTERN)]
+Reason = Annotated[str, Field(min_length=1, max_length=64, pattern=mistakes.NO_NULL_PATTERN)]
 Cursor = Annotated[str, Field(max_length=cursor.MAX_CHARS)]
 
 

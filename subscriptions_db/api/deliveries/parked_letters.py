@@ -17,8 +17,9 @@ from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
 from subscriptions_db.archive.search import consumers, cursor, parked_letters
+from subscriptions_db.manifest import mistakes
 
-LetterId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
+LetterId = Annotated[str, Field(pattern=mistakes.LETTER_ID_PATTERN)]
 
 
 class ParkedPageQuery(CustomerQuery, PageQuery):

@@ -15,6 +15,7 @@ from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import NoParameters, Route
 from subscriptions_db.api.publishing import bodies
+from subscriptions_db.manifest import mistakes
 
 
 class CloudEvent(described.DescribedModel):
@@ -56,7 +57,7 @@ class PlainEvents(pydantic.RootModel[dict[str, Any] | Annotated[list[dict[str, A
 class PublishQuery(NoParameters):
     """The topic of the events."""
 
-    topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
+    topic: Annotated[str, Field(pattern=mistakes.TOPIC_NAME_PATTERN)] | None = None
     """Topic of all events of the request. Without it, each event's type names its topic, after `source.topic_prefix`."""
 
 

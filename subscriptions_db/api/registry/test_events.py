@@ -43,7 +43,7 @@ from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import audit, crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, PendingSend, Route
 from subscriptions_db.api.registry import event_types as catalogue
-from subscriptions_db.manifest import event_types, parts
+from subscriptions_db.manifest import event_types, mistakes, parts
 from subscriptions_db.snapshot import registry_reader
 
 MAX_PER_S = 1.0
@@ -63,7 +63,7 @@ class TestEvent(parts.ManifestPart):
 
     __test__ = False  # pytest must not collect it
 
-    type: str = Field("fanout.test", min_length=1, max_length=255, pattern=r"^[!-~]+$")
+    type: str = Field("fanout.test", min_length=1, max_length=255, pattern=mistakes.VISIBLE_ASCII_PATTERN)
     """The type of the event."""
     data: Any = Field(default_factory=lambda: {"test": True})
     """The payload. Omitted: the first example of the type in the catalogue, if there is one."""
