@@ -26,11 +26,22 @@ def pattern_or_none(pattern: str) -> str:
 def pairs(value: object) -> object:
     """Return the table in a text `name=value,name=value`, the form in an environment variable.
 
-    A part without `=` is dropped. Any value that is not a text is returned unchanged.
+    Empty parts are left out. Raise ValueError for a part without a name or without `=`. The message does not quote the part,
+    which may be a secret. Any value that is not a text is returned unchanged.
     """
     if not isinstance(value, str):
         return value
-    return dict(part.strip().split("=", 1) for part in value.split(",") if "=" in part)
+    table = {}
+    for number, part in enumerate(value.split(","), 1):
+        if not part.strip():
+            continue
+        name, equals, content = part.strip().partition("=")
+        if not name or not equals:
+            raise ValueError(
+                f"part {number} has no name or no `=`: write name=value,name=value. Values with commas need the settings file"
+            )
+        table[name] = content
+    return table
 
 
 def with_one_group(pattern: str) -> str:

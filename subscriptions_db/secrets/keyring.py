@@ -175,6 +175,8 @@ def _key(key_id: str, text: str) -> Secret:
         raise errors.SettingsError(
             f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters, and one has {len(key_id)}: rename it"
         )
+    if not text:  # the id may be the key itself: base64 ends with `=`
+        raise errors.SettingsError("setting keys.ring: a key is empty: write its id, `=` and the key, such as id1=base64")
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error:

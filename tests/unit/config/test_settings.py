@@ -110,6 +110,22 @@ def test_no_repr_and_no_error_shows_a_secret(folder):
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "number"), [("hunter2", 1), ("a=b, hunter2", 2), ("a=b,,=hunter2", 3), ("a=hunter1,hunter2", 2)]
+)
+def test_a_part_of_a_table_that_is_no_pair_is_an_error(folder, given, number):
+    """Regression: the part was dropped, so that FANOUT_KEYS_RING with a key without its id gave an empty key ring."""
+    with pytest.raises(errors.SettingsError, match=rf"keys\.ring \(FANOUT_KEYS_RING\): part {number} has no name") as refused:
+        loader.read({"FANOUT_KEYS_RING": given}, root=folder)
+    assert "hunter" not in str(refused.value)
+
+
+def test_a_table_in_the_environment_may_have_empty_parts_and_equals_signs(folder):
+    loaded = loader.read({"FANOUT_SPARK_CONF": " a=b=, c= ,", "FANOUT_KEYS_RING": ""}, root=folder)
+    assert {name: value.get_secret_value() for name, value in loaded.spark.conf.items()} == {"a": "b=", "c": ""}
+    assert loaded.keys.ring == {}
+
+
 def test_every_setting_has_a_docstring():
     assert all(settings.meaning(name) for name in settings.known_names())
 
