@@ -109,8 +109,12 @@ def connect(address: Address) -> Channel:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     except OSError as exc:
         raise ChannelBroken(f"the driver does not answer at {address.host}:{address.port}: {exc}") from exc
-    _prepare(connection)
-    return Channel(connection, address.key, _read(connection, _CHALLENGE_BYTES), is_driver=False)
+    try:
+        _prepare(connection)
+        return Channel(connection, address.key, _read(connection, _CHALLENGE_BYTES), is_driver=False)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def accepted(connection: socket.socket, key: bytes) -> Channel:

@@ -158,6 +158,11 @@ class TaskServer:
                 return
             if threading.active_count() > MAX_CONNECTIONS:
                 connection.close()
+                log.warning(
+                    "the real-time lane closed a new connection: the driver has more than %d threads (MAX_CONNECTIONS), and "
+                    "each connection takes one. If it was a task, its query restarts. Let `source.realtime_pattern` match "
+                    "fewer partitions, and limit access to the port realtime.port", MAX_CONNECTIONS,
+                )  # fmt: skip
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="real-time task", daemon=True).start()
 

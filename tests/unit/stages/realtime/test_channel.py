@@ -187,6 +187,14 @@ def test_only_a_receipt_for_more_than_before_is_an_advance(listening, linked, fi
     assert listening.has_advanced is has_advanced
 
 
+def test_a_connection_above_the_bound_is_closed_and_logged(listening, monkeypatch, caplog):
+    """Regression: the driver closed such a connection without a line in its log."""
+    monkeypatch.setattr(task_server, "MAX_CONNECTIONS", 0)
+    with pytest.raises(channel.ChannelBroken):
+        channel.connect(listening.address)
+    assert_becomes(lambda: ["more than 0 threads (MAX_CONNECTIONS)" in line for line in caplog.messages], [True])
+
+
 def test_tasks_are_asked_to_stop(listening, linked):
     assert not exchange(linked).is_stopping
     listening.stop_tasks()
