@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 
 MAX_IDS = 16_384
 """Most ids in one generation. A lane of a worker remembers one to two generations: at most 6 MB."""
-
-
 WHOLE_BYTES, PART_BYTES = 1024, 512
 """Longest payload that is compared as a whole. Of a longer payload, only the first and the last PART_BYTES are compared. To
 compare 4 KB as a whole takes 1.3 µs an event, and to compare the two ends 0.8 µs. A payload of 300 bytes takes 0.3 µs."""
