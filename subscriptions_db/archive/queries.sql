@@ -111,29 +111,58 @@ from delivery_statistics
 where customer_id = %(customer_id)s and endpoint_id = %(endpoint_id)s and hour >= %(since)s and hour < %(until)s
 order by hour;
 
--- name: dead_letters_after
--- The matching waiting dead letters after a position, and the position up to which the result is complete. At most `most` rows are
--- examined, so a rare criterion costs no more than none. One statement gives one snapshot: between two statements a dead letter
--- could arrive that only the second sees. Rows are examined in order, and no further than needed.
-with looked_at as materialized (
-    select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
-    where customer_id = %(customer_id)s and state = 'waiting' and position > %(after)s
-    order by position limit %(most)s
-), matching as materialized (
-    select position from looked_at
-    where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
-      and (%(event_type)s::text is null or event_type = %(event_type)s)
-      and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
-      and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-      and (%(reason)s::text is null or reason = %(reason)s)
-      and (%(since)s::timestamptz is null or dead_lettered_at >= %(since)s)
-      and (%(until)s::timestamptz is null or dead_lettered_at < %(until)s)
-    limit %(limit)s
-)
+-- name: letters_after
+-- The waiting dead letters that a search examines: at most `most`, the nearest first, so a rare criterion costs no more than none.
+-- archived_dead_letters.py joins it, or letters_before, with judged_letters: with matching_letters and a page, or with number_of_letters.
+select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+where customer_id = %(customer_id)s and state = 'waiting' and position > %(place)s
+order by position limit %(most)s
+
+-- name: letters_before
+select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+where customer_id = %(customer_id)s and state = 'waiting' and position < %(place)s
+order by position desc limit %(most)s
+
+-- name: judged_letters
+-- The event's id is read from the record as text, because Postgres refuses JSON with an escaped NUL.
+select position, (
+    (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+    and (%(event_type)s::text is null or event_type = %(event_type)s)
+    and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    and (%(reason)s::text is null or reason = %(reason)s)
+    and (%(since)s::timestamptz is null or dead_lettered_at >= %(since)s)
+    and (%(until)s::timestamptz is null or dead_lettered_at < %(until)s)
+    and (%(url)s::text is null or endpoint_id in (
+        select endpoint_id from endpoints where customer_id = %(customer_id)s and position(lower(%(url)s) in lower(url)) > 0
+    ))
+    and (%(text)s::text is null or exists (
+        select from dead_letters as whole
+        where whole.position = looked_at.position and position(lower(%(text)s) in lower(concat_ws(
+            chr(10), whole.webhook_id, whole.event_type, substring(convert_from(whole.letter, 'UTF8') from '"event_id":"((?:[^"\\]|\\.)*)"')
+        ))) > 0
+    ))
+) as is_match from looked_at
+
+-- name: matching_letters
+select position from judged where is_match limit %(limit)s
+
+-- name: number_of_letters
+select count(*) as looked_at, count(*) filter (where is_match) as matching from judged;
+
+-- name: page_after
+-- The matches, and the position up to which the page is complete. One statement gives one snapshot: between two statements a dead letter
+-- could arrive that only the second sees.
 select
     array(select position from matching order by position) as positions,
     case when (select count(*) from matching) < %(limit)s
         then (select array[count(*), max(position)] from looked_at) end as looked_at;
+
+-- name: page_before
+select
+    array(select position from matching order by position desc) as positions,
+    case when (select count(*) from matching) < %(limit)s
+        then (select array[count(*), min(position)] from looked_at) end as looked_at;
 
 -- name: dead_letters_at
 select position, archived_at, state, state_since, customer_id, payload, letter from dead_letters
@@ -148,24 +177,6 @@ order by position;
 -- The size in an answer, where the payload is base64. Postgres knows the length of a value without reading it.
 select position, octet_length(payload) / 3 * 4 + octet_length(letter) as size from dead_letters
 where position = any (%(positions)s) and position between %(first)s and %(last)s and customer_id = %(customer_id)s;
-
--- name: count_dead_letters
--- Counts the matching dead letters among the oldest `most` waiting ones. The index has all columns.
-select count(*) as looked_at,
-       count(*) filter (
-           where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
-          and (%(event_type)s::text is null or event_type = %(event_type)s)
-          and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
-          and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-          and (%(reason)s::text is null or reason = %(reason)s)
-          and (%(since)s::timestamptz is null or dead_lettered_at >= %(since)s)
-          and (%(until)s::timestamptz is null or dead_lettered_at < %(until)s)
-       ) as matching
-from (
-    select endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
-    where customer_id = %(customer_id)s and state = 'waiting'
-    order by position limit %(most)s
-) as looked_at;
 
 -- name: mark_dead_letters
 update dead_letters set state = %(state)s, state_since = %(now)s

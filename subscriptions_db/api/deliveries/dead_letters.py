@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import orjson
 from pydantic import AwareDatetime, Field
 
 from subscriptions_db import described, disclosure
-from subscriptions_db.api.contract import crud, problems, routes
-from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, NoParameters, PageQuery, RawBytes, Route, WaitS
+from subscriptions_db.api.contract import crud, expansion, problems, routes
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, ListQuery, LongPoll, NoParameters, RawBytes, Route, WaitS
 from subscriptions_db.archive.search import archived_dead_letters, counts, cursor
 from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter, LetterState
 from subscriptions_db.archive.search.selection import DeadLetterSearch
@@ -50,7 +51,16 @@ class DeadLetterTimeQuery(DeadLetterQuery):
     """Dead-lettered before this time."""
 
 
-class DeadLetterPageQuery(CustomerQuery, DeadLetterTimeQuery, PageQuery):
+class DeadLetterTextQuery(DeadLetterTimeQuery):
+    """Search criteria for dead letters, with a time range and texts."""
+
+    url: Text | None = None
+    """Only dead letters of endpoints with this text in their present URL, in upper or lower case."""
+    q: Text | None = None
+    """Only dead letters with this text in the id of the event, the `webhook-id` or the event type, in upper or lower case."""
+
+
+class DeadLetterPageQuery(CustomerQuery, DeadLetterTextQuery, ListQuery, expansion.ExpandQuery):
     """Search criteria for a page of the waiting dead letters."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
@@ -59,7 +69,7 @@ class DeadLetterPageQuery(CustomerQuery, DeadLetterTimeQuery, PageQuery):
     """Seconds to wait if no dead letter matches; at most `api.max_poll_s`."""
 
 
-class DeadLetterCountQuery(CustomerQuery, DeadLetterTimeQuery):
+class DeadLetterCountQuery(CustomerQuery, DeadLetterTextQuery):
     """Search criteria for the waiting dead letters to count."""
 
 
@@ -72,7 +82,7 @@ class DeadLetterCount(described.DescribedModel):
     """False: `count` is the least number, because only the oldest 100,000 waiting dead letters are examined."""
 
 
-class DeadLetter(described.DescribedModel):
+class DeadLetter(expansion.Expandable):
     """A delivery that the platform gave up."""
 
     id: str
@@ -98,6 +108,12 @@ class DeadLetters(described.DescribedModel):
     """Cursor after this page, which stays valid for dead letters that are archived later, and skips none."""
     has_more: bool
     """True: request the next page at once. An empty page can have a next one."""
+    previous_cursor: str | None
+    """Cursor of the page before. Null: there is none."""
+    total: int | None
+    """With `total=true`, the number of matching dead letters."""
+    is_total_exact: bool | None
+    """Null without `total=true`. False: there may be more, because only the oldest waiting dead letters are examined."""
 
 
 def customer_of(call: Call) -> str:
@@ -110,8 +126,9 @@ def customer_of(call: Call) -> str:
 
 def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
     """Convert the search criteria of a request to those of the archive."""
-    fields = asked.model_dump(include=set(DeadLetterTimeQuery.model_fields))
-    return DeadLetterSearch(endpoint_id=fields.pop("endpoint"), tenant_id=fields.pop("tenant"), **fields)
+    fields = asked.model_dump(include=set(DeadLetterTextQuery.model_fields))
+    renamed = {"endpoint_id": fields.pop("endpoint"), "tenant_id": fields.pop("tenant"), "text": fields.pop("q", None)}
+    return DeadLetterSearch(**renamed, **fields)
 
 
 def position(call: Call) -> int:
@@ -130,7 +147,7 @@ def existing_letter(call: Call) -> ArchivedDeadLetter:
     return letter
 
 
-def shown(letter: ArchivedDeadLetter) -> DeadLetter:
+def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None) -> DeadLetter:
     """Convert an archived dead letter to the API's type."""
     return DeadLetter(
         id=str(letter.position),
@@ -139,19 +156,57 @@ def shown(letter: ArchivedDeadLetter) -> DeadLetter:
         archived_at=letter.archived_at,
         payload_base64=base64.b64encode(letter.payload_bytes()).decode(),
         record=disclosure.letter(orjson.loads(letter.letter)),
+        expanded=expanded,
     )
 
 
 def list_(call: Call) -> DeadLetters | LongPoll:
     """Return a page of waiting dead letters, or a long poll if none matches and the request has `wait_s`."""
-    wanted = call.query_as(DeadLetterPageQuery)
-    after = cursor.letter_position(wanted.cursor) if wanted.cursor else 0
-    page = archived_dead_letters.browse(call.connection, customer_of(call), selection(wanted), after=after, limit=wanted.limit)
-    following = cursor.letter_cursor(page.until)
-    answer = DeadLetters(items=[shown(letter) for letter in page.letters], next_cursor=following, has_more=page.has_more)
-    if page.letters or page.has_more or not wanted.wait_s:
+    wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
+    asked, (place, is_backwards) = selection(wanted), cursor.letter_start(wanted.cursor)
+    if is_backwards:
+        page = archived_dead_letters.browse_back(call.connection, customer_id, asked, before=place, limit=wanted.limit)
+    else:
+        page = archived_dead_letters.browse(call.connection, customer_id, asked, after=place, limit=wanted.limit)
+    items, until, has_further = _fitting(call, page, wanted.expand, is_backwards=is_backwards)
+    if is_backwards:
+        following, has_more, earlier = cursor.letter_cursor(place - 1), True, until if has_further else None
+    else:
+        following, has_more, earlier = cursor.letter_cursor(until), has_further, place + 1 if place else None
+    total = counts.of_dead_letters(call.connection, customer_id, asked) if wanted.total else None
+    answer = DeadLetters(
+        items=items,
+        next_cursor=following,
+        has_more=has_more,
+        previous_cursor=None if earlier is None else cursor.letter_cursor_back(earlier),
+        total=None if total is None else total.letters,
+        is_total_exact=None if total is None else total.is_exact,
+    )
+    if items or has_more or not wanted.wait_s:
         return answer
     return LongPoll(answer, wanted.wait_s, following)
+
+
+def _fitting(
+    call: Call, page: archived_dead_letters.LetterPage, expand: str | None, *, is_backwards: bool
+) -> tuple[list[DeadLetter], int, bool]:
+    """Return the dead letters of a page that fit into one answer, in order, and `until` and `has_more` for them.
+
+    The page fits without its endpoints. With these, the dead letters nearest to the page's start are shown.
+    """
+    nearest = page.letters[::-1] if is_backwards else page.letters
+    endpoints = expansion.EndpointReader(call, expand)
+    items = expansion.fitting_part(nearest, lambda part: _expanded(part, endpoints), expand)
+    until, has_more = page.until, page.has_more
+    if len(items) < len(nearest):
+        until, has_more = nearest[len(items) - 1].position, True
+    return items[::-1] if is_backwards else items, until, has_more
+
+
+def _expanded(letters: Sequence[ArchivedDeadLetter], endpoints: expansion.EndpointReader) -> list[DeadLetter]:
+    named = [(letter, str(orjson.loads(letter.letter)["endpoint_id"])) for letter in letters]
+    expanded = endpoints.expanded(endpoint_id for _, endpoint_id in named)
+    return [shown(letter, expanded.get(endpoint_id)) for letter, endpoint_id in named]
 
 
 def count(call: Call) -> DeadLetterCount:

@@ -58,6 +58,7 @@ LETTER: dict[str, Any] = {
     },
 }
 _NEXT = {"next_cursor": LETTER_CURSOR, "has_more": False}
+_FIRST = {"previous_cursor": None, "total": None, "is_total_exact": None}
 CONSUMER: dict[str, Any] = {
     "name": CONSUMER_NAME,
     "endpoint": None,
@@ -88,7 +89,7 @@ def _settled(result: str, leased_until: str | None = None) -> dict[str, Any]:
 
 
 EXAMPLES: Mapping[str, Example] = {
-    "listDeadLetters": Example(query={"event_type": "order.*", "limit": 1}, answer={"items": [LETTER]} | _NEXT),
+    "listDeadLetters": Example(query={"event_type": "order.*", "limit": 1}, answer={"items": [LETTER]} | _NEXT | _FIRST),
     "countDeadLetters": Example(query={"event_type": "order.*"}, answer={"count": 15, "is_exact": True}),
     "getDeadLetter": Example(answer=LETTER),
     "getDeadLetterPayload": Example(answer='{"amount": 700}'),

@@ -9,7 +9,7 @@ import datetime as dt
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -83,6 +83,18 @@ def browse(
     return LetterPage(waiting(connection, customer_id, found.positions), found.until, found.has_more)
 
 
+def browse_back(
+    connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, before: int, limit: int
+) -> LetterPage:
+    """Return the matching waiting dead letters before a position, in the order of the archive.
+
+    The page has the nearest ones, as many as fit into an answer. `until` and `has_more` are about earlier dead letters.
+    """
+    found = _nearest(connection, customer_id, selection, "before", before, limit=limit)
+    fitting = _fitting(connection, customer_id, found, place=before)
+    return LetterPage(waiting(connection, customer_id, fitting.positions), fitting.until, fitting.has_more)
+
+
 def get(connection: connect.Connection, customer_id: str, position: int) -> ArchivedDeadLetter | None:
     """Return a dead letter in any state; None if the customer has none at the position."""
     with connect.translated_errors():
@@ -140,10 +152,26 @@ def find(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
 ) -> FoundLetters:
     """Return the positions of at most `limit` matching waiting dead letters, among the next MAX_LOOKED_AT after a position."""
-    asked = {"customer_id": customer_id, "after": after, "limit": limit, "most": MAX_LOOKED_AT}
+    return _nearest(connection, customer_id, selection, "after", after, limit=limit)
+
+
+def _nearest(
+    connection: connect.Connection,
+    customer_id: str,
+    selection: DeadLetterSearch,
+    side: Literal["after", "before"],
+    place: int,
+    *,
+    limit: int,
+) -> FoundLetters:
+    asked = {"customer_id": customer_id, "place": place, "limit": limit, "most": MAX_LOOKED_AT} | selection.parameters()
+    looked_at, judged, matching = query(f"letters_{side}"), query("judged_letters"), query("matching_letters")
+    found = "with looked_at as materialized (" + looked_at + "), judged as (" + judged + ")"
     with connect.translated_errors():
-        row = connection.execute(query("dead_letters_after"), asked | selection.parameters()).fetchone()
-    return page(row or {}, after=after)
+        row = connection.execute(
+            found + ", matching as materialized (" + matching + ")" + query(f"page_{side}"), asked
+        ).fetchone()
+    return page(row or {}, place=place)
 
 
 def find_fitting(
@@ -151,10 +179,16 @@ def find_fitting(
 ) -> FoundLetters:
     """Return the positions that `find` returns, limited to an answer that has `held` bytes already."""
     found = find(connection, customer_id, selection, after=after, limit=limit)
+    return _fitting(connection, customer_id, found, place=after, held=held)
+
+
+def _fitting(
+    connection: connect.Connection, customer_id: str, found: FoundLetters, *, place: int, held: int = 0
+) -> FoundLetters:
     positions = found.positions[: answer_size.count(sizes(connection, customer_id, found.positions), held=held)]
     if len(positions) == len(found.positions):
         return found
-    return FoundLetters(positions, positions[-1] if positions else after, has_more=True)
+    return FoundLetters(positions, positions[-1] if positions else place, has_more=True)
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
@@ -167,8 +201,8 @@ def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[
     return [known.get(position, 0) for position in positions]
 
 
-def page(row: dict[str, Any], *, after: int) -> FoundLetters:
-    """Return the page that a row of the statement `dead_letters_after` describes.
+def page(row: dict[str, Any], *, place: int) -> FoundLetters:
+    """Return the page that a row of the statement `page_after` or `page_before` describes. `place` is where the page begins.
 
     1. The page is full: it is complete up to its last dead letter, and there may be more.
     2. All dead letters were examined: there are no more.
@@ -177,7 +211,7 @@ def page(row: dict[str, Any], *, after: int) -> FoundLetters:
     if row["looked_at"] is None:
         return FoundLetters(row["positions"], row["positions"][-1], has_more=True)
     count, last = row["looked_at"]
-    return FoundLetters(row["positions"], after if last is None else last, has_more=count == MAX_LOOKED_AT)
+    return FoundLetters(row["positions"], place if last is None else last, has_more=count == MAX_LOOKED_AT)
 
 
 def waiting(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[ArchivedDeadLetter]:

@@ -93,6 +93,24 @@ def letter_cursor(position: int) -> str:
     return _encoded("l", position)
 
 
+def letter_cursor_back(position: int) -> str:
+    """Return the cursor of the page of dead letters that ends before a position."""
+    return _encoded(BACKWARDS, position)
+
+
+def letter_start(text: str | None) -> tuple[int, bool]:
+    """Return the position at which a page of dead letters begins, and True if the page has the dead letters before it.
+
+    Without a cursor the page begins before the first dead letter. Raise RegistrationError if `text` is no such cursor.
+    """
+    if not text:
+        return 0, False
+    with contextlib.suppress(errors.RegistrationError):
+        [position] = _decoded("cursor", BACKWARDS, text, 1)
+        return _position("cursor", position), True
+    return letter_position(text), False
+
+
 def letter_position(text: str) -> int:
     """Return the position after which a page of dead letters begins. Raise RegistrationError if `text` is no such cursor."""
     [position] = _decoded("cursor", "l", text, 1)

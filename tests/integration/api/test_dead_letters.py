@@ -47,6 +47,49 @@ def test_two_pollers_share_all_dead_letters(served, poller):
     assert len(everything) == 25
 
 
+def test_the_list_is_paged_both_ways_and_counted(served, acme):
+    write(served, 7)
+    every = ids(acme.get("/v1/dead-letters?limit=100"))
+    pages, cursor = [], ""
+    while not pages or pages[-1]["has_more"]:
+        pages.append(acme.get(f"/v1/dead-letters?limit=3&total=true{cursor and f'&cursor={cursor}'}").json)
+        cursor = pages[-1]["next_cursor"]
+    assert [len(page["items"]) for page in pages] == [3, 3, 1]
+    assert (pages[0]["previous_cursor"], pages[0]["total"], pages[0]["is_total_exact"]) == (None, 7, True)
+    for earlier, later in zip(pages[-2::-1], pages[:0:-1], strict=True):
+        back = acme.get(f"/v1/dead-letters?limit=3&cursor={later['previous_cursor']}").json
+        assert (back["items"], back["has_more"]) == (earlier["items"], True)
+        assert acme.get(f"/v1/dead-letters?limit=3&cursor={back['next_cursor']}").json["items"] == later["items"]
+    first = acme.get(f"/v1/dead-letters?cursor={pages[1]['previous_cursor']}").json
+    assert (first["previous_cursor"], [item["id"] for item in first["items"]]) == (None, every[:3])
+
+
+def test_the_list_is_searched_by_url_and_text_and_shows_endpoints(served, acme):
+    write(served, 2)
+    write(served, 1, event_type="user.gone")
+    [last] = acme.get("/v1/dead-letters?q=USER.gone&expand=endpoint").json["items"]
+    assert last["expanded"] == {"endpoint": acme.get("/v1/endpoints/acme-orders").json}
+    assert ids(acme.get(f"/v1/dead-letters?q={last['record']['event_id']}"))[-1] == last["id"]
+    assert ids(acme.get(f"/v1/dead-letters?q={last['record']['webhook_id']}")) == [last["id"]]
+    assert ids(acme.get("/v1/dead-letters?q=event_id")) == ids(acme.get("/v1/dead-letters?url=nowhere")) == []
+    assert len(ids(acme.get("/v1/dead-letters?url=HOOKS.acme"))) == 3
+    assert acme.get("/v1/dead-letters/count?q=user.&url=acme").json == {"count": 1, "is_exact": True}
+
+
+def test_endpoints_count_towards_the_bytes_of_a_page_in_both_directions(served, acme, monkeypatch):
+    write(served, 4)
+    whole = acme.get("/v1/dead-letters")
+    monkeypatch.setattr(answer_size, "MAX_BYTES", len(whole.text))
+    first = acme.get("/v1/dead-letters?expand=endpoint").json
+    assert (0 < len(first["items"]) < 4, first["has_more"]) == (True, True)
+    last = acme.get(f"/v1/dead-letters?cursor={first['next_cursor']}").json
+    assert ids(whole) == [item["id"] for item in first["items"] + last["items"]]
+    end = acme.get(f"/v1/dead-letters?cursor={last['next_cursor']}").json
+    back = acme.get(f"/v1/dead-letters?expand=endpoint&cursor={end['previous_cursor']}").json
+    assert [item["id"] for item in back["items"]] == ids(whole)[-len(back["items"]) :]
+    assert (0 < len(back["items"]) < 4, back["previous_cursor"] is None) == (True, False)
+
+
 def test_a_dead_letter_without_ack_is_leased_again(served, poller):
     write(served, 2)
     first = expired(served, lease(poller))
