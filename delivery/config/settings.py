@@ -134,16 +134,16 @@ class Delivery(Area):
     """Requests to endpoints, in all lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
-    """Total time of one attempt, from the DNS look-up to the last byte that is read of the response. An endpoint that suddenly
-    stops answering is left to the retry lane for twice this time."""
+    """Total time of one attempt, from the DNS look-up to the last byte that is read of the response. When an
+    endpoint suddenly stops answering, the fast lanes send it nothing for twice this time, and the retry lane does."""
     lane_deadline_s: Seconds = 3
     """Queue timeout: the longest time that deliveries may wait for their own endpoint's answers, or for its `max_per_second`,
     once all other deliveries of the micro-batch are done. Then the waiting deliveries are postponed to the retry lane, and the
     micro-batch ends."""
     patience_s: Seconds = 0.5
-    """Response deadline: the longest time that a micro-batch waits for answers once it has nothing else to do. For each
-    endpoint the wait is as long as its answers usually take. Then the micro-batch ends. The attempts continue in the
-    background, and deliveries whose attempts fail go to the retry lane. Nothing waits for a quick retry alone. With the value
+    """Response deadline. When a micro-batch has nothing else to do, it waits for answers: for each endpoint as long as its
+    answers usually take, and never longer than this. Then the micro-batch ends. The attempts continue in the background, and
+    deliveries whose attempts fail go to the retry lane. A micro-batch does not wait only to make a quick retry. With the value
     of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """Most attempts at a delivery in a fast lane (direct, batch or real-time), within `lane_deadline_s`. When a micro-batch has
@@ -211,10 +211,11 @@ class Batch(Area):
     each of which handles several shards one after another. A checkpoint keeps its number of shards: the lane refuses to start
     with another number."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
-    """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. A batch may leave up to
-    twice this time early, plus up to a tenth of `max_wait_s`: a fixed share for each endpoint. If `max_wait_s` is at most twice
-    this time, the batch leaves with each micro-batch. A batch leaves late if micro-batches take longer than this time: by the
-    excess of two micro-batches, the one in which the batch becomes due and the one that sends it."""
+    """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. Batches leave a little
+    before `max_wait_s` has passed: up to twice this time earlier, and earlier by a further share of up to a tenth of
+    `max_wait_s`. Each endpoint always has the same share. If `max_wait_s` is at most twice this time, the batch leaves with
+    each micro-batch. A batch leaves late if micro-batches take longer than this time: by the excess of two micro-batches, the
+    one in which the batch becomes due and the one that sends it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
     """Most events in a micro-batch of this lane. The number matters when the lane is behind. A larger number makes fewer and
     larger batches and needs less CPU, but more memory, and a change of the registry takes effect later. 100,000 events of
@@ -247,10 +248,11 @@ class Retry(Area):
     ticks_topic: str = "fanout.retry-ticks"
     """Topic in which the job wakes this lane, as `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
-    """An endpoint that has accepted nothing for this time plus an eighth is disabled; its events keep waiting. During the
-    eighth, each lane reports a request that the endpoint accepts. An endpoint that was enabled in this time is not disabled.
-    The time restarts after half of this time without a failure, or after a probe interval plus two minutes if that is longer.
-    Lanes that run as applications of their own must have the same value."""
+    """An endpoint that has failed for this time and a further eighth of it, and accepted nothing meanwhile, is disabled. Its
+    events keep waiting. The eighth is added because the fast lanes report that an endpoint accepts requests only once in an
+    eighth of this time. Two exceptions: (1) An endpoint that was enabled within this time is not disabled. (2) After a silence
+    the count begins again. A silence is a time without a failure that is longer than half of this time, and longer than
+    `max_probe_interval_s` plus two minutes. Lanes that run as applications of their own must have the same value."""
 
 
 class Realtime(Area):
@@ -283,8 +285,8 @@ class Spark(Area):
     """Tasks of a micro-batch, for any number of topics. Set it to the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0
     """Time from one micro-batch of the direct lane to the next; 0 starts the next as soon as the last has ended. A longer time
-    saves CPU and adds about half of itself to the latency: with 500 topics, 0.25 takes a third of the JVM's CPU away, and
-    nearly all while no events come (docs/benchmarks/2026-11-25-at-scale.md)."""
+    saves CPU and adds about half of itself to the latency: with 500 topics, 0.25 saves a third of the JVM's CPU, and nearly
+    all of it while no events come (docs/benchmarks/2026-11-25-at-scale.md)."""
     driver_memory: str = "2g"
     """Heap of the driver's JVM."""
     ui: bool = False

@@ -5,8 +5,10 @@ Run: `python -m fanout.documents.generate docs`. A test fails when a file and th
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from delivery.config import settings
 from delivery.observability import metrics
@@ -26,7 +28,8 @@ The first of these sources that has a setting wins:
    which `fanout up` writes;
 3. the default below.
 
-Each process reads its settings once, at its start. An unknown or wrong setting is an error that names the right one.
+Each process reads its settings once, at its start. An unknown setting is an error that names the most similar one. A wrong
+value is an error that says what is wrong. In both cases nothing starts.
 `fanout config` shows the settings in effect, and `fanout doctor` checks them.
 
 ```toml
@@ -40,9 +43,12 @@ sasl_username = "fanout"
 topic_pattern = "events\\\\..+"
 ```
 
-Take secrets (`database.url`, `api.database_url`, `keys.ring`, `kafka.sasl_password`) from a secret store, in the environment
-or in a mounted file. The variable's name with `_FILE` names the file (`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`).
-Prefer files: `kubectl describe` and `docker inspect` show variables.
+The defaults in the tables are written as in TOML.
+
+Take secrets from a secret store, in the environment or in a mounted file. The secrets are `database.url`, `api.database_url`,
+`keys.ring`, `kafka.sasl_password`, `schema_registry.password`, and any passwords in the options of Kafka's clients. The
+variable's name with `_FILE` names the file (`FANOUT_DATABASE_URL_FILE=/run/secrets/database_url`). Prefer files: `kubectl
+describe` and `docker inspect` show variables.
 """
 
 METRICS_HEAD = """\
@@ -70,11 +76,15 @@ def configuration() -> str:
     for name, area in settings.areas().items():
         parts.append(f"\n## `[{name}]`\n\n{area.__doc__}\n\n| setting | default | meaning |\n|---|---|---|\n")
         for field, info in area.model_fields.items():
-            default = info.get_default(call_default_factory=True)
-            shown = default.get_secret_value() if hasattr(default, "get_secret_value") else default
+            default = in_toml(info.get_default(call_default_factory=True))
             meaning = (info.description or "").replace("\n", " ").replace("|", "\\|")
-            parts.append(f"| `{field}` | `{shown!r}` | {meaning} |\n")
+            parts.append(f"| `{field}` | `{default}` | {meaning} |\n")
     return "".join(parts)
+
+
+def in_toml(default: Any) -> str:
+    """Return the default of a setting as a TOML value. The JSON of texts, numbers, booleans, lists and empty tables is TOML."""
+    return json.dumps(default.get_secret_value() if hasattr(default, "get_secret_value") else default, ensure_ascii=False)
 
 
 def metrics_table() -> str:

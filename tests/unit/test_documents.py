@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import time
+import tomllib
 import typing
 
 import msgspec
@@ -44,6 +45,19 @@ MADE_LATER = {"deploy/compose/secrets", "fanout/driver"}
 
 def test_the_configuration_document_is_the_settings():
     assert (ROOT / "docs" / "configuration.md").read_text() == generate.configuration(), "run `make docs`"
+
+
+def test_the_defaults_in_the_configuration_document_are_toml():
+    r"""Regression: they were Python. `'events\\..+'` copied from there is TOML for a pattern that matches no topic."""
+    lines, area = [], ""
+    for line in generate.configuration().splitlines():
+        if line.startswith("## `["):
+            area = line.strip("#` ")
+            lines.append(area)
+        elif area and (row := re.match(r"\| `(\w+)` \| `(.*?)` \|", line)):
+            lines.append(f"{row[1]} = {row[2]}")
+    assert len(lines) == len(settings.areas()) + len(settings.known_names())
+    assert settings.Settings.model_validate(tomllib.loads("\n".join(lines))) == settings.Settings()
 
 
 def test_the_metrics_document_is_the_declarations():
