@@ -144,8 +144,9 @@ class Archiver:
         for place, start in source.begin(archived_until).items():
             if start.is_recreated:
                 log.error(
-                    "the topic of %s:%d was deleted and created again: it is archived from its first record, and the rows of "
-                    "the earlier topic stay. If nobody meant to delete the topic, find out who did", *place,
+                    "%s:%d ends before the records that were archived: its topic was deleted and created again, or its newest "
+                    "records were lost. The partition is archived from its first record, and the rows stay. If nobody meant to "
+                    "delete the topic, find out who did, or which broker lost records", *place,
                 )  # fmt: skip
                 writer.restart_partition(connection, place, archived_until[place])
             if start.lost:

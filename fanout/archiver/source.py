@@ -38,7 +38,8 @@ class Start(NamedTuple):
     lost: int
     """Number of records that Kafka deleted before they were archived."""
     is_recreated: bool
-    """True if the topic was deleted and created again since its records were archived."""
+    """True if the partition ends before the archived offset: the topic was deleted and created again, or its newest records
+    were lost."""
 
 
 def start_of(archived_until: int | None, low: int, high: int) -> Start:
@@ -46,7 +47,8 @@ def start_of(archived_until: int | None, low: int, high: int) -> Start:
 
     1. The partition was never archived: begin at its first record.
     2. Kafka deleted records before they were archived: begin at its first record, and report the loss.
-    3. The partition ends before the archived offset: its topic was created again. Begin at its first record.
+    3. The partition ends before the archived offset: its topic was created again, or its newest records were lost.
+       Begin at its first record.
     4. Otherwise begin at the archived offset.
     """
     if archived_until is None:

@@ -64,7 +64,7 @@ def test_unreadable_records_are_counted_in_one_warning(connection, names, caplog
     now_ms, client = int(time.time() * 1000), kafka_clients.for_librdkafka(connection)
     found = completed_reader.read(completed_reader.CompletedWork(client=client, topics=names, since_ms=now_ms))
     assert found == {decided.key("s1", decided.KafkaPosition("t", 0, 1))}
-    assert "2 records of the result topics could not be read" in caplog.text
+    assert f"2 records of the topics {names.dead_letters}, {names.retries}, {names.attempts} could not be read" in caplog.text
 
 
 def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):

@@ -77,22 +77,26 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
                     rows += 1
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(
-            "the results of an interrupted micro-batch could not be read (%s): its deliveries may be sent again, with the same "
-            "webhook-id. Check that the job may read the result topics",
-            exc,
-        )
+            "the results of an interrupted micro-batch in the topics %s could not be read (%s): its deliveries may be sent "
+            "again, with the same webhook-id. Check that the job may read these topics",
+            _listed(found, work_log), exc,
+        )  # fmt: skip
     if found.unreadable:
         log.warning(
-            "%d records of the result topics could not be read, and are perhaps of another version: their deliveries may be "
-            "sent again, with the same webhook-id. After a change of the version there is nothing to do. At any other time, "
-            "find the program that writes to these topics",
-            found.unreadable,
-        )
+            "%d records of the topics %s could not be read; a log line before shows the first. Their deliveries may be sent "
+            "again, with the same webhook-id. After a change of the version there is nothing to do. Otherwise another program "
+            "writes to these topics: find it, or send the traceback to the maintainers of the platform",
+            found.unreadable, _listed(found, work_log),
+        )  # fmt: skip
     log.info(
         "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows read in %.1f s)",
         len(found.completed), rows, time.monotonic() - began,
     )  # fmt: skip
     return frozenset(found.completed)
+
+
+def _listed(found: completed_work.CompletedWorkLog, work_log: CompletedWork) -> str:
+    return ", ".join(found.readers(work_log.topics))
 
 
 def messages(

@@ -109,7 +109,8 @@ class CompletedWorkLog(abc.ABC):
                 log.exception(
                     "a record of a result topic could not be read after a micro-batch was interrupted, and others may follow "
                     "without a log line: their deliveries may be sent again, with the same webhook-id. After a change of the "
-                    "version there is nothing to do. Otherwise send this traceback to the maintainers of the platform"
+                    "version there is nothing to do. Otherwise another program writes to this topic: find it, or send this "
+                    "traceback to the maintainers of the platform"
                 )
 
     def _accepted(self, value: bytes) -> None:
