@@ -98,7 +98,7 @@ def range_of(since: dt.datetime, until: dt.datetime | None, event_types: list[st
     if end > now:
         raise errors.RegistrationError("until", "is in the future: later events are delivered anyway")
     if since >= end:
-        raise errors.RegistrationError("since", "must be before until")
+        raise errors.RegistrationError("since", "must be before until, which is now if it is left out")
     if end - since > dt.timedelta(days=MAX_DAYS):
         raise errors.RegistrationError("since", f"is more than {MAX_DAYS} days before until: ask for several shorter times")
     return ReplayRange(since=since, until=end, event_types=event_types)

@@ -232,7 +232,13 @@ def require_own(call: Call, wanted: str | None) -> None:
     The answer is the same as about a customer that does not exist. An operator's key may name any customer.
     """
     if call.principal.customer_id is not None and wanted not in {None, call.principal.customer_id}:
-        raise problems.invalid(("customer", f"there is no customer {wanted}"))
+        raise no_customer(wanted)
+
+
+def no_customer(wanted: str | None) -> problems.Refused:
+    """Return the 422 for the id of a customer that does not exist, or that a customer's key must not see."""
+    problem = f"there is no customer {wanted}: correct the id, or leave `customer` out with a customer's key"
+    return problems.invalid(("customer", problem))
 
 
 def id_for(call: Call, kind: registered_rows.RowKind, wanted: str | None, *, prefix: str) -> str:

@@ -79,7 +79,7 @@ TYPES = {
     "unsupported": ProblemType(
         "The body has a content type that the operation does not take.",
         "Send Content-Type: application/json, or another type of the operation.",
-        problems.Refused(415, "send content-type: application/json"),
+        problems.Refused(415, "the body's content type is missing, or is not taken here: send content-type application/json"),
     ),
     "rate_limited": ProblemType(
         "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "

@@ -68,7 +68,9 @@ def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
         return EventsOfBody([UncheckedEvent(_payload(body, dict(binary)), binary)], is_batch=False)
     if content_type != PLAIN:
         raise problems.Refused(
-            415, f"send content-type: {PLAIN}, {STRUCTURED} or {BATCH}; or the attributes of a CloudEvent as ce- headers"
+            415,
+            "the body's content type is missing, or is not taken here: send content-type "
+            f"{PLAIN}, {STRUCTURED} or {BATCH}, or the attributes of a CloudEvent as ce- headers",
         )
     if body.lstrip()[:1] == b"[":
         return EventsOfBody([UncheckedEvent(value) for value in _items(body)], is_batch=True)

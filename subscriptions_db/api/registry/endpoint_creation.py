@@ -68,7 +68,7 @@ def create(call: Call) -> CreatedEndpoints:
     endpoints.require_may_create(call, len(wanted.endpoints))
     customer_id = crud.owner_for(call, wanted.customer)
     if customer_id not in registered_rows.rows_of(call.connection, {"customer": [customer_id]})["customer"]:
-        raise problems.invalid(("customer", f"there is no customer {customer_id}"))
+        raise crud.no_customer(customer_id)
     documents = _documents(call, call.document["endpoints"], customer_id)
     with call.connection.transaction() as changes:
         made = crud.put(call, {"endpoints": documents}, customer_id=customer_id).new_secrets

@@ -344,7 +344,8 @@ async def _full(_: web.Request) -> web.StreamResponse:
 async def _body(request: web.Request) -> bytes:
     kind = request.content_type
     if request.body_exists and kind != "application/json" and not kind.endswith("+json"):
-        raise problems.Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send content-type: application/json")
+        refusal = "the body's content type is missing, or is not taken here: send content-type application/json"
+        raise problems.Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, refusal)
     return await request.read() or b"{}"
 
 
