@@ -61,9 +61,10 @@ class Placed:
 
 
 class Publisher:
-    """Publish messages to Kafka, and call `on_placed` for each message that Kafka has confirmed.
+    """Publish messages to Kafka, and call `on_placed` for each message once Kafka has confirmed it.
 
-    Used by one thread. A message is sure to be in Kafka only when `flush` has returned.
+    Used by one thread. `publish` returns before Kafka has the message. All messages are in Kafka when `flush` has returned
+    without an error.
     """
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:

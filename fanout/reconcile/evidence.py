@@ -89,7 +89,11 @@ class Events:
         return len(kinds) - kinds.count(0)
 
     def kind(self, offset: int) -> int | None:
-        """Return the number of the event's type. 0: there is no record. None: the offset was not read."""
+        """Return the number under which `Evidence` has stored the event's type.
+
+        1: the record is not an event. 0: no record has this offset, because a transaction's marker has it. None: the offset was
+        not read.
+        """
         return self._types[offset - self.first] if self.first <= offset < self.end else None
 
 

@@ -1,8 +1,10 @@
-"""Decide which retry entries a replay writes. Pure.
+"""Decide which retry entries a replay writes. Changes nothing; only `Routes.due` does I/O, if it asks the schema registry.
 
-Runs in `fanout archive` and the tests. As in the lanes, delivery.webhooks.routing.intake decides with the present registry
-which events are due. Each retry entry carries the id of the replay, and so do all later records about the entry. So replays do
-not count as due in the account of a lane. The `webhook-id` comes from the event and the subscription, as in the first delivery.
+Runs in `fanout archive` and the tests. For a time range, delivery.webhooks.routing.intake decides with the present registry
+which events are due, as in the lanes. Each retry entry carries the id of the replay, and so do all later records about the
+entry. By this id `fanout reconcile` tells replayed deliveries from due ones. A delivery keeps its `webhook-id` while
+`source.reused_ids` stays the same. A batch has a digest of its events as `webhook-id`, so a replayed batch usually gets another
+one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A registry of a given size in a real Postgres, and the events that go through it. The same for the same seed.
+"""A registry of a given size in a real Postgres, and the events that go through it.
+
+With the same seed it has the same rows, except for the secrets.
 
 30,000 tenants with three departments each, 10,000 endpoints of 2,000 customers, 500 event types. Of the subscriptions 2 % are
 about everything, 55 % about five tenants, 8 % about a hundred, 35 % about one or two departments; 3 % take a whole family of
@@ -29,12 +31,19 @@ FILTERS = (
     '{"data": {"country": [{"anything-but": ["de", "fr"]}]}}',
 )
 COPY_LINES = 50_000
+NULL = "\\N"
+"""Null in the text format of COPY."""
+BYTEA = "\\\\x"
+"""Begins a bytea in hexadecimal digits, with its backslash escaped for the text format of COPY."""
 Choice = TypeVar("Choice")
 EventRow: TypeAlias = tuple[str, str, str | None, int]
 
 
 def load(connection: connect.Connection, ring: keyring.KeyRing, subscriptions: int, rng: random.Random) -> None:
-    """Fill an empty registry. Without its triggers, which log each row: one revision is enough to begin from."""
+    """Fill an empty registry.
+
+    The triggers are off while it is filled, because they would log a revision for each row. One revision is written at the end.
+    """
     connection.execute("set session_replication_role = replica; set statement_timeout = 0")
     _copy(connection, "tenants (tenant_id)", ((tenant,) for tenant in TENANTS))
     _copy(connection, "sub_tenants (tenant_id, sub_tenant_id)", itertools.product(TENANTS, DEPARTMENTS))
@@ -57,7 +66,10 @@ def load(connection: connect.Connection, ring: keyring.KeyRing, subscriptions: i
 
 
 def events(count: int, rng: random.Random) -> list[EventRow]:
-    """Return the type, tenant, sub-tenant and amount of events by Zipf's law. Every third is of no department."""
+    """Return the type, tenant, sub-tenant and amount of events by Zipf's law.
+
+    About a third belong to no department, the others to the first two of a tenant's three departments.
+    """
     departments: list[str | None] = [*DEPARTMENTS[:2], None]
     return [
         (event_type, tenant, rng.choice(departments), rng.randrange(100))
@@ -71,17 +83,18 @@ def zipf(choices: Sequence[Choice], count: int, rng: random.Random) -> list[Choi
     return rng.choices(choices, cum_weights=weights, k=count)
 
 
-def _customer(endpoint: int) -> str:
-    return f"c{endpoint % CUSTOMERS}"
+def _customer(number: int) -> str:
+    """Return the customer with this number. The number of an endpoint gives the owner of the endpoint."""
+    return f"c{number % CUSTOMERS}"
 
 
 def _secrets(endpoints: Iterable[int], ring: keyring.KeyRing) -> Iterator[tuple[str, ...]]:
     for number in endpoints:
-        place = keyring.SecretRow(
+        row = keyring.SecretRow(
             customer_id=_customer(number), endpoint_id=f"ep{number}", purpose="signing", secret_id=str(uuid.uuid4())
         )
-        sealed = ring.seal(signing.generate().secret, place).hex()
-        yield place.secret_id, place.endpoint_id, place.customer_id, place.purpose, ring.active, f"\\\\x{sealed}"
+        sealed = ring.seal(signing.generate().secret, row).hex()
+        yield row.secret_id, row.endpoint_id, row.customer_id, row.purpose, ring.active, f"{BYTEA}{sealed}"
 
 
 def _subscription(number: int, endpoints: int, rng: random.Random) -> tuple[str, ...]:
@@ -101,7 +114,7 @@ def _scopes(subscriptions: Iterable[tuple[str, ...]], rng: random.Random) -> Ite
                 yield subscription_id, scope, "include", tenant, rng.choice(DEPARTMENTS)
         else:
             for tenant in rng.sample(TENANTS, 100 if chance < 0.43 else 5):
-                yield subscription_id, scope, "include", tenant, "\\N"
+                yield subscription_id, scope, "include", tenant, NULL
 
 
 def _copy(connection: connect.Connection, into: str, rows: Iterable[tuple[str, ...]]) -> None:

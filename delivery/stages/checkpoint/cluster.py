@@ -66,7 +66,8 @@ class Leases:
     def write(self, record: election.Record) -> election.Record:
         """Create the Lease if `record.version` is empty, else update the Lease at that version; return the Lease as stored.
 
-        Raise Conflict if the Lease is no longer at that version, and Unavailable or LeaseRefused as `read` does.
+        Raise Conflict if the Lease is no longer at that version, and Unavailable or LeaseRefused as `read` does. A Lease that
+        was deleted meanwhile: Unavailable.
         """
         body = _document(self.name, record)
         if record.version:

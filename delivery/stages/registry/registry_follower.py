@@ -106,11 +106,10 @@ class Follower:
         self._thread.start()
 
     def current(self) -> Published | None:
-        """Wait until Postgres has confirmed a registry within `snapshot.max_age_s`, and return that registry.
+        """Return the registry that Postgres confirmed at most `snapshot.max_age_s` ago. None: the job is asked to stop.
 
-        None: the job is asked to stop.
-
-        The lanes wait here before the first read, and while Postgres has been absent for longer than `snapshot.max_age_s`.
+        Wait without limit until there is such a registry. So the lanes wait here before the first read, and while Postgres has
+        not answered for longer than `snapshot.max_age_s`.
         Raise SettingsError if `database.url` is no URL, or the key ring does not fit the registry.
         """
         with self._confirmed:

@@ -116,7 +116,7 @@ class BatchLane:
                 return
             postponed = self._deferrals.reason_for(to)
             if postponed is not None:
-                self._ended.append(BatchOutcome(self._deferrals.without_attempt(delivery, postponed)))
+                self._ended.append(BatchOutcome(self._deferrals.deferred_now(delivery, postponed)))
                 return
             delivery = batch_payload.with_content(delivery)
         except Exception:

@@ -126,5 +126,5 @@ class DirectLane:
             if postponed is None:
                 prepared.ended.append(Outcome(unsent, OutcomeKind.SKIPPED, reason=skip))
             else:
-                prepared.ended.append(self._deferrals.without_attempt(unsent, postponed))
+                prepared.ended.append(self._deferrals.deferred_now(unsent, postponed))
         return prepared

@@ -48,9 +48,9 @@ class Prepared(NamedTuple):
 
 
 class LeaseInFlight:
-    """A lease in one worker: its retry entries that wait for an attempt, the time until which attempts may begin, its report.
+    """A lease in one worker: the retry entries that wait for an attempt, the end of the time for attempts, and the report.
 
-    `ended` has the deliveries that an earlier run of the micro-batch has completed.
+    `ended` has the keys of deliveries that were accepted in an earlier run of the micro-batch.
     """
 
     __slots__ = ("_ended", "_view", "message", "report", "until", "waiting")

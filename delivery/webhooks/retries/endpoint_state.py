@@ -40,7 +40,11 @@ class EndpointState(msgspec.Struct, array_like=True):
     entry and completion on two threads."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
-        """Return how many more requests to the endpoint may begin. A lease with an order key makes one request at a time."""
+        """Return how many more requests to the endpoint may begin: the window minus what is leased. 0 or less: none.
+
+        A leased entry counts as one request. The entries of a lease with an order key count as one together, because they are
+        sent one after another.
+        """
         in_flight = sum(line.leased if key is None else 1 for key, line in self.fifos.items() if line.leased)
         return min(self.window.size, policy.max_lease_entries) - in_flight
 

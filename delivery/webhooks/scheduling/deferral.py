@@ -1,6 +1,6 @@
 """Decide which deliveries a fast lane (direct, batch or real-time) defers to the retry lane.
 
-Pure except for the clocks that are passed in.
+Pure except for the clocks and random numbers that are passed in.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Deferrals:
             return self._suppressed[endpoint.endpoint_id]
         return retry_reasons.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
-    def without_attempt(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
+    def deferred_now(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of a delivery that is deferred without a further attempt. No wait of the schedule is used up."""
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 
@@ -90,7 +90,10 @@ class Deferrals:
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
-        """Return the outcome of a failed delivery: deferred by its endpoint's retry schedule, or dead-lettered without one."""
+        """Return the outcome of a failed delivery: deferred by its endpoint's retry schedule, or dead-lettered.
+
+        It is dead-lettered if the endpoint has no schedule, or if the next attempt would come after the schedule's `max_age_s`.
+        """
         last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
         assert last.error_class is not None, "it has failed"  # noqa: S101
         expires_ms = now_ms + round(retrying.max_age_s * 1000)

@@ -212,7 +212,7 @@ class Dispatcher(Generic[Sent]):
             self._defer(queue.waiting.popleft(), reason)
 
     def _defer(self, pending: Pending[Sent], reason: str) -> None:
-        self._end(self._deferrals.without_attempt(pending.delivery, reason, pending.attempts))
+        self._end(self._deferrals.deferred_now(pending.delivery, reason, pending.attempts))
 
     def _enqueue(self, pending: Pending[Sent]) -> None:
         if self._phase in {Phase.FAILED, Phase.ABANDONED}:

@@ -1,6 +1,7 @@
-"""Request, list and cancel replays: of a time range of an endpoint, or of the delivery of one attempt.
+"""Request, list and cancel replays.
 
-Runs in the API, which only stores the request; `shown` also in `fanout` commands. `fanout archive` carries out the replays.
+A replay sends again what is due to an endpoint from a time range, or the one delivery to which an attempt belongs (a resend).
+Runs in the API, which only stores the request. `fanout archive` carries out the replays. `fanout` commands call `shown` too.
 """
 
 from __future__ import annotations
@@ -100,7 +101,12 @@ class ReplayQuery(CustomerQuery, ListQuery, expansion.ExpandQuery):
 def create(call: Call) -> Replay:
     """Request the replay of a time range for an endpoint.
 
-    Raise Refused with 409 while another replay of the endpoint is unfinished, or at the maximum of unfinished replays.
+    Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 409: another replay of the endpoint is unfinished, or the customer has the maximum of unfinished replays.
+    * 422: the time range is not allowed (raised as RegistrationError).
+    * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
@@ -115,10 +121,14 @@ def create(call: Call) -> Replay:
 
 
 def resend(call: Call) -> Replay:
-    """Request to deliver the event of an attempt again, whatever the result of the attempt; raise Refused with 404 or 409.
+    """Request to deliver the event of an attempt again, whatever the result of the attempt.
 
-    409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the customer
-    has the maximum of unfinished replays.
+    Raise Refused:
+
+    * 404: there is no such attempt, or its endpoint is deleted.
+    * 409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the
+      customer has the maximum of unfinished replays.
+    * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
     customer_id = dead_letters.customer_of(call)
     attempt = attempts.get(call.connection, customer_id, _place(call))

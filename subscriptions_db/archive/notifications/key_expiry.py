@@ -1,7 +1,7 @@
 """Store an operational event about each API key that expires soon (docs/operational-events.md), once for each key.
 
 Runs in `fanout archive`. The key is marked in the transaction that stores the event, so a crash neither loses nor repeats the
-decision.
+event.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from subscriptions_db.postgres.sql import query
 def record(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
     """Store an event for each API key of a customer that expires within `policy.key_expiring_days` and has no event yet.
 
-    Revoked keys, expired keys and keys of the platform get no event.
+    Keys without a customer (operator, executor, publisher) get no event, nor do revoked and expired keys.
     """
     asked = {"now": now, "until": now + dt.timedelta(days=policy.key_expiring_days)}
     with connect.translated_errors(), connection.transaction():
         taken = connection.execute(query("take_expiring_api_keys"), asked).fetchall()
         taken.sort(key=lambda key: (key["expires_at"], key["key_id"]))
-        outbox.put_events(connection, [expiring(key, now) for key in taken])
+        outbox.put_events(connection, [event_about(key, now) for key in taken])
 
 
-def expiring(key: Mapping[str, Any], now: dt.datetime) -> OperationalEvent:
+def event_about(key: Mapping[str, Any], now: dt.datetime) -> OperationalEvent:
     """Return the event about a key that expires soon. Pure."""
     data = {
         "key_id": key["key_id"],

@@ -78,7 +78,7 @@ def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
 
 
 def test_a_deferral_without_an_attempt_uses_up_no_wait():
-    outcome = fakes.deferrals(fakes.Clock(5.0)).without_attempt(builders.delivery(), retry_reasons.LANE_DEADLINE)
+    outcome = fakes.deferrals(fakes.Clock(5.0)).deferred_now(builders.delivery(), retry_reasons.LANE_DEADLINE)
     assert (outcome.kind, outcome.next_attempt) == (OutcomeKind.POSTPONED, NextAttempt(5000, 0))
 
 

@@ -48,7 +48,7 @@ def event_of(kind, at, data):
     """Return the operational event of an example."""
     if kind is EventKind.KEY_EXPIRING:
         key = data | {"customer_id": "acme", "expires_at": dt.datetime.fromisoformat(data["expires_at"])}
-        return key_expiry.expiring(key, at)
+        return key_expiry.event_about(key, at)
     if kind is EventKind.QUOTA_REACHED:
         found = quotas.ReachedQuota(Quota(data["quota"]), data["customer_id"], data["customer_id"], data["limit"])
         return quotas.after(found, most=data["limit"], policy=POLICY, now=at)[1]
