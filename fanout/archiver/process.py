@@ -24,14 +24,14 @@ from delivery.stages.kafka import lag, topics
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.log_records import LogRecord
 from delivery.webhooks.state import chunking
-from fanout.archiver import notify_step, redrive_step
+from fanout.archiver import notify_step, quota_step, redrive_step
 from fanout.archiver.replay_step import Replayer
 from fanout.archiver.source import Source, place_of
 from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
-from subscriptions_db.archive.notifications import key_expiry, outbox, quotas
+from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.replays import progress
@@ -47,9 +47,6 @@ MAX_BYTES = 4 * 1024 * 1024
 MAINTENANCE_S = 60.0
 """Seconds between two maintenance runs. A run creates and drops the partitions of days, deletes other rows past their
 retention, records a notice about each API key that expires soon, and looks for reached quotas."""
-QUOTAS_SHARE = 0.02
-"""Largest share of the time for looks at quotas, because archiving waits meanwhile. A look took 1.3 to 2.5 s with 10,000
-customers and a million dead letters of 10 days, on a shared machine of two cores. So such looks are about two minutes apart."""
 REPORT_S = 60.0
 """Seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
@@ -99,8 +96,7 @@ class Archiver:
             config.archive.retention_days, config.archive.attempts_retention_days, config.archive.statistics_retention_days
         )
         self._policy = policy_of(config)
-        self._quotas = quotas_of(config)
-        self._quotas_due_at = 0.0
+        self._quotas = quota_step.QuotaLooks(quota_step.defaults_of(config), self._policy)
         self._pause_reason: str | None = None
         self._failures = 0
         self._steps_allowed_at = 0.0
@@ -282,19 +278,10 @@ class Archiver:
         if self._policy is not None:
             outbox.delete_orphans(connection)
             key_expiry.record(connection, self._policy, now=_now())
-        self._look_at_quotas(connection)
+        self._quotas.run(connection)
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         statistics.delete_old(connection, partitions.oldest(today, self._kept.statistics))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
-
-    def _look_at_quotas(self, connection: connect.Connection) -> None:
-        began = time.monotonic()
-        if began < self._quotas_due_at:
-            return
-        reached = quotas.record(connection, self._quotas, self._policy, now=_now())
-        for quota in quotas.Quota:
-            metrics.ARCHIVE_QUOTAS.labels(quota.value).set(reached.get(quota, 0))
-        self._quotas_due_at = began + (time.monotonic() - began) / QUOTAS_SHARE
 
     def _current_pause_reason(self) -> str | None:
         if self._source is not None and self._source.is_unavailable:
@@ -349,18 +336,6 @@ def policy_of(config: settings.Settings) -> Policy | None:
         operations.backlog_events,
         operations.quiet_s,
         key_expiring_days=operations.key_expiring_days,
-    )
-
-
-def quotas_of(config: settings.Settings) -> quotas.DefaultQuotas:
-    """Return the quotas of customers and tenants without their own."""
-    api = config.api
-    return quotas.DefaultQuotas(
-        endpoints=api.max_endpoints_per_customer,
-        subscriptions=api.max_subscriptions_per_customer,
-        consumers=api.max_consumers_per_customer,
-        dead_letters=api.max_dead_letters_per_customer,
-        events_per_day=api.max_tenant_events_per_day,
     )
 
 

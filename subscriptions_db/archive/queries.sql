@@ -597,6 +597,11 @@ where customer_id is not null and revoked_at is null and expiry_told_at is null
   and expires_at > %(now)s and expires_at <= %(until)s
 returning key_id, customer_id, scope, name, expires_at;
 
+-- name: bound_statements
+-- Lowers the time limit of statements until the end of the transaction. 0 means no limit.
+select set_config('statement_timeout', least(nullif(setting::bigint, 0), %(most_ms)s)::text, true)
+from pg_settings where name = 'statement_timeout';
+
 -- name: lock_reached_quotas
 -- Serializes the writers: two that both find no row of a subject would make two events.
 select pg_advisory_xact_lock(hashtext('fanout.reached_quotas'));

@@ -1,9 +1,11 @@
 """`fanout archive` finds the quotas that customers and tenants have reached, and reports each once."""
 
 import datetime as dt
+import logging
 
 import pytest
 
+from fanout.archiver import quota_step
 from subscriptions_db.archive.notifications import outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import Policy
 from subscriptions_db.archive.notifications.quotas import DefaultQuotas, Quota
@@ -107,4 +109,21 @@ def test_two_archives_report_a_quota_once(connection, opened, in_background):
         second = in_background(look, opened(), endpoints=3)
         assert not second.done()
     second.result(60)
+    assert len(reported(connection)) == 2
+
+
+def test_a_look_that_must_wait_too_long_is_left_out(connection, opened, monkeypatch, caplog):
+    """The archive paused for a failed look, and began with the same look again. So it archived nothing any more."""
+    monkeypatch.setattr(quotas, "LOOK_TIMEOUT_S", 0.1)
+    connection.execute(ENDPOINTS)
+    looks = quota_step.QuotaLooks(NONE._replace(endpoints=3), POLICY)
+    ours, other = opened(), opened()
+    with caplog.at_level(logging.WARNING), other.transaction():
+        look_of_another = quotas.record(other, NONE, POLICY, now=archive.NOW)
+        looks.run(ours)
+    assert look_of_another == {}
+    assert "canceling statement due to statement timeout" in caplog.text
+    assert "Archiving continues" in caplog.text
+    assert ours.execute("show statement_timeout").fetchone() == {"statement_timeout": "30s"}
+    quota_step.QuotaLooks(NONE._replace(endpoints=3), POLICY).run(ours)
     assert len(reported(connection)) == 2
