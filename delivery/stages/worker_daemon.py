@@ -7,6 +7,7 @@ their first record (docs/adr/0048).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -33,11 +34,15 @@ takes a second of CPU and 45 MB."""
 
 def main() -> None:
     """Load the modules, and run PySpark's daemon, which forks the workers, until Spark ends it."""
-    # NumPy, which pyarrow imports, starts a thread for each core, and threads do not survive a fork.
+    os.umask(0o077)  # PySpark trusts each process that can open its sockets
+    # NumPy, which pyarrow imports, starts a thread for each core, and threads do not survive a fork. One thread is left, of the
+    # memory allocator jemalloc, which provides for a fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.path[:] = pyspark_path.without_zipped_copies(sys.path)
-    for name in LOADED:
-        importlib.import_module(name)
+    with contextlib.redirect_stdout(sys.stderr):  # Spark reads PySpark's protocol from standard output
+        for name in LOADED:
+            with contextlib.suppress(ImportError):  # a task that needs the module imports it again, and reports the error
+                importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise a worker's first collection would copy the memory that it shares
     importlib.import_module("pyspark.daemon").manager()

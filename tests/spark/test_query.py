@@ -9,7 +9,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.kafka import source
-from delivery.stages.lanes import streaming_lane
+from delivery.stages.lanes import session, streaming_lane
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -74,3 +74,25 @@ def test_a_micro_batch_that_hangs_does_not_keep_the_job_from_ending(spark, kafka
     with pytest.raises(errors.LaneFailed, match=r"lane batch was asked to stop 0 s ago.* is interrupted"):
         lane.run(lambda: records_of(topic, spark), config, 0.1, once=False)
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_a_lane_whose_driver_hangs_ends_and_leaves_its_query_behind(spark, kafka, tmp_path, caplog):
+    topic, stop, released = Topic(spark, kafka, tmp_path), threading.Event(), threading.Event()
+
+    def handle(*_):
+        stop.set()
+        released.wait()
+        return streaming_lane.Result.STOP
+
+    lane = streaming_lane.Lane(
+        "batch", acquire=lambda: (), handle=handle, stop=stop, watch=Watch(stop), is_kafka_back=pytest.fail, stalled_after_s=0.5
+    )
+    topic.publish(b"tick")
+    spark.conf.set("spark.sql.streaming.stopTimeout", "1s")
+    try:
+        with pytest.raises(errors.LaneFailed, match="is interrupted"):
+            lane.run(lambda: records_of(topic, spark), settings.Spark(checkpoint=str(tmp_path)), 0.1, once=False)
+    finally:
+        spark.conf.set("spark.sql.streaming.stopTimeout", session.STOP_TIMEOUT)
+        released.set()
+    assert "the query of lane batch did not end within" in caplog.text

@@ -34,6 +34,8 @@ that mostly waits. By default the JVM's code cache has 48 MB with one compiler, 
 MB in 90 s. The JVM then discards most of the code and compiles it again, for ten seconds at twice the latency. So the last
 option sets 240 MB."""
 CLASS_PATH = "spark.driver.extraClassPath"
+STOP_TIMEOUT = "30s"
+"""Time for a query to end when it is stopped. Spark would wait for ever for a thread that no interrupt reaches."""
 RETAINED = "20"
 """Number of finished jobs, stages and queries that Spark remembers for its web pages."""
 ALWAYS = {
@@ -66,6 +68,7 @@ ALWAYS = {
     # The first records are sent while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
+    "spark.sql.streaming.stopTimeout": STOP_TIMEOUT,
     # Milliseconds from an empty look for new records to the next one. Spark's 10 ms cost a quarter of a core while no events
     # come. An event that ends a silence waits for half of this time on average.
     "spark.sql.streaming.pollingDelay": "25",

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
@@ -179,8 +180,18 @@ class Lane(Generic[Registry]):
             self._watch(query)
             return self._result_of(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
         finally:
-            query.stop()
+            self._end(query)
             rows.sparkSession.sparkContext.setLogLevel(session.LOG_LEVEL)
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Stop a query. If it does not end within session.STOP_TIMEOUT, leave it to the end of the process."""
+        try:
+            query.stop()
+        except Py4JJavaError as failure:
+            log.warning(
+                "the query of lane %s did not end within %s of its stop (%s). It ends with this process, and the next "
+                "start runs its micro-batch again", self._name, session.STOP_TIMEOUT, cause_of(str(failure.java_exception)),
+            )  # fmt: skip
 
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
         before = self._last_begun
