@@ -342,6 +342,7 @@ def left_behind(url, timeout_s):
     """Return the descriptors that stay open after failed attempts."""
 
     async def main():
+        (await asyncio.start_server(print, "127.0.0.1", 0)).close()  # with the first stream of a loop, libuv opens /dev/null
         server, address = listening()
         with server:
             async with serving.network() as network:
