@@ -87,10 +87,11 @@ def test_both_lanes_read_the_same_topics_across_a_new_broadcast_of_the_registry(
     assert sorted(platform.accepted()) == sorted(platform.accepted("ep2")) == sorted(ids)
     assert "lane batch restarts with a new plan" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
-    # It looked like a crash: py4j logged a traceback where a lane handed a micro-batch back. Only the process of a plan for which
-    # Spark has waited too long ends with one.
+    # It looked like a crash: py4j logged a traceback where a lane handed a micro-batch back. A traceback is right only of the
+    # process of a plan, if Spark did not wait for it.
     log = platform.log(whole=True)
-    assert "could not be planned" in log or not re.findall("Traceback| ERROR |AQE is not supported|has not been configured", log)
+    crash_like = re.findall("Traceback| ERROR |AQE is not supported|has not been configured", log)
+    assert not crash_like or "could not be planned" in log
     committed = re.findall(r"micro-batch committed lane=(\w+) batch=\d+ records=(\d+)", platform.log(whole=True))
     most = {lane: max(int(records) for of, records in committed if of == lane) for lane in ("direct", "batch")}
     assert most["direct"] <= 8 < most["batch"] <= 14  # Spark rounds each partition's share
