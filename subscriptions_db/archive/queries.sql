@@ -578,13 +578,14 @@ delete from endpoint_conditions c where not exists (select from endpoints e wher
 
 -- name: put_operational_events
 -- The column `endpoint_id` has the id of what the event is about: an endpoint, an API key, or the customer or tenant of a quota.
+-- The column `customer_id` has '' if the event is for operators only.
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(
     %(event_ids)s::text[], %(kinds)s::text[], %(subject_ids)s::text[], %(customer_ids)s::text[], %(at)s::timestamptz[], %(data)s::json[]
 );
 
 -- name: operational_events
-select number, event_id, kind, endpoint_id as subject_id, customer_id, at, data from operational_events
+select number, event_id, kind, endpoint_id as subject_id, nullif(customer_id, '') as customer_id, at, data from operational_events
 order by number limit %(limit)s for update skip locked;
 
 -- name: delete_operational_events

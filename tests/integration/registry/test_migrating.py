@@ -3,6 +3,7 @@
 import datetime as dt
 import uuid
 
+import psycopg
 import pytest
 
 from delivery.config import settings
@@ -147,6 +148,25 @@ def test_a_role_that_archives_may_report_keys_and_quotas_and_reads_no_digest(bef
     found = before.execute("select has_table_privilege(%s, 'reached_quotas', 'insert') as may", [role]).fetchone()
     assert found == {"may": True}
     before.execute(f"drop owned by {role}; drop role {role}")
+
+
+WAITING = (
+    "insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)"
+    " values ('op_1', 'fanout.quota.reached', 't1', {customer}, now(), '{{}}')"
+)
+
+
+def test_the_previous_version_publishes_events_about_tenants(before):
+    """Regression: their customer was null, and the archiver of the previous version encoded it and stopped, at each start."""
+    migrate.migrate(before, migrate.migrations()[:33])
+    before.execute(WAITING.format(customer="null"))
+    migrate.migrate(before)
+    asked = "select customer_id from operational_events order by number limit 1 for update skip locked"
+    assert before.execute(asked).fetchone()["customer_id"].encode() == b""
+    for customer in ("null", "'-'"):
+        with pytest.raises(psycopg.IntegrityError):
+            before.execute(WAITING.format(customer=customer))
+    assert apartness.faults(before) == []
 
 
 def test_a_migration_waits_for_a_table_without_making_others_wait(database, monkeypatch):
