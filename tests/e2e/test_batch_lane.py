@@ -66,6 +66,7 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     platform.assert_adds_up()
 
 
+@pytest.mark.slow
 def test_both_lanes_read_the_same_topics_across_a_new_broadcast_of_the_registry(platform):
     platform.migrate()
     platform.register([{}])

@@ -24,6 +24,7 @@ def expire(platform, topic):
         dropped.result(10)
 
 
+@pytest.mark.slow
 def test_a_loss_is_shown_and_accepted_by_the_command_and_what_waits_is_kept(platform):
     platform.migrate()
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))

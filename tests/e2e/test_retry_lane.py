@@ -210,6 +210,7 @@ def test_retry_entries_survive_a_kill_and_leave_in_order_after_recovery(platform
     assert platform.accepted() == [event.event_id for event in events]
 
 
+@pytest.mark.slow
 def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(platform, database):
     platform.migrate()
     platform.register([{}], retry=OFTEN)
