@@ -121,7 +121,7 @@ def change(call: Call) -> ChangedEndpoints:
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)
-    _require_shown(call, wanted.action)
+    _require_shown(call, wanted)
     customer_id = crud.owner_for(call, wanted.customer)
     ids, has_more = _ids(call, wanted, customer_id)
     rows = _locked(call, ids, customer_id)
@@ -149,10 +149,21 @@ def _require_one_way(wanted: EndpointsToChange) -> None:
         raise problems.invalid(("rotation", "is only for the action rotate_secret"))
 
 
-def _require_shown(call: Call, action: BulkAction) -> None:
-    """Raise Refused with 403 if a key that reads nothing rotates secrets: nobody would see the new ones."""
-    if action is BulkAction.ROTATE_SECRET and call.principal.scope is Scope.WRITE_ONLY:
+def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
+    """Raise Refused with 403 if the answer would show stored values to a key that reads nothing.
+
+    1. Nobody would see the new secrets of a rotation.
+    2. A search answers with the ids that match, and so shows URLs, descriptions, metadata and statuses.
+    3. `everything: true` lists all ids.
+    4. A dry run shows statuses, and nobody notices it.
+    """
+    if call.principal.scope is not Scope.WRITE_ONLY:
+        return
+    if wanted.action is BulkAction.ROTATE_SECRET:
         raise problems.Refused(403, "a key with scope write_only sees no secret and rotates none: use another key")
+    if wanted.endpoints is None or wanted.dry_run:
+        reading = "q, status, metadata, everything and dry_run read the registry"
+        raise problems.Refused(403, f"a key with scope write_only reads nothing, and {reading}: name the ids as endpoints")
 
 
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any, Literal
 
+import yarl
+
 from delivery.model import EndpointStatus
 from subscriptions_db.api.contract import audit, crud, problems, routes, schemas
+from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import endpoint_status, rotation
@@ -56,15 +59,43 @@ def require_may_create(call: Call, count: int = 1) -> None:
 
 
 def update(call: Call) -> schemas.Endpoint:
-    """Change the given fields of an endpoint, and keep all its other fields and its secrets."""
+    """Change the given fields of an endpoint, and keep all its other fields and its secrets.
+
+    Raise Refused with 422 if a key of scope `write_only` would redirect stored credentials to another server.
+    """
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.endpoint_document(before)
     kept = {(part, name): opened for part, name, opened in _secrets(call) if part not in call.document}
+    _require_credentials_anew(call, before, is_auth_kept=("auth", "secret") in kept)
     for (part, name), secret in kept.items():
         document[part] = document[part] | {name: secret}
     crud.put(call, {"endpoints": [document | call.document]}, customer_id=before["customer"])
     return get(call)
+
+
+def _require_credentials_anew(call: Call, before: dict[str, Any], *, is_auth_kept: bool) -> None:
+    """Raise Refused with 422 if a key that reads nothing moves stored credentials to another origin.
+
+    Requests carry the secret of `auth` and the values of `headers`, so the new server would show them to the sender of the
+    change. `tls` may stay: TLS never sends its private key.
+    """
+    url = call.document.get("url")
+    if call.principal.scope is not Scope.WRITE_ONLY or not isinstance(url, str) or _has_origin(url, before["url"]):
+        return
+    are_headers_kept = bool(before["headers"]) and "headers" not in call.document
+    kept = [part for part, is_kept in (("auth", is_auth_kept), ("headers", are_headers_kept)) if is_kept]
+    if kept:
+        problem = "is stored, and url names another server: with a key of scope write_only, send this field again with url"
+        raise problems.invalid(*((part, problem) for part in kept))
+
+
+def _has_origin(url: str, other: str) -> bool:
+    """Return True if two URLs have the same scheme, host and port, as deliveries read URLs (sending/request.py)."""
+    try:
+        return yarl.URL(url, encoded=True).origin() == yarl.URL(other, encoded=True).origin()
+    except ValueError:
+        return False
 
 
 def _secrets(call: Call) -> list[tuple[str, str, str]]:

@@ -48,6 +48,52 @@ def test_the_secret_of_its_endpoint_is_rotated_by_another_key(writer, acme):
     assert acme.post(f"{path}/rotate-secret", {}).json["secret"].startswith("whsec_")
 
 
+@pytest.mark.parametrize("search", [{"q": "acme"}, {"metadata": "team:billing"}, {"status": "active"}, {"everything": True}])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_bulk_change_by_search_is_refused(writer, search, dry_run):
+    """A search answered with the ids that match, so the key read URLs, descriptions, metadata and statuses by trying."""
+    refused = writer.post("/v1/endpoints/bulk", {"action": "pause", "dry_run": dry_run} | search)
+    assert (refused.status, "name the ids as endpoints" in refused.json["detail"]) == (403, True)
+
+
+def test_a_dry_run_of_a_bulk_change_is_refused(writer):
+    asked = {"action": "pause", "endpoints": ["acme-orders"], "dry_run": True}
+    assert writer.post("/v1/endpoints/bulk", asked).status == 403
+
+
+STORED = {"url": "https://hooks.example.com/a", "auth": {"kind": "bearer", "secret": "hunter2"}, "headers": {"x-key": "hidden"}}
+ELSEWHERE = {"url": "https://elsewhere.example.com/"}
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (ELSEWHERE, ["auth", "headers"]),
+        ({"url": "https://hooks.example.com:8443/a"}, ["auth", "headers"]),
+        (ELSEWHERE | {"headers": {}}, ["auth"]),
+        (ELSEWHERE | {"auth": {"kind": "none"}}, ["headers"]),
+        (ELSEWHERE | {"auth": {"kind": "bearer"}, "headers": {}}, ["auth"]),
+        ({"url": "https://hooks.example.com\\@elsewhere.example.com/"}, ["auth", "headers"]),
+    ],
+)
+def test_stored_credentials_do_not_move_to_another_server(writer, acme, change, fields):
+    """A new URL kept the credentials, so the next delivery brought them to a server of the key's choice."""
+    path = writer.post("/v1/endpoints", STORED).headers["location"]
+    refused = writer.patch(path, change)
+    assert (refused.status, refused.fields) == (422, fields)
+    assert acme.get(path).json["url"] == STORED["url"]
+
+
+def test_a_url_moves_on_the_same_server_or_with_credentials(writer, acme):
+    path = writer.post("/v1/endpoints", STORED).headers["location"]
+    assert writer.patch(path, {"url": "https://hooks.example.com/b"}).status == 204
+    anew = {"auth": {"kind": "bearer", "secret": "new"}, "headers": {"x-key": "new"}}
+    assert writer.patch(path, ELSEWHERE | anew).status == 204
+    assert acme.patch(path, {"url": "https://third.example.com/"}).status == 200, "another scope keeps credentials"
+    plain = writer.post("/v1/endpoints", {"url": "https://hooks.example.com/"}).headers["location"]
+    assert writer.patch(plain, ELSEWHERE).status == 204, "nothing is stored"
+
+
 def test_an_answer_about_the_progress_of_a_request_is_shown(writer):
     paused = writer.post("/v1/endpoints/bulk", {"action": "pause", "endpoints": ["acme-orders", "nobodys"]})
     assert [item["result"] for item in paused.json["items"]] == ["changed", "not_found"]
