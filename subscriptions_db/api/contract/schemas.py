@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal, Optional
 import pydantic
 from psycopg.types.json import Jsonb
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from delivery.model import SignatureScheme
 from subscriptions_db import described
 from subscriptions_db.api.contract import routes
+from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.manifest import manifest, mistakes, parts
 from subscriptions_db.registration import rotation
 
@@ -24,14 +26,29 @@ from subscriptions_db.registration import rotation
 def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> type[parts.ManifestPart]:
     """Return the type of a PATCH body with the fields of `kind`.
 
-    Every field is optional, and an omitted field stays unchanged.
+    Every field is optional, and an omitted field stays unchanged. A deprecated field of `kind` is deprecated here too.
     """
     fields: dict[str, Any] = {
-        # `Optional`, because the type is known at run time only.
-        field: (Optional[info.rebuild_annotation()], Field(None, description=info.description))  # noqa: UP045
-        for field, info in kind.model_fields.items()
+        field: (_optional(info), Field(None, description=info.description)) for field, info in kind.model_fields.items()
     }
     return pydantic.create_model(name, __base__=parts.ManifestPart, __doc__=description, **fields)
+
+
+def _optional(info: FieldInfo) -> Any:
+    """Return the annotation of a field with None as a further value.
+
+    Deprecations move outside of `Optional`: inside they would mark one alternative of the field, and not the field.
+    """
+    deprecations = [each for each in info.metadata if isinstance(each, Deprecation)]
+    annotation: Any = info.annotation
+    for each in info.metadata:
+        if each not in deprecations:
+            annotation = Annotated[annotation, each]
+    # `Optional`, because the type is known at run time only.
+    annotation = Optional[annotation]  # noqa: UP045
+    for each in deprecations:
+        annotation = Annotated[annotation, each]
+    return annotation
 
 
 class EndpointToCreate(manifest.EndpointFields):

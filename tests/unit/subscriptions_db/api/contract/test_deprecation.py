@@ -6,9 +6,10 @@ from typing import Annotated
 import pydantic
 import pytest
 
-from subscriptions_db.api.contract import deprecation
+from subscriptions_db.api.contract import deprecation, schemas
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import NoParameters
+from subscriptions_db.manifest import parts
 
 SINCE, SUNSET = dt.date(2027, 1, 1), dt.date(2027, 9, 1)
 OLD = Deprecation(since=SINCE, sunset=SUNSET, link="https://docs.example.com/old")
@@ -66,6 +67,26 @@ def test_values_are_valid_outside_a_request_too():
 def test_a_deprecated_field_is_deprecated_in_the_schema(mode):
     properties = Body.model_json_schema(mode=mode)["properties"]
     assert {name for name, part in properties.items() if part.get("deprecated")} == {"colour"}
+
+
+class Fields(parts.ManifestPart):
+    colour: Annotated[str, OLD] = "red"
+    """A field."""
+    size: Annotated[int, pydantic.Field(ge=1)] = 1
+    """Another field."""
+
+
+def test_a_deprecated_field_is_deprecated_in_the_body_of_a_patch():
+    """The mark stood at the first alternative of `anyOf`, where no tool looks."""
+    changes = schemas.changes_of(Fields, "FieldChanges", "Changes.")
+    properties = changes.model_json_schema()["properties"]
+    assert {name for name, part in properties.items() if part.get("deprecated")} == {"colour"}
+    assert "deprecated" not in str(properties["colour"]["anyOf"])
+    assert properties["size"]["anyOf"][0]["minimum"] == 1
+    for document, expected in (({"colour": "red"}, {OLD}), ({"colour": None}, {OLD}), ({"size": 2}, set())):
+        found = set()
+        changes.model_validate(document, context=found)
+        assert found == expected
 
 
 @pytest.mark.parametrize("notice_days", [-1, 0, 183])
