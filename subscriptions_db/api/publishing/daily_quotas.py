@@ -89,7 +89,7 @@ class DailyQuotas:
             raise problems.Refused(429, detail, headers=headers, code=problems.QUOTA)
 
     def count(self, tenants: Iterable[TenantId]) -> None:
-        """Count one event for each item of `tenants`. Kafka has confirmed these events."""
+        """Count one event for each item of `tenants`. Kafka has these events, or may have them."""
         if not self.is_on:
             return
         day = self._today()

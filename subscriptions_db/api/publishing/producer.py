@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import confluent_kafka
@@ -147,30 +147,45 @@ class EventProducer:
         except confluent_kafka.KafkaException as exc:
             raise errors.KafkaUnavailable(f"Kafka does not list its topics ({exc.args[0].str()}): {CHECK}") from exc
 
-    async def publish(self, events: Sequence[Publication]) -> list[str]:
+    async def publish(
+        self, events: Sequence[Publication], on_written: Callable[[Sequence[Publication]], None] = lambda _: None
+    ) -> list[str]:
         """Write events, and return their ids when Kafka has confirmed all of them.
 
         Raise Refused for an event that Kafka will never take, and KafkaUnavailable if a repeat may succeed. After a failure,
-        Kafka may have some of the events.
+        Kafka may have some of the events. `on_written` is called once, also after a failure, with the events that Kafka has or
+        may have.
         """
+        refused: set[int] = set()
+        try:
+            return await self._publish(events, refused)
+        finally:
+            on_written([event for index, event in enumerate(events) if index not in refused])
+
+    async def _publish(self, events: Sequence[Publication], refused: set[int]) -> list[str]:
+        """Do the same. Add the indexes of the events that are certainly not in Kafka to `refused`."""
         numbered = dict(enumerate(events))
-        submitted = await self._submit(numbered)
-        failures = submitted.failures
+        failures = (await self._submit(numbered, refused)).failures
         large = {index: numbered[index] for index, failure in failures.items() if failure.refusal is _TOO_LARGE}
         if large:
             # The broker refuses a whole record batch, which may have events of other requests. An event is too large only if
             # the broker refuses it alone.
-            alone = await self._submit(large, is_alone=True)
+            refused.difference_update(large)
+            alone = await self._submit(large, refused, is_alone=True)
             failures = {index: failure for index, failure in failures.items() if index not in large} | alone.failures
         if failures:
             raise _failed(failures)
         return [event.event_id for event in events]
 
-    async def _submit(self, events: Mapping[int, Publication], *, is_alone: bool = False) -> _Submission:
-        """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a batch of its own."""
+    async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
+        """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a batch of its own.
+
+        Add the indexes of the events that are certainly not in Kafka to `refused`, also after an error.
+        """
         submitted = _Submission(len(events), asyncio.get_running_loop().create_future())
         if not events:
             return submitted
+        refused.update(events)  # until the client takes them
         client = self._client(is_alone=is_alone)
         try:
             for index, event in events.items():
@@ -181,6 +196,7 @@ class EventProducer:
                     headers=list(event.headers),
                     on_delivery=functools.partial(submitted.confirm, index),
                 )
+                refused.discard(index)
         except confluent_kafka.KafkaException as exc:
             self._poll_later(client)
             failure = _Failure(event.topic, exc.args[0])
@@ -195,6 +211,7 @@ class EventProducer:
             ) from exc
         self._poll_later(client)
         await submitted.done
+        refused.update(index for index, failure in submitted.failures.items() if failure.refusal is not None)
         if any(failure.is_of_client for failure in submitted.failures.values()):
             self._replace(client)
         return submitted

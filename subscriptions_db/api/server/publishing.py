@@ -13,7 +13,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ class Publishing:
             # Last, so that a refused event counts for no tenant.
             self._tenants.spend(tenants)
             try:
-                accepted = await self._producer.publish(events)
+                # Also counts events of a failed request: otherwise one event that Kafka refuses would free the others.
+                accepted = await self._producer.publish(events, self._count)
             except errors.KafkaUnavailable as exc:
                 # The text of Kafka goes to the log only: it may name hosts.
                 log.warning(
@@ -129,9 +130,12 @@ class Publishing:
                     "sender to send all again with the same ids: %s", len(events), principal.key_id, exc,
                 )  # fmt: skip
                 raise problems.unavailable(UNCONFIRMED) from exc
-            self._quotas.count(tenants)
         metrics.API_EVENTS.inc(len(accepted))
         return {"accepted": accepted}
+
+    def _count(self, events: Sequence[checks.Publication]) -> None:
+        """Count events that Kafka has or may have in the daily quotas of their tenants."""
+        self._quotas.count(event.tenant_id for event in events)
 
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge

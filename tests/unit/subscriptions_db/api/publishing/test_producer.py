@@ -1,6 +1,7 @@
 """An event counts as published when Kafka has confirmed it, and a request when all of its events are."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 import confluent_kafka
@@ -196,3 +197,63 @@ def test_a_request_that_is_cut_off_leaves_no_trace(events_to, clients):
 
     assert asyncio.run(cut_off()) == ["c"]
     assert len(clients) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "written"),
+    [
+        ((None, Confirmation()), (None, Confirmation()), "abc"),
+        ((None, Confirmation()), refused("INVALID_RECORD"), "ab"),
+        (refused("_MSG_TIMED_OUT"), refused("POLICY_VIOLATION"), "ab"),  # nobody knows of the second event
+        (refused("MSG_SIZE_TOO_LARGE"), (None, Confirmation()), "abc"),  # Kafka takes it alone
+    ],
+)
+def test_events_that_kafka_may_have_are_reported_after_a_failure(events_to, clients, second, third, written):
+    """Regression: one event that Kafka refused made the others of its request free of the daily quota."""
+    publish(events_to, "0")
+    clients[0].script = [(None, Confirmation()), second, third]
+    found = []
+    with contextlib.suppress(problems.Refused, errors.KafkaUnavailable):
+        asyncio.run(events_to.publish([event(event_id) for event_id in "abc"], found.append))
+    assert ["".join(reported.event_id for reported in call) for call in found] == [written]
+
+
+@pytest.mark.parametrize("error", [BufferError("full"), confluent_kafka.KafkaException(refused("MSG_SIZE_TOO_LARGE")[0])])
+def test_events_that_the_client_did_not_take_are_not_reported(events_to, monkeypatch, error):
+    publish(events_to, "0")
+    produce = Client.produce
+
+    def take_one(client, *sent, **options):
+        if client.waiting:
+            raise error
+        produce(client, *sent, **options)
+
+    monkeypatch.setattr(Client, "produce", take_one)
+    found = []
+    with pytest.raises((problems.Refused, errors.KafkaUnavailable)):
+        asyncio.run(events_to.publish([event(event_id) for event_id in "abc"], found.extend))
+    assert [reported.event_id for reported in found] == ["a"]
+
+
+def test_events_of_a_request_that_is_cut_off_are_reported(events_to, clients):
+    async def cut_off():
+        found = []
+        waiting = asyncio.create_task(events_to.publish([event("a")], found.extend))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return [reported.event_id for reported in found]
+
+    assert asyncio.run(cut_off()) == ["a"]
+    assert len(clients) == 1
+
+
+def test_without_a_client_no_event_is_reported(events_to, monkeypatch):
+    def fail(_):
+        raise confluent_kafka.KafkaException(refused("_INVALID_ARG")[0])
+
+    monkeypatch.setattr(producer.confluent_kafka, "Producer", fail)
+    found = []
+    with pytest.raises(errors.KafkaUnavailable, match="no Kafka client can be made"):
+        asyncio.run(events_to.publish([event("a")], found.append))
+    assert found == [[]]
