@@ -120,3 +120,21 @@ def assert_keeps(row, message):
     headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in row.headers)
     is_cut = sum(itertools.starmap(parsing.header_bytes, message.headers)) > topic_rows.MAX_REJECTED_BYTES
     assert headers == (message.headers[: len(headers)] if is_cut else message.headers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("treatment", ["passed", "told_apart", "rejected"])
+def test_reused_ids_and_invalid_times_are_treated_as_the_operator_has_set(platform, treatment):
+    platform.migrate()
+    platform.register([{}])
+    platform.create_topic("order")
+    publisher = publishing.Publisher(platform.config.kafka)
+    for fields in ({"id": "e0", "n": 0}, {"id": "e0", "n": 1}, {"id": "e1", "time": "yesterday"}):
+        publisher.publish(message_to(f"{platform.name}.order", orjson.dumps({"tenant_id": "t1", **fields})))
+    publisher.flush()
+    platform.run_once(source={"reused_ids": treatment, "invalid_time": "rejected"})
+    is_rejected = treatment == "rejected"
+    assert platform.accepted() == (["e0"] if is_rejected else ["e0", "e0"])
+    assert len({request.webhook_id for request in platform.received}) == (2 if treatment == "told_apart" else 1)
+    rejected = {row.reason for row in platform.ledger().rejected.values()}
+    assert rejected == {"bad_attribute", *(["reused_id"] if is_rejected else [])}
