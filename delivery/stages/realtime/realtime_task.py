@@ -194,7 +194,7 @@ class RealtimeTask:
                     self.end()
                     return
                 self._take(update)
-        except Exception as exc:  # noqa: BLE001  # as above
+        except Exception as exc:  # noqa: BLE001  # a thread that ends without a report looks like a silent task
             if self._over.is_set():
                 return
             log.warning(

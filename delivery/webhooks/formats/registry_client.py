@@ -91,7 +91,7 @@ class RegistryClient:
             return found, _needed(client, found, SERIALIZED)
 
     def _client(self) -> Any:
-        from confluent_kafka import schema_registry  # noqa: PLC0415  # as above
+        from confluent_kafka import schema_registry  # noqa: PLC0415  # for jobs with a registry only, as in `_schema`
 
         access = self._access
         # No retries of its own, as a task waits at most `wait_s`.

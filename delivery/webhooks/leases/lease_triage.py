@@ -1,6 +1,6 @@
 """Decide what happens to each entry of a lease: before its attempt, and after it.
 
-Pure: the registry's destination, the completed-work log, the attempt and `now_ms` are passed in.
+Pure: the registry's destination, the completed-work log, the attempt, `now_ms` and the random numbers are passed in.
 
     triage ─┬─► ToRequeue: endpoint paused, or registry behind
             ├─► WasDelivered: by an earlier run of the micro-batch

@@ -1,6 +1,6 @@
 """Decide when the direct, batch or real-time lane reports to the retry lane that an endpoint accepts requests (a health hint).
 
-Runs in the executors. Pure: the caller passes the time.
+Runs in the executors. Pure, except for random intervals: the caller passes the time.
 
 The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. Failures in the other lanes
 arrive in the retry lane as retry entries, but successes do not. A report for each success would cost as much as the delivery's

@@ -164,10 +164,10 @@ def delete(
     show: Callable[[Call], pydantic.BaseModel],
     owner: Callable[[dict[str, Any]], str | None],
 ) -> None:
-    """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404 or 412.
+    """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404, 412 or 422.
 
-    404: the row does not exist. 412: the request's conditions do not hold. `show` returns the resource as GET does, and
-    `owner` the customer of the row for the audit entry.
+    404: the row does not exist. 412 and 422: the request's conditions do not hold, or are malformed. `show` returns the
+    resource as GET does, and `owner` the customer of the row for the audit entry.
     """
     before = locked_row(call, kind, row_id)
     require_conditions(call, show)

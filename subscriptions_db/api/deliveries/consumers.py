@@ -94,7 +94,7 @@ class Consumers(described.DescribedModel):
 
 
 def existing_consumer(call: Call) -> consumers.ConsumerState:
-    """Return the consumer of the path; raise Refused with 404 if it does not exist."""
+    """Return the consumer of the path; raise Refused with 404 if it does not exist, and with 422 as customer_of does."""
     for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
         return state
     raise problems.not_found("consumer")

@@ -140,7 +140,10 @@ def position(call: Call) -> int:
 
 
 def existing_letter(call: Call) -> ArchivedDeadLetter:
-    """Return the dead letter of the path, in any state; raise Refused with 404 if it does not exist."""
+    """Return the dead letter of the path, in any state.
+
+    Raise Refused with 404 if it does not exist, and with 422 as customer_of does.
+    """
     letter = archived_dead_letters.get(call.connection, customer_of(call), position(call))
     if letter is None:
         raise problems.not_found("dead letter")

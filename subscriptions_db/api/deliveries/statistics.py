@@ -111,15 +111,16 @@ class Statistics(described.DescribedModel):
 
 
 def of_endpoint(call: Call) -> Statistics:
-    """Return the statistics of an endpoint."""
+    """Return the statistics of an endpoint; raise Refused with 404 for the endpoint, and 422 for a time range not allowed."""
     endpoint_id = call.path["endpoint_id"]
     owner = crud.existing_row(call, "endpoint", endpoint_id)["customer"]
     return _read(call, owner, endpoint_id)
 
 
 def of_customer(call: Call) -> Statistics:
-    """Return the statistics of all endpoints of a customer, deleted ones included; raise Refused with 403 for a limited key.
+    """Return the statistics of all endpoints of a customer, deleted ones included.
 
+    Raise Refused with 403 for a limited key, and with 422 for a time range that is not allowed, or as customer_of does.
     No sum over the endpoints of a limited key is stored, and row-level security hides the sum over all endpoints.
     """
     if call.principal.endpoints is not None:

@@ -61,7 +61,10 @@ class AuditQuery(PageQuery):
 
 
 def list_(call: Call) -> AuditEntries:
-    """Return a page of the audit log, the newest first; raise RegistrationError for an invalid cursor."""
+    """Return a page of the audit log, the newest first.
+
+    Raise RegistrationError for an invalid cursor, and Refused with 422 as crud.require_own does.
+    """
     wanted = call.query_as(AuditQuery)
     crud.require_own(call, wanted.customer)
     last = cursors.decode(wanted.cursor)

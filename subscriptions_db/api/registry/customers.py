@@ -107,7 +107,10 @@ def get(call: Call) -> Customer:
 
 
 def put(call: Call) -> Customer | routes.Created:
-    """Create a customer, or replace its fields; raise RegistrationError for the id of a deleted customer."""
+    """Create a customer, or replace its fields.
+
+    Raise RegistrationError for the id of a deleted customer, and Refused with 412 or 422 as crud.require_conditions does.
+    """
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
     is_known = crud.lock(call, "customer", customer_id)
     crud.require_conditions(call, get if is_known else None)

@@ -60,7 +60,10 @@ class CreatedEndpoints(described.DescribedModel):
 
 
 def create(call: Call) -> CreatedEndpoints:
-    """Create the endpoints of a request, or none; raise Refused with 422 that names each wrong entry by its index.
+    """Create the endpoints of a request, or none.
+
+    Raise Refused with 403 for a limited key, with 422 that names each wrong entry by its index, or the customer, and with 429
+    if the endpoints exceed the quota.
 
     A dry run writes the endpoints too and rolls them back, so the database checks them as well.
     """

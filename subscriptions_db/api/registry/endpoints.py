@@ -40,7 +40,10 @@ def get(call: Call) -> schemas.Endpoint:
 
 
 def create(call: Call) -> schemas.CreatedEndpoint:
-    """Create an endpoint with a new signing secret; raise Refused with 403 for a limited key, and with 429 at the quota."""
+    """Create an endpoint with a new signing secret.
+
+    Raise Refused with 403 for a limited key, with 422 and 409 as crud.owner_for and crud.id_for do, and with 429 at the quota.
+    """
     require_may_create(call)
     document = dict(call.document)
     customer_id = crud.owner_for(call, document.pop("customer", None))
@@ -124,12 +127,19 @@ def pause(call: Call) -> schemas.Endpoint:
 
 
 def resume(call: Call) -> schemas.Endpoint:
-    """Resume a paused endpoint; raise Refused with 409 if it is disabled, or if its receiver has not permitted deliveries."""
+    """Resume a paused endpoint.
+
+    Raise Refused with 404 if there is no such endpoint, and with 409 if it is disabled, or if its receiver has not permitted
+    deliveries.
+    """
     return _set_status(call, EndpointStatus.ACTIVE, unless=EndpointStatus.DISABLED)
 
 
 def enable(call: Call) -> schemas.Endpoint:
-    """Make an endpoint active, whatever its status; raise Refused with 409 if its receiver has not permitted deliveries."""
+    """Make an endpoint active, whatever its status.
+
+    Raise Refused with 404 if there is no such endpoint, and with 409 if its receiver has not permitted deliveries.
+    """
     return _set_status(call, EndpointStatus.ACTIVE)
 
 

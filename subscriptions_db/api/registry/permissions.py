@@ -40,7 +40,7 @@ class PermitResult(described.DescribedModel):
 def validate(call: Call) -> PendingQuestion:
     """Record a question for permission, which the event loop then sends, whatever the endpoint's status.
 
-    Raise Refused with 409 if the endpoint needs no permission or cannot be used.
+    Raise Refused with 404 if there is no such endpoint, and with 409 if it needs no permission or cannot be used.
     """
     endpoint_id = call.path["endpoint_id"]
     row, asked = (
