@@ -6,6 +6,7 @@ Runs in `fanout` commands, with its own Spark session, while no job runs these l
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery.config import settings, topic_pattern
-from delivery.stages.checkpoint import lock, losses, paused_topics
+from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics
 from delivery.stages.kafka import source
 from delivery.stages.lanes import session
 from fanout.kafka import topic_scanner
@@ -36,8 +37,8 @@ class Accepted(NamedTuple):
 
 
 class _Move(NamedTuple):
-    checkpoint: losses.Checkpoint
-    positions: losses.Positions
+    checkpoint: offset_log.Checkpoint
+    positions: offset_log.Positions
     held: dict[tuple[str, int], losses.OffsetRange]
 
 
@@ -55,7 +56,7 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
             with connect.connect(config.database) as connection, connect.translated_errors():
                 audit.note_many(connection, list(map(_entry, found)))
             for move in moves:
-                move.checkpoint.move(move.positions, move.held)
+                move.checkpoint.move(move.positions, functools.partial(losses.clamped, held=move.held))
         return found
 
 
@@ -63,7 +64,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
     found, moves = [], []
     with contextlib.closing(topic_scanner.Scanner(config.kafka)) as scanner:
         for lane in lanes:
-            checkpoint = losses.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
+            checkpoint = offset_log.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
             extents = scanner.extents({*checkpoint.positions, *_event_topics(config, scanner, lane)})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents

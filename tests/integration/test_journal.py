@@ -7,8 +7,7 @@ import pytest
 from confluent_kafka import Producer
 
 from delivery.config import kafka_clients, settings
-from delivery.stages.checkpoint import completed_reader
-from delivery.stages.kafka import topics
+from delivery.stages.kafka import completed_reader, topics
 from delivery.webhooks.results import completed_work as decided
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
 from delivery.webhooks.results.log_entries import AttemptEntry

@@ -26,13 +26,13 @@ def test_no_kept_record_is_left_out_or_read_again(at, held, more):
     for place, before in at.items():
         topic, number = place[0], str(place[1])
         if place not in held:
-            assert (why[place].why, number in now.get(topic, {})) == (losses.DELETED, False)
+            assert (why[place].why, number in now.get(topic, {})) == (losses.LossReason.DELETED, False)
             continue
         there, begins = held[place], now[topic][number]
         unread = [offset for offset in range(there.low, there.end) if offset >= before or before > there.end]
         assert list(range(begins, there.end)) == unread
         assert (place in why) == (begins != before)
-        if place in why and why[place].why == losses.EXPIRED:
+        if place in why and why[place].why == losses.LossReason.EXPIRED:
             assert (why[place].first, why[place].last) == (before, there.low - 1)
         if place in ends:  # a micro-batch that was broken off reads no further than before, and never backwards
             assert begins <= until[topic][number] <= max(there.low, min(ends[place], there.end))

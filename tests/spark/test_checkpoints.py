@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.observability import health
-from delivery.stages.checkpoint import losses
+from delivery.stages.checkpoint import losses, offset_log
 from delivery.stages.kafka import source, topics
 from delivery.stages.lanes import streaming_lane
 from fanout.kafka import topic_scanner
@@ -105,11 +105,11 @@ class Topic:
         assert self.taken == before
 
     def accept_loss(self, checkpoint):
-        found = losses.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
+        found = offset_log.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
         with contextlib.closing(topic_scanner.Scanner(self.kafka)) as scanner:
             held = {extent.place: losses.OffsetRange(extent.low, extent.end) for extent in scanner.extents(found.positions)}
         positions, lost = losses.moved(found.positions, held)
-        found.move(positions, held)
+        found.move(positions, lambda ends: losses.clamped(ends, held))
         return lost
 
     def _take(self, batch, _):
@@ -138,7 +138,7 @@ def test_a_lane_whose_loss_is_accepted_goes_on_behind_it_and_takes_the_rest(spar
     topic.run("checkpoint")
     topic.publish(b"2", b"3", b"4")
     topic.expire(4)
-    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.EXPIRED, 2, 3)]
+    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.LossReason.EXPIRED, 2, 3)]
     assert topic.accept_loss("checkpoint") == []
     topic.run("checkpoint")
     topic.publish(b"5")
@@ -154,7 +154,7 @@ def test_an_interrupted_micro_batch_that_lost_records_runs_with_the_others(spark
     topic.break_off("checkpoint")
     topic.publish(b"4")
     topic.expire(3)
-    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.EXPIRED, 1, 2)]
+    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.LossReason.EXPIRED, 1, 2)]
     topic.run("checkpoint")
     assert topic.taken == [b"0", b"3", b"4"]
 
@@ -187,7 +187,7 @@ def test_after_accept_loss_a_lane_skips_a_lost_topic_and_reads_a_new_one(spark, 
         topics.ensure(topic.kafka, [topic.name], 1)
         topic.publish(b"anew")
     other.publish(b"2")
-    why = losses.ENDS_BEFORE if is_made_anew else losses.DELETED
+    why = losses.LossReason.ENDS_BEFORE if is_made_anew else losses.LossReason.DELETED
     assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, why, 2, None)]
     topic.run("checkpoint", beside=other)
     assert sorted(topic.taken[2:]) == ([b"2", b"anew"] if is_made_anew else [b"2"])

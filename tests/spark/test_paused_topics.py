@@ -8,7 +8,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.checkpoint import losses, paused_topics
+from delivery.stages.checkpoint import offset_log, paused_topics
 from delivery.stages.kafka import source
 from delivery.stages.lanes import streaming_lane
 from tests.spark.test_checkpoints import Topic
@@ -121,7 +121,7 @@ def test_a_crash_between_file_and_offset_log_reads_each_record_once(lane, monkey
         raise Broken
 
     with monkeypatch.context() as patched:
-        patched.setattr(*((losses.Checkpoint, name) if name == "change" else (losses, name)), broken)
+        patched.setattr(*((offset_log.Checkpoint, name) if name == "change" else (offset_log, name)), broken)
         with pytest.raises(Broken):
             lane.run()
     lane.waits_at = None

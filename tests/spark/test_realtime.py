@@ -9,8 +9,8 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health, metrics
-from delivery.stages.checkpoint import completed_reader, losses
-from delivery.stages.kafka import topics
+from delivery.stages.checkpoint import offset_log
+from delivery.stages.kafka import completed_reader, topics
 from delivery.stages.realtime import (
     channel,
     lane,
@@ -71,7 +71,7 @@ def moved(spark, tmp_path, pattern, names=("direct", "realtime")):
 def test_a_topic_that_becomes_real_time_goes_on_where_the_direct_lane_was(spark, tmp_path):
     committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
     moved(spark, tmp_path, "fast")
-    assert losses.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
     start = start_offsets.read(spark, settings.Settings(), f"{tmp_path}/realtime")
     assert (start.next_offsets, start.is_first) == ({("fast", 0): 5}, True)
 
@@ -80,7 +80,7 @@ def test_a_lane_that_has_committed_takes_the_topic_into_its_checkpoint(spark, tm
     committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     moved(spark, tmp_path, "fast|other")
-    assert losses.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}, "fast": {"0": 5}}
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}, "fast": {"0": 5}}
 
 
 def contents(folder):
@@ -197,4 +197,4 @@ def test_all_workers_share_an_endpoints_limits(lane_of, mode, workers):
 def test_without_a_pattern_a_checkpoint_stays_as_it_is(spark, tmp_path):
     committed(tmp_path / "direct", '{"slow":{"0":7}}')
     moved(spark, tmp_path, "")
-    assert losses.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}

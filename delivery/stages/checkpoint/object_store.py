@@ -73,7 +73,7 @@ def require_usable(spark: SparkSession, checkpoint: str) -> None:
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM
     path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint.rstrip('/')}/.doctor-{uuid.uuid4()}")
     try:
         hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery.observability import health, metrics
-from delivery.stages.checkpoint import losses, recovery
-from delivery.stages.checkpoint.losses import Positions
+from delivery.stages.checkpoint import offset_log, recovery
+from delivery.stages.checkpoint.offset_log import Positions
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class _File:
         self._spark, self._folder = spark, folder
 
     def write(self, topics: Topics) -> None:
-        losses.write(self._spark, f"{self._folder}/{FILE}", json.dumps(topics, separators=(",", ":")))
+        offset_log.write(self._spark, f"{self._folder}/{FILE}", json.dumps(topics, separators=(",", ":")))
 
     def leave_out(self, topics: Topics) -> Topics:
         """Move the positions of the topics into the file. Return the topics without those whose positions are void."""
@@ -210,7 +210,7 @@ class _File:
         if not valid:
             self._delete()
             return {}
-        checkpoint = losses.Checkpoint(self._spark, self._folder)
+        checkpoint = offset_log.Checkpoint(self._spark, self._folder)
         valid = moved_out(valid, checkpoint.positions)
         self.write(valid)
         checkpoint.change(lambda positions: {name: at for name, at in positions.items() if name not in valid})
@@ -223,16 +223,16 @@ class _File:
             return
         _, newest = recovery.newest(self._spark, self._folder)
         if valid := committed(topics, newest):
-            losses.Checkpoint(self._spark, self._folder).change(lambda positions: moved_back(valid, positions))
+            offset_log.Checkpoint(self._spark, self._folder).change(lambda positions: moved_back(valid, positions))
         self._delete()
 
     def _read(self) -> Topics | None:
         """Return the content of the file; None: there is no file."""
-        text = losses.read(self._spark, f"{self._folder}/{FILE}")
+        text = offset_log.read(self._spark, f"{self._folder}/{FILE}")
         return None if text is None else {name: PausedTopic(*fields) for name, fields in json.loads(text).items()}
 
     def _delete(self) -> None:
-        losses.delete(self._spark, f"{self._folder}/{FILE}")
+        offset_log.delete(self._spark, f"{self._folder}/{FILE}")
 
 
 def _names(topics: Collection[str]) -> str:

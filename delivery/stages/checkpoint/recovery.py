@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 
 from delivery import errors
 from delivery.config import kafka_clients, settings, worker_plans
-from delivery.stages.checkpoint import completed_reader
+from delivery.stages.kafka import completed_reader
 from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from delivery import errors
 from delivery.config import kafka_clients, settings, worker_plans
 from delivery.model import DeliveryMode
-from delivery.stages.checkpoint import completed_reader, losses, recovery
-from delivery.stages.kafka import source
+from delivery.stages.checkpoint import offset_log, recovery
+from delivery.stages.kafka import completed_reader, source
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.completed_work import Key
 
@@ -95,7 +95,7 @@ def _receipts_patiently(
     for _ in range(TRIES):
         try:
             return _receipts(asked, of)
-        except Exception as exc:  # noqa: BLE001  # as delivery.stages.checkpoint.completed_reader
+        except Exception as exc:  # noqa: BLE001  # as delivery.stages.kafka.completed_reader
             log.warning(
                 "the offset receipts of lane realtime could not be read (%s): the lane waits, and a retry follows in %.0f s. "
                 "Check that Kafka answers, and that the job may read the attempts topic", exc, RETRY_S,
@@ -113,7 +113,7 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
 
     The time is in milliseconds since the epoch; 0: no receipt was found.
     """
-    import confluent_kafka  # noqa: PLC0415  # as delivery.stages.checkpoint.completed_reader
+    import confluent_kafka  # noqa: PLC0415  # as delivery.stages.kafka.completed_reader
 
     runs: dict[Place, list[HandledRange]] = {}
     newest_ms = 0
@@ -139,19 +139,19 @@ INITIAL_POSITIONS_FILE = "realtime-begins.json"
 """File beside the lane's folder. It holds the first offsets of topics that moved from the direct to the real-time lane."""
 
 
-def save_initial_positions(spark: SparkSession, checkpoint: str, positions: losses.Positions) -> None:
+def save_initial_positions(spark: SparkSession, checkpoint: str, positions: offset_log.Positions) -> None:
     """Save the first offsets of the moved topics, for a real-time lane that has committed nothing yet."""
-    losses.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
+    offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
 
 
-def load_initial_positions(spark: SparkSession, checkpoint: str) -> losses.Positions:
+def load_initial_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions:
     """Return the first offsets that `save_initial_positions` saved; empty if there are none."""
     return by_topic(_Checkpoint(spark, checkpoint).initial_positions)
 
 
-def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) -> losses.Positions:
+def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) -> offset_log.Positions:
     """Return offsets by topic and partition in the format of Spark's offset log. `topics` limits the result to these topics."""
-    positions: losses.Positions = {}
+    positions: offset_log.Positions = {}
     for (topic, number), at in places.items():
         if topics is None or topic in topics:
             positions.setdefault(topic, {})[str(number)] = at
@@ -162,7 +162,7 @@ class _Checkpoint:
     """The committed positions in the lane's checkpoint folder, and the time of the last commit."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way, as below
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._folder = folder
         beside = f"../{INITIAL_POSITIONS_FILE}"

@@ -15,20 +15,21 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.checkpoint import losses, recovery
+from delivery.stages.checkpoint import offset_log, recovery
+from delivery.stages.checkpoint.offset_log import Positions
 from delivery.stages.kafka import source
 from delivery.stages.realtime import start_offsets
 
 log = logging.getLogger(__name__)
 
 
-def split_by_topic(positions: losses.Positions, goes: Callable[[str], bool]) -> tuple[losses.Positions, losses.Positions]:
+def split_by_topic(positions: Positions, goes: Callable[[str], bool]) -> tuple[Positions, Positions]:
     """Return two parts of `positions`: of the topics that stay, and of the topics for which `goes` returns True."""
     stays = {topic: numbers for topic, numbers in positions.items() if not goes(topic)}
     return stays, {topic: numbers for topic, numbers in positions.items() if goes(topic)}
 
 
-def merged(positions: losses.Positions, come: losses.Positions) -> losses.Positions:
+def merged(positions: Positions, come: Positions) -> Positions:
     """Return the union of two sets of positions, with the larger offset of a partition that both contain."""
     result = {topic: dict(numbers) for topic, numbers in positions.items()}
     for topic, numbers in come.items():
@@ -74,7 +75,7 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
         direct.change(lambda positions: merged(positions, handled))
         log.info("lane direct takes over the topics %s from lane realtime, at their positions", ", ".join(gone))
 
-    def changed(positions: losses.Positions) -> losses.Positions:
+    def changed(positions: Positions) -> Positions:
         return merged(split_by_topic(positions, gone.__contains__)[0], come)
 
     if realtime is None:
@@ -86,6 +87,6 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
         log.info("lane realtime takes over the topics %s from lane direct, at their positions", ", ".join(come))
 
 
-def _opened(spark: SparkSession, folder: str) -> losses.Checkpoint | None:
+def _opened(spark: SparkSession, folder: str) -> offset_log.Checkpoint | None:
     _, committed = recovery.newest(spark, folder)
-    return None if committed < 0 else losses.Checkpoint(spark, folder)
+    return None if committed < 0 else offset_log.Checkpoint(spark, folder)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
-from delivery.stages.checkpoint.completed_reader import CompletedWork
+from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral

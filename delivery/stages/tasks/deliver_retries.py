@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages.checkpoint.completed_reader import CompletedWork
+from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import shard_state, task_context
 from delivery.webhooks.routing import registries
 

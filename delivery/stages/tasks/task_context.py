@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.model import Revision
-from delivery.stages.checkpoint.completed_reader import CompletedWork
 from delivery.stages.kafka import sink
+from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import orphan
 from delivery.webhooks.lanes import retry_lane, worker, worker_plan
 from delivery.webhooks.results import topic_rows

@@ -3,7 +3,8 @@
 import pytest
 
 from delivery.config import settings
-from delivery.stages.checkpoint import completed_reader, recovery
+from delivery.stages.checkpoint import recovery
+from delivery.stages.kafka import completed_reader
 
 KEY = b"k" * 16
 

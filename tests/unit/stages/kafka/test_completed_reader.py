@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from delivery.stages.checkpoint import completed_reader
+from delivery.stages.kafka import completed_reader
 
 
 class Consumer:

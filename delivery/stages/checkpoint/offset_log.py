@@ -1,0 +1,122 @@
+"""Read and change the offset log in a lane's checkpoint folder, and write, read and delete other small files there.
+
+Runs on the driver, and in `fanout accept-loss`. The offset log changes only while no query of the lane runs. A position is the
+next offset of a partition.
+Guarantee: the files that a crash leaves behind are whole, because Spark's file manager replaces a file at once or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from delivery import errors
+from delivery.stages.checkpoint import object_store, recovery
+
+_LINES = 3
+"""Lines of a file of Spark's offset log: version, start time and settings of the micro-batch, and end offsets."""
+Positions = dict[str, dict[str, int]]
+"""The next offset by topic and partition, as in Spark's offset log. The partition is a decimal text."""
+
+
+def write(spark: SparkSession, name: str, text: str) -> None:
+    """Replace the file `name` of a checkpoint by `text`, whole or not at all."""
+    manager, path = _manager(spark, name)
+    file = manager.createAtomic(path, True)
+    file.write(text.encode())
+    file.close()
+
+
+def read(spark: SparkSession, name: str) -> str | None:
+    """Return the text of the file `name` of a checkpoint; None: there is no such file."""
+    manager, path = _manager(spark, name)
+    if not manager.exists(path):
+        return None
+    stream = manager.open(path)
+    try:
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
+
+
+def delete(spark: SparkSession, name: str) -> None:
+    """Delete the file `name` of a checkpoint, if it exists."""
+    manager, path = _manager(spark, name)
+    manager.delete(path)
+
+
+def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
+    """Return Spark's file manager for the file `name`, and the path of the file."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # as in `read`
+    path = jvm.org.apache.hadoop.fs.Path(name)
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
+    return getattr(jvm, object_store.MANAGER).create(path, hadoop), path
+
+
+class Checkpoint:
+    """The offset log in one lane's checkpoint folder: the committed positions, and the end of an interrupted micro-batch.
+
+    The constructor reads the positions. It raises LaneFailed if the folder is damaged, or if a micro-batch was started and none
+    was committed. In a folder without a started micro-batch the positions are empty.
+    """
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        recovery.require_whole(spark, folder)
+        self._spark = spark
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # as in `read`
+        self._hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
+        self._folder = folder
+        begun, committed = recovery.newest(spark, folder)
+        if committed < 0 <= begun:
+            raise errors.LaneFailed(
+                f"{folder} has committed nothing yet, so there is no position to move, and nothing was changed. Move the "
+                "folder elsewhere, and start the job with source.starting_offsets = earliest: the lane begins at the first "
+                "record that Kafka holds, and may repeat deliveries"
+            )
+        self._committed, self._begun = committed, begun if begun > committed else None
+        self.positions: Positions = {} if committed < 0 else self._read(committed)
+        """The committed positions; empty if the lane has never started a micro-batch."""
+
+    def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
+        """Make the lane continue from `positions`. Replace the end offsets of an interrupted micro-batch by `limited(ends)`."""
+        if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses
+            self._write(self._begun, limited(self._read(self._begun)))
+        self._write(self._committed, positions)
+
+    def change(self, change: Callable[[Positions], Positions]) -> None:
+        """Replace the committed positions, and the end offsets of an interrupted micro-batch, by the result of `change`."""
+        if self._begun is not None:
+            self._write(self._begun, change(self._read(self._begun)))
+        self.positions = change(self.positions)
+        self._write(self._committed, self.positions)
+
+    def _read(self, number: int) -> Positions:
+        *_, offsets = self._lines(number)
+        found: Positions = json.loads(offsets)
+        return found
+
+    def _write(self, number: int, positions: Positions) -> None:
+        version, metadata, _ = self._lines(number)
+        text = "\n".join([version, metadata, json.dumps(positions, separators=(",", ":"))])
+        write(self._spark, f"{self._folder}/offsets/{number}", text)
+
+    def _lines(self, number: int) -> list[str]:
+        path = self._path(number)
+        stream = path.getFileSystem(self._hadoop).open(path)
+        try:
+            lines = str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).splitlines()
+        finally:
+            stream.close()
+        if len(lines) != _LINES:
+            raise errors.LaneFailed(
+                f"{path} is damaged, or another version of Spark wrote it. Nothing was changed: restore a backup of the lane's "
+                "folder (docs/operations.md)"
+            )
+        return lines
+
+    def _path(self, number: int) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/offsets/{number}")
