@@ -180,10 +180,13 @@ delete from published_events where ctid = any (array(
 ));
 
 -- name: add_published_events
--- Also returns the tenants' own quotas.
+-- Also returns the tenants' own quotas. Leaves out tenants that are not registered: any number of them can be invented.
 with added as (
     insert into published_events as known (day, tenant_id, events)
-    select * from unnest(%(days)s::date[], %(tenants)s::text[], %(events)s::bigint[])
+    select day, tenant_id, events
+    from unnest(%(days)s::date[], %(tenants)s::text[], %(events)s::bigint[]) as counted (day, tenant_id, events)
+    where exists (select from tenants where tenants.tenant_id = counted.tenant_id)
+    order by day, tenant_id collate "C"
     on conflict (day, tenant_id) do update set events = known.events + excluded.events
     returning day, tenant_id, events
 )

@@ -4,6 +4,10 @@ Runs in the API, on its event loop. The process counts the events itself, so no 
 process adds its counts to those of the other processes in Postgres, and reads the sums. So together they may exceed a quota by
 the events of about a second, and by the requests that are in flight when the quota is reached. If a connection breaks while
 Postgres commits, the counts may be added twice.
+
+A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
+tenants only. An event of a tenant that is not registered is due to nobody. Each process counts such a tenant alone, if the
+registry can have its id. Events with other ids do not count.
 """
 
 from __future__ import annotations
@@ -12,17 +16,21 @@ import asyncio
 import collections
 import contextlib
 import datetime as dt
+import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+import cachetools
 from aiohttp import web
 
 from delivery import errors
 from delivery.model import TenantId
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
-from subscriptions_db.api.publishing.published_counts import Counts, Sums
+from subscriptions_db.api.publishing.published_counts import Counts, Sums, TenantSum
+from subscriptions_db.manifest import mistakes
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +38,14 @@ WRITE_AFTER_S = 1.0
 """Seconds in which counts are collected before they are written."""
 RETRY_AFTER_S = 10.0
 """Seconds after which counts that Postgres did not take are written again. A failed write occupies a worker thread for 2 s."""
+MAX_TENANTS = 10_000
+"""Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. Its
+sum is read again about a second after its next event."""
+MAX_PENDING = 100_000
+"""Maximum tenants and days with events that Postgres has not counted yet. Beyond it, the oldest are not counted. A key
+with 10,000 events a second reaches it after 10 s without Postgres."""
+
+_REGISTRY_ID = re.compile(mistakes.ID_PATTERN)
 
 Write = Callable[[Counts, dt.date], Awaitable[Sums]]
 """Add counts to those of all processes, and return the sums of all processes. The date is today. Raise FanoutError if Postgres
@@ -54,9 +70,9 @@ class DailyQuotas:
         self._now = now
         self._write_after_s = write_after_s
         self._retry_after_s = retry_after_s
-        self._sums: dict[TenantId, int] = {}
+        self._sums: cachetools.LRUCache[TenantId, int] = cachetools.LRUCache(MAX_TENANTS)
         """The events of all processes on the day `_day`, as last read."""
-        self._own: dict[TenantId, int] = {}
+        self._own: cachetools.LRUCache[TenantId, int] = cachetools.LRUCache(MAX_TENANTS)
         """The own quotas of tenants, as last read."""
         self._day = now().date()
         self._pending: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
@@ -79,8 +95,7 @@ class DailyQuotas:
         full = sorted(tenant for tenant in set(tenants) if self._left(tenant) <= 0)
         if full:
             # Reads their sums and quotas again. The operator may have given a tenant a larger quota.
-            self._pending.update(dict.fromkeys(((self._today(), tenant) for tenant in full), 0))
-            self._write_later()
+            self._add(dict.fromkeys(full, 0))
             detail = (
                 f"tenant {full[0]} has published its quota of {self._quota(full[0])} events today, by all keys together: "
                 "nothing was published, try again after 00:00 UTC, or ask the operator for a larger quota"
@@ -92,9 +107,7 @@ class DailyQuotas:
         """Count one event for each item of `tenants`. Kafka has these events, or may have them."""
         if not self.is_on:
             return
-        day = self._today()
-        self._pending.update((day, tenant) for tenant in tenants)
-        self._write_later()
+        self._add({tenant: events for tenant, events in collections.Counter(tenants).items() if _REGISTRY_ID.fullmatch(tenant)})
 
     def room(self, tenants: Iterable[TenantId]) -> limits.Room:
         """Return the room of the tenant that has the least: the events left today, and the seconds until the next day."""
@@ -121,7 +134,8 @@ class DailyQuotas:
         """Return the date, and forget the sums of an earlier day."""
         today = self._now().date()
         if today != self._day:
-            self._day, self._sums = today, {}
+            self._day = today
+            self._sums.clear()
         return today
 
     def _left_of_day_s(self) -> float:
@@ -129,7 +143,12 @@ class DailyQuotas:
         midnight = dt.datetime.combine(now.date() + dt.timedelta(days=1), dt.time(), dt.UTC)
         return (midnight - now).total_seconds()
 
-    def _write_later(self) -> None:
+    def _add(self, events: Mapping[TenantId, int]) -> None:
+        """Add events of today to the pending counts, and write them later."""
+        day = self._today()
+        self._pending.update({(day, tenant): count for tenant, count in events.items()})
+        for oldest in list(itertools.islice(self._pending, max(0, len(self._pending) - MAX_PENDING))):
+            del self._pending[oldest]
         if self._pending and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write_pending())
 
@@ -154,11 +173,13 @@ class DailyQuotas:
             wait_s = self._write_after_s
             self._pending.subtract(counts)
             self._pending = +self._pending
-            self._take(sums)
+            self._take(counts, sums)
 
-    def _take(self, sums: Sums) -> None:
+    def _take(self, counts: Counts, sums: Sums) -> None:
+        """Remember the sums of written counts. Without a sum, the tenant is not registered: add the counts of this process."""
         today = self._today()
-        for (day, tenant), found in sums.items():
+        for (day, tenant), events in counts.items():
+            found = sums.get((day, tenant)) or TenantSum(self._sums.get(tenant, 0) + events, None)
             if day == today:
                 self._sums[tenant] = found.events
             if found.quota is None:

@@ -30,7 +30,7 @@ Sums = Mapping[tuple[dt.date, TenantId], TenantSum]
 
 
 def add(connection: connect.Connection, counts: Counts, today: dt.date) -> Sums:
-    """Add counts, and return the sums of the same days and tenants. Delete the counts of days before yesterday.
+    """Add the counts of registered tenants, and return their sums. Delete the counts of days before yesterday.
 
     Call in a transaction. The rows are locked in one order, so concurrent calls wait for each other and do not deadlock.
     """

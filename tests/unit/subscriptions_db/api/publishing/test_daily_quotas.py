@@ -21,6 +21,7 @@ class Postgres:
     def __init__(self):
         self.events = collections.Counter()
         self.own = {}
+        self.unregistered = set()
         self.writes = 0
         self.is_away = False
         self.second_write = asyncio.Event()
@@ -32,8 +33,9 @@ class Postgres:
         await asyncio.sleep(0)
         if self.is_away:
             raise errors.RegistryUnavailable("away")
-        self.events.update(counts)
-        return {place: TenantSum(self.events[place], self.own.get(place[1])) for place in counts}
+        registered = {place: events for place, events in counts.items() if place[1] not in self.unregistered}
+        self.events.update(registered)
+        return {place: TenantSum(self.events[place], self.own.get(place[1])) for place in registered}
 
 
 class Process:
@@ -202,3 +204,68 @@ def test_without_a_quota_nothing_is_counted(postgres):
 
     asyncio.run(run())
     assert postgres.writes == 0
+
+
+@pytest.mark.parametrize("tenant", ["Ä", "a" * 129, "a\0", "a\n", "\ud800", "-a"])
+def test_ids_that_the_registry_cannot_have_do_not_count(postgres, tenant):
+    """Regression: such an id could be too long for Postgres, which then took the counts of no tenant any more."""
+
+    async def run():
+        process = Process(postgres)
+        await process.publish([tenant] * 10 + ["a" * 128] * 3)
+        process.quotas.require_room([tenant])
+        await process.written()
+
+    asyncio.run(run())
+    assert postgres.events == {(NOON.date(), "a" * 128): 3}
+
+
+def test_each_process_counts_unregistered_tenants_alone(postgres):
+    async def run():
+        postgres.unregistered = {"t1"}
+        first, second = Process(postgres), Process(postgres)
+        for _ in range(2):
+            await first.publish(["t1"] * 5)
+            await first.written()
+        first.refusal(["t1"])
+        await first.written()
+        first.refusal(["t1"])
+        await second.publish(["t1"])
+        for process in (first, second):
+            await process.written()
+        first.now += dt.timedelta(days=1)
+        await first.publish(["t1"])
+        await first.written()
+
+    asyncio.run(run())
+    assert postgres.events == {}
+
+
+def test_a_process_remembers_a_bounded_number_of_sums(postgres, monkeypatch):
+    monkeypatch.setattr(daily_quotas, "MAX_TENANTS", 3)
+
+    async def run():
+        process = Process(postgres)
+        postgres.own = {f"t{n}": 20 for n in range(9)}
+        for n in range(9):
+            await process.publish([f"t{n}"])
+            await process.written()
+        assert len(process.quotas._sums) == len(process.quotas._own) == 3
+
+    asyncio.run(run())
+
+
+def test_without_postgres_a_process_keeps_a_bounded_number_of_counts(postgres, monkeypatch):
+    monkeypatch.setattr(daily_quotas, "MAX_PENDING", 3)
+
+    async def run():
+        process = Process(postgres)
+        postgres.is_away = True
+        for n in range(9):
+            await process.publish([f"t{n}"])
+        assert len(process.quotas._pending) == 3
+        postgres.is_away = False
+        await process.written()
+
+    asyncio.run(run())
+    assert postgres.events == {(NOON.date(), f"t{n}"): 1 for n in (6, 7, 8)}
