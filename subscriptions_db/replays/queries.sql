@@ -10,9 +10,15 @@ insert into replays (
 returning *;
 
 -- name: room_for_replays
--- `dead_letters` is the customer's quota of dead letters if it is reached.
+-- `dead_letters` is the customer's quota of dead letters if `fanout archive` found it reached, and it is reached now. Dead letters are counted
+-- only in this case, up to the quota.
 select count(*) as unfinished, (
-    select most from reached_quotas where quota = 'dead_letters' and subject_id = %(customer_id)s and reached_at is not null
+    select coalesce(max_dead_letters, most)
+    from reached_quotas left join customer_quotas on customer_quotas.customer_id = subject_id
+    where quota = 'dead_letters' and subject_id = %(customer_id)s and reached_at is not null and exists (
+        select from dead_letters where dead_letters.customer_id = %(customer_id)s and state = 'waiting'
+        order by position offset coalesce(max_dead_letters, most) - 1 limit 1
+    )
 ) as dead_letters
 from replays where customer_id = %(customer_id)s and state in ('waiting', 'running');
 

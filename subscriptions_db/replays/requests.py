@@ -124,7 +124,7 @@ class RoomForReplays(NamedTuple):
     unfinished: int
     """The customer's unfinished replays."""
     reached_dead_letters: int | None
-    """The customer's quota of waiting dead letters, if `fanout archive` found it reached at its last look."""
+    """The customer's quota of waiting dead letters, if `fanout archive` found it reached at its last look and it still is."""
 
 
 def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:

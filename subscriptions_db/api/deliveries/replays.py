@@ -212,7 +212,7 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
     if room.reached_dead_letters is not None and call.principal.customer_id is not None:
         raise problems.quota_reached(
             f"the quota of the customer is {room.reached_dead_letters} waiting dead letters, and it is used up: redrive or "
-            "discard some, and repeat the request after a minute, or ask the operator"
+            "discard some and repeat the request, or ask the operator for a larger quota"
         )
     if room.unfinished >= MAX_UNFINISHED:
         raise problems.Refused(409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum: wait, or cancel some")

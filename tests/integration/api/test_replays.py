@@ -85,8 +85,16 @@ def test_a_customer_at_its_quota_of_dead_letters_asks_for_no_replay(served, acme
             assert (answer.status, answer.json["code"]) == (429, "quota")
             assert "the quota of the customer is 1 waiting dead letters" in answer.json["detail"]
         assert operator.post(REPLAYS, DAY).status == 201
+        opened.execute("update customer_quotas set max_dead_letters = 2")
+        assert acme.post(ONE).status == 201  # the larger quota counts at once
+        opened.execute("update customer_quotas set max_dead_letters = 1; delete from replays where webhook_id is not null")
+        assert acme.post(ONE).status == 429
         # Redriving is what makes room, so no quota refuses it.
         assert acme.post("/v1/dead-letters/redrive", {"everything": True}).json["count"] == 1
+        # Regression: the answer promised room after a minute. It came with the next look, up to 21 minutes later.
+        assert opened.execute("select reached_at is not null as found from reached_quotas").fetchone() == {"found": True}
+        assert acme.post(ONE).status == 201
+        opened.execute("delete from replays where webhook_id is not null")
         assert look() == {}
         assert acme.post(ONE).status == 201
         opened.execute("update dead_letters set state = 'waiting'; delete from customer_quotas")
