@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import operator
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -175,9 +176,9 @@ def _numeric(operand: Any, path: str) -> Test:
     symbols, bounds = operand[::2], operand[1::2]
     for symbol, bound in zip(symbols, bounds, strict=True):
         if not isinstance(symbol, str) or symbol not in _COMPARISONS:
-            raise errors.FilterError(path, f"unknown comparison {symbol!r}; known are {' '.join(_COMPARISONS)}")
+            raise errors.FilterError(path, f"unknown comparison {json.dumps(symbol)}; known are {' '.join(_COMPARISONS)}")
         if type(bound) not in _NUMBERS:
-            raise errors.FilterError(path, f"{symbol} compares with a number, not with {bound!r}")
+            raise errors.FilterError(path, f"{symbol} compares with a number, not with {json.dumps(bound)}")
     compare, bound = _COMPARISONS[symbols[0]], bounds[0]
     if len(operand) == 2:  # noqa: PLR2004 - one symbol and its bound
         return lambda value: compare(value, bound)

@@ -171,7 +171,11 @@ MISTAKES = [
     ),
     (
         SUBSCRIPTION + '    filter: {data: {amount: [{numeric: [">", "5"]}]}}\n',
-        "6: subscriptions[0].filter.data.amount[0].numeric: > compares with a number, not with '5'",
+        '6: subscriptions[0].filter.data.amount[0].numeric: > compares with a number, not with "5"',
+    ),
+    (
+        SUBSCRIPTION + '    filter: {data: {amount: [{numeric: [">", true]}]}}\n',
+        "6: subscriptions[0].filter.data.amount[0].numeric: > compares with a number, not with true",
     ),
     (
         SUBSCRIPTION + "    filter: {}\n",
