@@ -1,57 +1,55 @@
 """Choose the beginning of a response's body that a failed attempt keeps, for the customer who looks for the cause. Pure.
 
 A receiver may repeat what the request sent. So secrets of the endpoint and texts that look like credentials are replaced.
+The code runs on the event loop that all customers of a worker share: `python -m tests.benchmarks.response_bodies` measures it.
 """
 
 from __future__ import annotations
 
+import functools
+import html
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from urllib import parse
+
+from delivery.webhooks.policy import credentials
 
 MAX_BYTES = 1024
 """Most bytes of a body that are kept, and the default of `delivery.logged_response_bytes`. A dead letter keeps as many."""
 MIN_SECRET_CHARS = 4
 """Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 REDACTED = "***"
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_HINTS = ("authori", "basic", "bearer", "cookie", "digest", "eyj", "fk_", "key", "negotiate", "passw", "secret", "session",
-          "signature", "token", "v1,", "v1a,", "whs", "://")  # fmt: skip
-"""Every match of _CREDENTIAL has one of these, in lower case. Few bodies do. Looking for them takes a tenth of the time."""
-_CREDENTIAL = re.compile(
-    r"""
-      (?P<line>(?:set-cookie|cookie|authori[sz]ation)["'\\]{0,2}\s{0,4}[=:]\s{0,4})(?:\\?"[^"]*"?|[^\r\n"]+)
-    | (?P<named>(?:passw|secret|token|api.?key|key|signature|session)\w{0,16}["'\\]{0,2}\s{0,4}[=:]\s{0,4})
-      (?:\\?"[^"]*"?|'[^']*'?|(?:(?:basic|bearer|digest|negotiate)\s{1,4})?[^\s,;&}<"']+)
-    | (?P<scheme>\b(?:basic|bearer|digest|negotiate)\s{1,4})[^\s,;<>"']+
-    | (?P<url>://)[^/\s@"'<>]{1,256}(?=@)
-    | \b(?:whsec_|whsk_|fk_)[\w+/=-]+
-    | \beyj[\w-]{8,}(?:\.[\w-]*){0,4}
-    | \bv1a?,[A-Za-z0-9+/=]{16,}
-    """,
-    re.ASCII | re.IGNORECASE | re.VERBOSE,
-)
-"""Matches a text that shows a credential: a header with credentials, a named secret, a scheme of HTTP authentication, a URL
-with a password, a key of this platform, a JWT, a signature. Repetitions that can fail are bounded, so that no body takes
-quadratic time."""
+_HEAD_CHARS = 64
+"""Characters of a secret that are looked for. A longer secret may continue behind the end of the body's beginning."""
+_AHEAD_BYTES = 4 * _HEAD_CHARS
+"""Bytes of the body that are searched behind those that are kept. So the end cuts no secret before its first 64 characters."""
+_CONTROLS = {*range(32), 127} - {*b"\t\n\r"}
+_CONTROL_TO_INVALID = bytes(0xFF if byte in _CONTROLS else byte for byte in range(256))
+"""Replaces ASCII control characters by a byte that is never UTF-8, so that decoding replaces them."""
+_C1 = re.compile(r"[\x80-\x9f]")
+"""The other control characters of Unicode."""
 
 
 def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[str], max_bytes: int) -> str:
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
-    Empty: there is no body, or none is to be kept. `secrets` are secret texts that the request sent, which are replaced too. A
-    body with a content encoding is not kept, because requests ask for none.
+    Empty: there is no body, or none is to be kept. `secrets` are secret texts that the request sent, which are replaced too,
+    also in the forms of JSON, URLs and HTML, and in upper or lower case. A body with a content encoding is not kept, because
+    requests ask for none.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""
-    known = sorted((secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS), key=len, reverse=True)
-    # A secret that the end of the text would cut in half is replaced too.
-    text = body[: max_bytes + (len(known[0]) if known else 0)].decode(errors="replace")
-    for secret in known:
-        text = text.replace(secret, REDACTED)
-    lower = text.lower()
-    if any(hint in lower for hint in _HINTS):
-        text = _CREDENTIAL.sub(_redacted, text)
-    text = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    read = body[: max_bytes + _AHEAD_BYTES]
+    # A place in `lower` is the same place in the text: bytes.lower() changes ASCII letters only.
+    lower = read.lower().decode(errors="replace")
+    places = [*_known_places(lower, secrets, max_bytes), *credentials.places(lower)]
+    text = body[:max_bytes].translate(_CONTROL_TO_INVALID).decode(errors="replace")
+    if places:
+        text = _redacted(text, places)
+    if text.isascii():
+        return text[:max_bytes]
+    text = _C1.sub("\N{REPLACEMENT CHARACTER}", text)
     return text.encode()[:max_bytes].decode(errors="ignore")
 
 
@@ -61,6 +59,52 @@ def _is_encoded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     )
 
 
-def _redacted(found: re.Match[str]) -> str:
-    """Return the name or the scheme in front of a credential, and REDACTED."""
-    return (found[found.lastgroup] if found.lastgroup else "") + REDACTED
+def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the places of known secrets in a text in lower case, each as start and end."""
+    for secret in secrets:
+        if len(secret) < MIN_SECRET_CHARS:
+            continue
+        for form in _forms(secret[: max_bytes + _AHEAD_BYTES]):
+            head = form[:_HEAD_CHARS]
+            start = lower.find(head)
+            while start >= 0:
+                end = start + _common_chars(lower[start : start + len(form)], form)
+                yield start, end
+                start = lower.find(head, end)
+
+
+@functools.lru_cache(maxsize=1024)
+def _forms(secret: str) -> tuple[str, ...]:
+    """Return a secret as receivers may write it, in lower case: as it is, in JSON, in a URL, in HTML."""
+    in_json = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    in_json |= {form.replace("/", "\\/") for form in in_json}
+    in_json |= {form.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026") for form in in_json}
+    in_html = html.escape(secret)
+    others = {in_html, in_html.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"), html.escape(secret, quote=False)}
+    others |= {parse.quote(secret, safe=""), parse.quote(secret), parse.quote_plus(secret)}
+    return tuple({form.encode().lower().decode() for form in in_json | others})
+
+
+def _common_chars(text: str, other: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    if other.startswith(text):
+        return len(text)
+    low, high = 0, len(text)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if other.startswith(text[:middle]) else (low, middle)
+    return low
+
+
+def _redacted(text: str, places: Iterable[tuple[int, int]]) -> str:
+    """Return a text with REDACTED in place of each place. Places that overlap or adjoin are replaced together.
+
+    Places behind the end of the text are left out.
+    """
+    parts = []
+    until = -1
+    for start, end in sorted(places):
+        if until < start < len(text):
+            parts += [text[max(until, 0) : start], REDACTED]
+        until = max(until, end)
+    return "".join(parts) + text[max(until, 0) :]

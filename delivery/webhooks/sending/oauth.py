@@ -32,6 +32,7 @@ DEFAULT_LIFETIME_S = 300.0
 RENEW_BEFORE = 0.2
 """Last share of a token's lifetime in which a new token is fetched while the old one is still used. At most a minute."""
 
+_HEADER = b"authorization: Bearer "
 _TOKEN = re.compile(r"[!-~]+")
 _ERRORS = frozenset(
     {"invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type", "invalid_scope"}
@@ -60,6 +61,11 @@ class _Token:
     retry_at: float = 0.0
     renew_on_401_at: float = 0.0
     fetching: asyncio.Task[None] | None = None
+
+
+def token_of(header: bytes) -> str:
+    """Return the access token of a header line of Tokens. No log may show it."""
+    return header.removeprefix(_HEADER).rstrip().decode()
 
 
 class Tokens:
@@ -171,7 +177,7 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
         raise errors.TokenRefused("the token server's answer has no usable access_token: check auth.token_url")
     if not isinstance(kind, str) or kind.lower() != "bearer":
         raise errors.TokenRefused("the token server's answer is not of token_type bearer, the only type that is supported")
-    return b"authorization: Bearer %s\r\n" % token.encode(), _lifetime_s(lifetime)
+    return b"%s%s\r\n" % (_HEADER, token.encode()), _lifetime_s(lifetime)
 
 
 def _lifetime_s(expires_in: object) -> float:

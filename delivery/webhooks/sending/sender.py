@@ -70,10 +70,11 @@ class Sender:
         try:
             to = self._target(delivery.endpoint)
             headers = _headers(delivery, int(started_at))
+            token = b""
             if to.grant is None:
                 answer = await self._network.post(to, headers, delivery.body, timeout_s)
             else:
-                answer = await self._post_with_token(to, to.grant, headers, delivery.body, timeout_s)
+                answer, token = await self._post_with_token(to, to.grant, headers, delivery.body, timeout_s)
         except errors.AttemptFailed as exc:
             error_class, detail = exc.error_class, str(exc)
         except errors.RegistrationError as exc:
@@ -92,7 +93,7 @@ class Sender:
             error_class = error_classes.error_class_of(status)
             if error_class is not None:
                 retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
-                kept = response_headers.kept(answer.headers), self._kept_body(answer, delivery.endpoint)
+                kept = response_headers.kept(answer.headers), self._kept_body(answer, delivery.endpoint, token)
         made = Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),
@@ -107,19 +108,24 @@ class Sender:
 
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
-    ) -> transport.Response:
-        """Post with an access token; after a 401, once more with a new token. `timeout_s` covers both requests."""
+    ) -> tuple[transport.Response, bytes]:
+        """Post with an access token; after a 401, once more with a new token. `timeout_s` covers both requests.
+
+        Return the last response, and the header line with the token of its request.
+        """
         deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)
         answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())
         if answer.status == HTTPStatus.UNAUTHORIZED:
             newer = await self._tokens.header_after_401(token, grant, deadline - self._endpoint_time())
             if newer is not None:
-                answer = await self._network.post(to, headers + newer, body, deadline - self._endpoint_time())
-        return answer
+                token = newer
+                answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())
+        return answer, token
 
-    def _kept_body(self, answer: transport.Response, endpoint: Endpoint) -> str:
-        return response_body.kept(answer.body, answer.headers, request.secrets(endpoint), self._logged_response_bytes)
+    def _kept_body(self, answer: transport.Response, endpoint: Endpoint, token: bytes) -> str:
+        secrets = [*request.secrets(endpoint), oauth.token_of(token)]
+        return response_body.kept(answer.body, answer.headers, secrets, self._logged_response_bytes)
 
     def _target(self, endpoint: Endpoint) -> origin.Target:
         known = self._targets.get(endpoint.endpoint_id)

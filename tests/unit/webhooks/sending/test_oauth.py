@@ -10,6 +10,7 @@ from delivery import errors
 from delivery.model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.http import guard, transport
+from delivery.webhooks.policy import response_headers
 from delivery.webhooks.sending import oauth, request, sender
 from tests.support import builders, fakes
 
@@ -221,6 +222,14 @@ def test_each_request_carries_the_token_and_the_signature():
 def test_a_401_renews_the_token_and_repeats_once():
     [made] = attempts(servers := Servers(granted("t1"), granted("t2"), answers=(401, 200)))
     assert (made.error_class, servers.tokens_sent()) == (None, [b"t1", b"t2"])
+
+
+@pytest.mark.parametrize(("status", "token"), [(403, "t0ken-1"), (401, "t0ken-2")])
+def test_a_failed_attempt_keeps_the_body_without_its_token(status, token):
+    """A receiver wrote: access token 8f7a… is expired. The token is in no setting of the endpoint, so it was kept."""
+    said = transport.Response(status=status, headers=(), body=f"{token} is expired".encode())
+    [made] = attempts(Servers(granted("t0ken-1"), granted("t0ken-2"), answers=(said,)))
+    assert response_headers.body_of(made) == "*** is expired"
 
 
 def test_a_second_401_is_a_refusal_without_a_renewal():
