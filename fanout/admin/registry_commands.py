@@ -19,7 +19,7 @@ import rich.console
 
 from delivery import errors
 from delivery.config import settings, topic_pattern, worker_plans
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from delivery.stages.kafka import topics
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.sending import handshake

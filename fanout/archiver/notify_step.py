@@ -9,7 +9,7 @@ from __future__ import annotations
 import orjson
 
 from delivery.config import settings
-from delivery.model import PLATFORM
+from delivery.registry_model import PLATFORM
 from fanout.kafka import publishing
 from subscriptions_db.archive.notifications import endpoint_health, outbox
 from subscriptions_db.postgres import connect

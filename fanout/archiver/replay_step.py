@@ -15,8 +15,9 @@ import confluent_kafka
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.model import Endpoint, EndpointId, EndpointStatus, Record, SubscriptionId
+from delivery.model import Record
 from delivery.observability import metrics
+from delivery.registry_model import Endpoint, EndpointId, EndpointStatus, SubscriptionId
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records

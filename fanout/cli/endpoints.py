@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson, console
 from subscriptions_db.archive.search.statistics import Granularity

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from delivery.model import SigningKey
+from delivery.registry_model import SigningKey
 from delivery.secret import Secret
 from delivery.webhooks.sending import signing
 from fanout.kafka import publishing

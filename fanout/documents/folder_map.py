@@ -31,6 +31,7 @@ AREAS = (
         "The delivery core. Runs in the executors, without Spark and without Postgres.",
         (
             "delivery.errors delivery.payload_form delivery.secret delivery.webhooks.clocks",
+            "delivery.registry_model",
             "delivery.model",
             "delivery.webhooks.events delivery.webhooks.filters delivery.webhooks.policy delivery.webhooks.state",
             "delivery.webhooks.formats",
@@ -109,7 +110,7 @@ AREAS = (
 FLOORS = tuple(floor for area in AREAS for floor in area.floors)
 """The folders of each floor, from the ground up. tests/unit/test_boundaries.py fails where an import breaks the order."""
 
-GROUND = frozenset(("delivery.errors", "delivery.model", "delivery.payload_form", "delivery.secret"))
+GROUND = frozenset(("delivery.errors", "delivery.model", "delivery.payload_form", "delivery.registry_model", "delivery.secret"))
 """Modules that nearly every folder imports. The tables leave them out."""
 
 HEAD = """\
@@ -121,7 +122,7 @@ An arrow means *imports*. Every arrow points down: a folder imports from lower f
 fails where a folder does not. Folders in one frame share a floor, and none of them imports another.
 
 The pictures leave out an arrow where a longer way of arrows leads to the same box. The tables name the imports that cross an
-area, except those of `delivery.errors`, `delivery.model`, `delivery.payload_form` and `delivery.secret`.
+area, except those of the modules directly in `delivery/`: `errors`, `model`, `payload_form`, `registry_model` and `secret`.
 [Architecture](architecture.md) shows how an event travels through these folders.
 
 ## The areas

@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from delivery.model import DeliveryMode, SkipReason
+from delivery.model import SkipReason
+from delivery.registry_model import DeliveryMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.dead_letter_records import DeadLetter

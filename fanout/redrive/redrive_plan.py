@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from delivery.model import DeliveryMode, LeaveReason, NextAttempt, Retrying
+from delivery.model import LeaveReason, NextAttempt
+from delivery.registry_model import DeliveryMode, Retrying
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import log_records, topic_rows

@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from delivery.model import Endpoint, Event, LeaveReason, NextAttempt, Record, Revision, SubscriptionId
+from delivery.model import Event, LeaveReason, NextAttempt, Record
+from delivery.registry_model import Endpoint, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.formats import decoder

@@ -40,7 +40,7 @@ import yarl
 
 from delivery import errors
 from delivery.config import kafka_clients, loader, settings, worker_plans
-from delivery.model import Endpoint, EndpointId
+from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.routing import matching
 from delivery.webhooks.sending import request as request_heads
 from load_tests.rivals import routed_requests

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import confluent_kafka
 
 from delivery import errors
-from delivery.model import ContentMode, DeliveryMode, Endpoint, EndpointStatus, Event, Record, TenantStatus
+from delivery.model import Event, Record
+from delivery.registry_model import ContentMode, DeliveryMode, Endpoint, EndpointStatus, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import matching
 from delivery.webhooks.sending import payload, signing

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from delivery import errors
-from delivery.model import PLATFORM
+from delivery.registry_model import PLATFORM
 from delivery.webhooks.events import attributes
 from delivery.webhooks.routing import matching
 from subscriptions_db.postgres import connect

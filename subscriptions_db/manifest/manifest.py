@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, SecretStr
 
-from delivery import errors, model
+from delivery import errors, registry_model
 from delivery.secret import Secret
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.http import guard
@@ -286,9 +286,9 @@ def _unfit(rows: _Rows, address_guard: guard.Guard) -> Iterator[errors.Registrat
     for kind in ROWS:
         yield from _twice(kind, rows[kind])
     for number, tenant in rows["tenants"]:
-        if tenant.id == model.PLATFORM:
+        if tenant.id == registry_model.PLATFORM:
             yield errors.RegistrationError(
-                f"tenants[{number}].id", f"{model.PLATFORM} is reserved for the platform: choose another id"
+                f"tenants[{number}].id", f"{registry_model.PLATFORM} is reserved for the platform: choose another id"
             )
     for number, endpoint in rows["endpoints"]:
         for problem in _unfit_endpoint(endpoint, address_guard):
@@ -312,7 +312,7 @@ def _unfit_endpoint(row: ManifestEndpoint, address_guard: guard.Guard) -> Iterat
     )
 
 
-def signing_keys(endpoint: ManifestEndpoint) -> list[model.SigningKey] | None:
+def signing_keys(endpoint: ManifestEndpoint) -> list[registry_model.SigningKey] | None:
     """Return the signing keys of an endpoint in the document, the newest first; None if the document keeps the stored keys."""
     if endpoint.signing_secrets is None:
         return None
@@ -328,16 +328,16 @@ def secret(text: SecretStr | None) -> Secret | None:
     return None if text is None else Secret(text.get_secret_value().encode())
 
 
-def _as_model(row: ManifestEndpoint) -> model.Endpoint:
+def _as_model(row: ManifestEndpoint) -> registry_model.Endpoint:
     """Return the endpoint as the job's type."""
     auth, tls = row.auth, row.tls
-    return model.Endpoint(
-        endpoint_id=model.EndpointId(row.id),
-        customer_id=model.CustomerId(row.customer),
+    return registry_model.Endpoint(
+        endpoint_id=registry_model.EndpointId(row.id),
+        customer_id=registry_model.CustomerId(row.customer),
         url=row.url,
         signing_keys=tuple(signing_keys(row) or ()),
-        auth=model.Auth(
-            kind=model.AuthKind(auth.kind),
+        auth=registry_model.Auth(
+            kind=registry_model.AuthKind(auth.kind),
             username=auth.username,
             header=auth.header,
             secret=secret(auth.secret),
@@ -346,7 +346,7 @@ def _as_model(row: ManifestEndpoint) -> model.Endpoint:
             token_scope=auth.token_scope,
         ),
         headers=tuple(row.headers.items()),
-        tls=model.Tls(authorities=tls.authorities, certificate=tls.certificate, key=secret(tls.key)),
+        tls=registry_model.Tls(authorities=tls.authorities, certificate=tls.certificate, key=secret(tls.key)),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from delivery import errors
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
 

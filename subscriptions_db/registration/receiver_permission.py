@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery import errors
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.webhooks.http import guard, origin
 from delivery.webhooks.http.transport import Response
 from delivery.webhooks.sending import handshake, request

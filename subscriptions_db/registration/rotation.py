@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delivery import errors
-from delivery.model import SignatureScheme, SigningKey
+from delivery.registry_model import SignatureScheme, SigningKey
 from delivery.webhooks.sending import signing
 from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from delivery.model import SignatureScheme, SigningKey
+from delivery.registry_model import SignatureScheme, SigningKey
 from delivery.secret import Secret
 from subscriptions_db.secrets import keyring
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from delivery import errors
-from delivery.model import (
+from delivery.payload_form import EndpointPayload
+from delivery.registry_model import (
     Auth,
     AuthKind,
     Batching,
@@ -35,7 +36,6 @@ from delivery.model import (
     TenantStatus,
     Tls,
 )
-from delivery.payload_form import EndpointPayload
 from delivery.secret import Secret
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.http import guard

@@ -16,7 +16,7 @@ from cryptography import exceptions, x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from delivery import errors
-from delivery.model import Auth, Endpoint, Tls
+from delivery.registry_model import Auth, Endpoint, Tls
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import request, signing

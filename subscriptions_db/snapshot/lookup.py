@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import EndpointId, TenantId
+from delivery.registry_model import EndpointId, TenantId
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from subscriptions_db.postgres import connect

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from delivery.model import Endpoint, EndpointId, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
+from delivery.registry_model import Endpoint, EndpointId, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from subscriptions_db.postgres import connect

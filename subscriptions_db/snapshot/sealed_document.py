@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from delivery.model import EndpointId, Revision, SubscriptionId, TenantId
+from delivery.registry_model import EndpointId, Revision, SubscriptionId, TenantId
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from subscriptions_db.postgres import connect

@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from delivery.model import ContentMode, Record
+from delivery.model import Record
+from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import payload

@@ -25,7 +25,7 @@ import cachetools
 import orjson
 
 from delivery.config import settings, worker_plans
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from delivery.stages.registry import lookup_source as stage
 from delivery.stages.registry import registry_follower as following
 from fanout.local import postgres, stack

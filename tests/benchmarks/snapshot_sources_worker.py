@@ -21,7 +21,8 @@ import orjson
 import pyspark.worker  # noqa: F401  # what Spark's Python worker is
 import uvloop
 
-from delivery.model import Event, Record, Revision, SubscriptionStatus
+from delivery.model import Event, Record
+from delivery.registry_model import Revision, SubscriptionStatus
 from delivery.stages.tasks import deliver_events, observer  # noqa: F401  # what the partition function is made of, with all that it imports
 from delivery.webhooks.lanes import worker, worker_plan
 from delivery.webhooks.results import topic_rows

@@ -22,7 +22,7 @@ import orjson
 import pyarrow as pa
 import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 
-from delivery.model import SigningKey
+from delivery.registry_model import SigningKey
 from delivery.secret import Secret
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.events import parsing

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 
 from delivery.config import settings, worker_plans
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from delivery.stages.lanes import session, telemetry
 from delivery.stages.registry import registry_follower as following
 from delivery.stages.tasks import arrow, deliver_events, observer, task_context

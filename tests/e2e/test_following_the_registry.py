@@ -8,7 +8,7 @@ import pytest
 import standardwebhooks
 
 from delivery.job import COMMITTED
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from fanout.admin import registry_commands, smoke_testing
 from fanout.local import kafka as local_kafka
 from fanout.local import stack

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from psycopg import conninfo
 
 from delivery.config import kafka_clients
-from delivery.model import CustomerId, EndpointId
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.stages.kafka import topics
 from delivery.webhooks.http import exchange_deadlines
 from delivery.webhooks.policy import retry_reasons

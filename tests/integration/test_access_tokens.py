@@ -7,7 +7,7 @@ import time
 import orjson
 import pytest
 
-from delivery.model import Auth, AuthKind
+from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import sender

@@ -8,7 +8,7 @@ import pytest
 from cloudevents.core.formats.json import JSONFormat
 from standardwebhooks import Webhook
 
-from delivery.model import Batching, ContentMode
+from delivery.registry_model import Batching, ContentMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import counters
 from tests.integration.customers import Keeping, Source, working

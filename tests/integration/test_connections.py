@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 
 from delivery import errors
-from delivery.model import Tls
+from delivery.registry_model import Tls
 from delivery.webhooks.http import connection_pool
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, closing, in_turn, resetting, saying

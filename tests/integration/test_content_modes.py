@@ -9,7 +9,7 @@ import standardwebhooks
 from cloudevents.core.bindings import http as cloudevents
 from cloudevents.core.formats.json import JSONFormat
 
-from delivery.model import Auth, AuthKind, ContentMode, SubTenantId
+from delivery.registry_model import Auth, AuthKind, ContentMode, SubTenantId
 from delivery.secret import Secret
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import sender, signing

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import DeliveryMode, NextAttempt, Outcome, OutcomeKind, Revision
+from delivery.model import NextAttempt, Outcome, OutcomeKind
+from delivery.registry_model import DeliveryMode, Revision
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import topic_rows

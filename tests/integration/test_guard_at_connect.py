@@ -15,7 +15,7 @@ from aiohttp import abc, client_reqrep
 from aiohttp.helpers import TimerNoop
 
 from delivery import errors
-from delivery.model import Auth, AuthKind
+from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.http import dns, guard, origin, transport
 from delivery.webhooks.sending import request

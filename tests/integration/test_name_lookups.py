@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from delivery import errors
-from delivery.model import Tls
+from delivery.registry_model import Tls
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, saying
 from tests.support import certificates

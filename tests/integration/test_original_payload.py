@@ -7,8 +7,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus, Retrying, Revision
 from delivery.payload_form import EndpointPayload
+from delivery.registry_model import Batching, ContentMode, DeliveryMode, EndpointStatus, Retrying, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.formats import decoder, registry_client
 from delivery.webhooks.results import dead_letter_records, topic_rows

@@ -16,7 +16,7 @@ import py4j.protocol
 import pyspark
 import pytest
 
-from delivery.model import SignatureScheme, SigningKey
+from delivery.registry_model import SignatureScheme, SigningKey
 from delivery.secret import Secret
 from delivery.webhooks.sending import signing
 from fanout.jvm import java

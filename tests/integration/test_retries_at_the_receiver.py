@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook
 
-from delivery.model import Retrying
+from delivery.registry_model import Retrying
 from delivery.webhooks.http import exchange_deadlines
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.scheduling import circuit_breaker

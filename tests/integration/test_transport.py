@@ -14,7 +14,7 @@ import warnings
 import pytest
 
 from delivery import errors
-from delivery.model import Tls
+from delivery.registry_model import Tls
 from delivery.webhooks.http import guard, http_connection
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, OPEN, saying

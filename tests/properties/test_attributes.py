@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import errors
-from delivery.model import ContentMode, LeaveReason, NextAttempt, Outcome, OutcomeKind
+from delivery.model import LeaveReason, NextAttempt, Outcome, OutcomeKind
+from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import attributes, parsing
 from delivery.webhooks.results import dead_letter_records, topic_rows

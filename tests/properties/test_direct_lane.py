@@ -9,7 +9,8 @@ import orjson
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delivery.model import EndpointStatus, OutcomeKind, Retrying, TenantId, TenantStatus
+from delivery.model import OutcomeKind
+from delivery.registry_model import EndpointStatus, Retrying, TenantId, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
 from delivery.webhooks.policy import backoff, error_classes

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.model import PLATFORM, Revision
+from delivery.registry_model import PLATFORM, Revision
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges

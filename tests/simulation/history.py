@@ -13,7 +13,8 @@ import math
 import random
 from collections.abc import Iterable
 
-from delivery.model import Batching, DeliveryMode, Endpoint, EndpointId, EndpointStatus, Record, Retrying, Subscription
+from delivery.model import Record
+from delivery.registry_model import Batching, DeliveryMode, Endpoint, EndpointId, EndpointStatus, Retrying, Subscription
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from tests.simulation import platform, shards, virtual, worker, world

@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from delivery.model import EndpointId, Record
+from delivery.model import Record
+from delivery.registry_model import EndpointId
 from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from delivery import errors
-from delivery.model import Endpoint
+from delivery.registry_model import Endpoint
 from delivery.webhooks.http import origin, transport
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.model import Batching, DeliveryMode, LeaveReason
+from delivery.model import LeaveReason
+from delivery.registry_model import Batching, DeliveryMode
 from delivery.stages.checkpoint import shards
 from delivery.stages.lanes import telemetry
 from delivery.stages.registry import registry_follower, task_delta

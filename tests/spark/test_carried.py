@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from cryptography.exceptions import InvalidTag
 
-from delivery.model import Revision, SubscriptionStatus
 from delivery.observability import metrics
+from delivery.registry_model import Revision, SubscriptionStatus
 from delivery.stages.registry import registry_follower, task_delta
 from delivery.stages.tasks import arrow
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges

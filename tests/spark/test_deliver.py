@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from delivery.config import kafka_clients, settings, worker_plans
-from delivery.model import Revision, SubscriptionStatus
+from delivery.registry_model import Revision, SubscriptionStatus
 from delivery.stages.kafka import sink, topics
 from delivery.stages.lanes import telemetry
 from delivery.stages.registry import registry_follower

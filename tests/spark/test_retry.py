@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt
+from delivery.model import Attempt, NextAttempt
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.stages.checkpoint import shards
 from delivery.stages.tasks import observer, retry_shard, shard_state
 from delivery.webhooks.retries import retry_messages, retry_records, window

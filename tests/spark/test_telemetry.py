@@ -5,7 +5,7 @@ import pytest
 from pyspark.errors import PythonException
 
 from delivery.config import settings, worker_plans
-from delivery.model import SubscriptionStatus
+from delivery.registry_model import SubscriptionStatus
 from delivery.stages.lanes import telemetry
 from delivery.stages.registry import registry_follower
 from delivery.stages.tasks import deliver_events, task_context

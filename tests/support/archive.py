@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from delivery.model import Attempt, CustomerId, LeaveReason, Outcome, OutcomeKind, SubscriptionId, SubTenantId
+from delivery.model import Attempt, LeaveReason, Outcome, OutcomeKind
+from delivery.registry_model import CustomerId, SubscriptionId, SubTenantId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
 from delivery.webhooks.results.results import Results

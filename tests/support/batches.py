@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from delivery.model import Batching, CustomerId, DeliveryMode, Endpoint, EndpointId, Event, LeaveReason, SubscriptionId
+from delivery.model import Event, LeaveReason
+from delivery.registry_model import Batching, CustomerId, DeliveryMode, Endpoint, EndpointId, SubscriptionId
 from delivery.webhooks.batching import segment
 from tests.support import builders
 

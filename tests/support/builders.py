@@ -7,15 +7,12 @@ from typing import Any
 
 import orjson
 
-from delivery.model import (
+from delivery.model import Delivery, Event, EventId, Record
+from delivery.registry_model import (
     Auth,
     CustomerId,
-    Delivery,
     Endpoint,
     EndpointId,
-    Event,
-    EventId,
-    Record,
     Retrying,
     Revision,
     Scope,

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from delivery.model import Tls
+from delivery.registry_model import Tls
 from delivery.secret import Secret
 
 NOW = dt.datetime.now(dt.UTC)

@@ -10,7 +10,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable
 
-from delivery.model import Attempt, Delivery, EndpointId
+from delivery.model import Attempt, Delivery
+from delivery.registry_model import EndpointId
 from delivery.webhooks.http import origin, transport
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, deferral

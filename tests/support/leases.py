@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from delivery.model import (
-    Batching,
-    CustomerId,
-    DeliveryMode,
-    EndpointId,
-    Event,
-    LeaveReason,
-    Retrying,
-    Subscription,
-    SubscriptionId,
-)
+from delivery.model import Event, LeaveReason
+from delivery.registry_model import Batching, CustomerId, DeliveryMode, EndpointId, Retrying, Subscription, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing.registry_snapshot import Snapshot

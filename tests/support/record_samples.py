@@ -10,18 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from delivery.model import (
-    Attempt,
-    DeliveryMode,
-    EventId,
-    LeaveReason,
-    Outcome,
-    OutcomeKind,
-    Revision,
-    SubscriptionId,
-    SubTenantId,
-    TenantId,
-)
+from delivery.model import Attempt, EventId, LeaveReason, Outcome, OutcomeKind
+from delivery.registry_model import DeliveryMode, Revision, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake

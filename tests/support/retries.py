@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from delivery.model import Attempt, CustomerId, EndpointId, NextAttempt, SubscriptionId
+from delivery.model import Attempt, NextAttempt
+from delivery.registry_model import CustomerId, EndpointId, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, shard_scheduler, window

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from delivery.model import DeliveryMode, NextAttempt, OutcomeKind, Revision, SkipReason
+from delivery.model import NextAttempt, OutcomeKind, SkipReason
 from delivery.model import Outcome as Ended
+from delivery.registry_model import DeliveryMode, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
 from delivery.webhooks.results.results import Results

@@ -27,7 +27,7 @@ ALLOWED_IN_CORE = {
     *sys.stdlib_module_names, "aiohttp", "cachetools", "confluent_kafka", "cryptography", "fastavro", "google", "httptools",
     "msgspec", "orjson", "prometheus_client", "pyarrow", "tenacity", "uvloop", "yarl",
 }  # fmt: skip
-ALLOWED_OF_OURS = {"delivery.errors", "delivery.model", "delivery.payload_form", "delivery.secret", "delivery.webhooks"}
+ALLOWED_OF_OURS = {*folder_map.GROUND, "delivery.webhooks"}
 
 
 def imports(path):

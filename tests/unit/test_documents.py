@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.config import loader, settings
-from delivery.model import ContentMode
+from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import batcher
 from delivery.webhooks.http import guard
 from delivery.webhooks.policy import error_classes, retry_reasons

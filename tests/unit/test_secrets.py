@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from delivery.config import kafka_clients, loader, settings, worker_plans
-from delivery.model import Auth, AuthKind
+from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.stages.kafka import sink
 from delivery.stages.registry import lookup_source, registry_follower

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from delivery.config import kafka_clients, settings, worker_plans
-from delivery.model import EndpointId
 from delivery.observability import health
 from delivery.observability.clock_check import ClockCheck
+from delivery.registry_model import EndpointId
 from delivery.stages.checkpoint import paused_topics, recovery
 from delivery.stages.kafka import outage, sink
 from delivery.stages.lanes import telemetry

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from delivery.model import EndpointId
 from delivery.observability import metrics
+from delivery.registry_model import EndpointId
 from delivery.webhooks.scheduling import outage
 from delivery.webhooks.scheduling.outage_history import Outages
 from delivery.webhooks.state.backlog import Failing

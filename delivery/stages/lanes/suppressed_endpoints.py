@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import deferral
 

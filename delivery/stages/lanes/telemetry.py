@@ -14,8 +14,8 @@ from typing import NamedTuple
 from pyspark import SparkContext
 
 from delivery.config import settings
-from delivery.model import EndpointId
 from delivery.observability import metrics
+from delivery.registry_model import EndpointId
 from delivery.stages.tasks import observer
 from delivery.webhooks.results.counters import Counters
 

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from delivery.model import EndpointId, Revision
+from delivery.registry_model import EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges

@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 
 from delivery import errors
-from delivery.model import EndpointId, Record
+from delivery.model import Record
+from delivery.registry_model import EndpointId
 from delivery.stages.realtime import channel, messages, report_buffer
 from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes.lane_driver import DRAIN_S

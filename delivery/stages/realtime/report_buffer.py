@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.webhooks.results.counters import Counters
 
 

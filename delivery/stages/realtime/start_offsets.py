@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import kafka_clients, settings, worker_plans
-from delivery.model import DeliveryMode
+from delivery.registry_model import DeliveryMode
 from delivery.stages.checkpoint import offset_log, recovery
 from delivery.stages.kafka import completed_reader, source
 from delivery.webhooks.lanes.realtime_lane import Place

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from pyspark import SparkContext
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters

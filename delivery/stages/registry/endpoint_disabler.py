@@ -20,8 +20,8 @@ import cachetools
 import tenacity
 
 from delivery.config import settings
-from delivery.model import EndpointId
 from delivery.observability import metrics
+from delivery.registry_model import EndpointId
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import endpoint_status
 

@@ -17,8 +17,8 @@ from pyspark import SparkContext
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.model import Revision
 from delivery.observability import metrics
+from delivery.registry_model import Revision
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing import lookup_registry, registries
 from subscriptions_db.postgres import connect, migrate

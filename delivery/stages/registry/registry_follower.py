@@ -19,8 +19,8 @@ from pyspark import Broadcast, SparkContext
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.model import Revision
 from delivery.observability import metrics
+from delivery.registry_model import Revision
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from delivery.webhooks.state import pickling

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 from pyspark import AccumulatorParam
 
-from delivery.model import EndpointId
 from delivery.observability import logs
+from delivery.registry_model import EndpointId
 from delivery.webhooks.results import attempt_log, counters
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark import Accumulator
 from pyspark.sql import DataFrame
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.stages.tasks import route, shard_state, task_context
 from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_records, shard_scheduler, window

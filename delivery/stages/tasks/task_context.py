@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from delivery.stages.kafka import sink
 from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import orphan

@@ -19,20 +19,9 @@ from typing import NamedTuple
 import msgspec
 import orjson
 
-from delivery.model import (
-    Attributes,
-    Batching,
-    CustomerId,
-    EndpointId,
-    Event,
-    EventId,
-    LeaveReason,
-    Record,
-    SubscriptionId,
-    SubTenantId,
-    TenantId,
-)
+from delivery.model import Attributes, Event, EventId, LeaveReason, Record
 from delivery.payload_form import Opaque
+from delivery.registry_model import Batching, CustomerId, EndpointId, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.state import versioning
 
 VERSION = 1

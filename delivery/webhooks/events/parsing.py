@@ -22,8 +22,9 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.model import PLATFORM, Attributes, Event, EventId, Record, SubTenantId, TenantId
+from delivery.model import Attributes, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
+from delivery.registry_model import PLATFORM, SubTenantId, TenantId
 from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import content_encoding, opaque
 

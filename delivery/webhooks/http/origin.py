@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import yarl
 
-from delivery.model import Auth, Endpoint
+from delivery.registry_model import Auth, Endpoint
 
 
 class Origin(NamedTuple):

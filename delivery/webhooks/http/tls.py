@@ -13,7 +13,7 @@ import ssl
 from pathlib import Path
 
 from delivery import errors
-from delivery.model import Tls
+from delivery.registry_model import Tls
 
 MAX_CONTEXTS = 4096
 """Most contexts that one process keeps; the least recently used are dropped."""

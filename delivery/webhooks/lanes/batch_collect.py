@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delivery.model import Delivery, DeliveryMode, Endpoint, EndpointId, Event, Outcome, OutcomeKind, Record
+from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record
 from delivery.payload_form import EndpointPayload
+from delivery.registry_model import DeliveryMode, Endpoint, EndpointId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from delivery.model import DeliveryMode, Endpoint, Outcome, OutcomeKind, SkipReason
+from delivery.model import Outcome, OutcomeKind, SkipReason
+from delivery.registry_model import DeliveryMode, Endpoint
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results, final_results

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from delivery.model import ContentMode, Delivery, DeliveryMode, Event, Outcome, OutcomeKind, Record
+from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record
 from delivery.payload_form import EndpointPayload
+from delivery.registry_model import ContentMode, DeliveryMode
 from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import completed_work

@@ -16,7 +16,8 @@ from typing import Any
 import cachetools
 
 from delivery import errors
-from delivery.model import Record, Revision
+from delivery.model import Record
+from delivery.registry_model import Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.http import transport

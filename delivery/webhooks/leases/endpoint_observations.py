@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from delivery.model import Attempt, Endpoint, EndpointId
+from delivery.model import Attempt
+from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.scheduling import outage

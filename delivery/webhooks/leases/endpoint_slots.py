@@ -10,7 +10,7 @@ import asyncio
 import weakref
 from typing import NamedTuple
 
-from delivery.model import Endpoint, EndpointId
+from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.scheduling import host_limits, limits
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator
 from typing import NamedTuple
 
-from delivery.model import CustomerId, EndpointId
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
 from delivery.webhooks.retries import retry_messages
 

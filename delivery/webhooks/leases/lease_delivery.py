@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from delivery.model import Delivery, DeliveryMode, Endpoint, Scope, Subscription
+from delivery.model import Delivery
+from delivery.registry_model import DeliveryMode, Endpoint, Scope, Subscription
 from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries, revalidation

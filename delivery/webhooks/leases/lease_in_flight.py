@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from delivery import errors
-from delivery.model import Attempt, Delivery, Endpoint, NextAttempt, Outcome, OutcomeKind
+from delivery.model import Attempt, Delivery, NextAttempt, Outcome, OutcomeKind
+from delivery.registry_model import Endpoint
 from delivery.webhooks.leases import lease_delivery, lease_triage
 from delivery.webhooks.leases.lease_report import LeaseReport
 from delivery.webhooks.policy import backoff, error_classes

@@ -14,7 +14,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from delivery.model import Attempt, Endpoint, EndpointStatus, NextAttempt, OutcomeKind, Revision, SkipReason
+from delivery.model import Attempt, NextAttempt, OutcomeKind, SkipReason
+from delivery.registry_model import Endpoint, EndpointStatus, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.leases import lease_delivery
 from delivery.webhooks.policy import backoff, retry_reasons

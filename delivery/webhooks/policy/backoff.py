@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from delivery import errors
-from delivery.model import NextAttempt, Retrying
+from delivery.model import NextAttempt
+from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 
 _RETRIED_QUICKLY = frozenset(

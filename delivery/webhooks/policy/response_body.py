@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib import parse
 
+from delivery.model import KEPT_RESPONSE_BYTES
 from delivery.webhooks.policy import credentials
 
-MAX_BYTES = 1024
-"""Most bytes of a body that are kept, and the default of `delivery.logged_response_bytes`. A dead letter keeps as many."""
+MAX_BYTES = KEPT_RESPONSE_BYTES
+"""Most bytes of a body that are kept, as many as in a dead letter, and the default of `delivery.logged_response_bytes`."""
 MIN_SECRET_CHARS = 4
 """Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 REDACTED = "***"

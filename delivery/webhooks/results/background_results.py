@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from delivery.webhooks.results.results import Results, background_results
 from delivery.webhooks.scheduling import background_attempts
 

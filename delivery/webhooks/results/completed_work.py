@@ -20,7 +20,8 @@ import logging
 from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
-from delivery.model import Event, SubscriptionId
+from delivery.model import Event
+from delivery.registry_model import SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_entries, log_records, topic_rows
 from delivery.webhooks.results.log_entries import Due

@@ -12,19 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from delivery.model import (
-    Attempt,
-    Attribute,
-    CustomerId,
-    EndpointId,
-    Event,
-    EventId,
-    Record,
-    SubscriptionId,
-    SubTenantId,
-    TenantId,
-)
+from delivery.model import Attempt, Attribute, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
+from delivery.registry_model import CustomerId, EndpointId, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.events import opaque
 from delivery.webhooks.results.log_entries import Due
 

@@ -10,7 +10,8 @@ from typing import Any
 import yarl
 from msgspec import UNSET, UnsetType
 
-from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Endpoint, Event, Outcome, OutcomeKind, Record, SubscriptionId
+from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, Event, Outcome, OutcomeKind, Record
+from delivery.registry_model import Endpoint, SubscriptionId
 from delivery.webhooks.events import parsing
 from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results.dead_letter_records import DeadLetter, Header, LetterAttempt

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from delivery.model import DeliveryMode
+from delivery.registry_model import DeliveryMode
 from delivery.webhooks.results.log_entries import Entry
 
 

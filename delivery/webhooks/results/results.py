@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from delivery.model import Delivery, Endpoint, EndpointId, Outcome
+from delivery.model import Delivery, Outcome
+from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import intake
 from delivery.webhooks.scheduling import background_attempts, dispatch, outage

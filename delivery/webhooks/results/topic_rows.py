@@ -12,14 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from delivery.model import (
-    CustomerId,
-    Endpoint,
-    EndpointId,
-    Outcome,
-    OutcomeKind,
-    Revision,
-)
+from delivery.model import Outcome, OutcomeKind
+from delivery.registry_model import CustomerId, Endpoint, EndpointId, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import (
     dead_letter_records,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from delivery.model import CustomerId, EndpointId
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.retries import fifo, retry_messages
 from delivery.webhooks.retries.window import NEVER_MS, ShardPolicy, Window
 from delivery.webhooks.state import segment_store

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from delivery.model import Endpoint, EndpointId
+from delivery.registry_model import Endpoint, EndpointId
 
 SHARE = 1 / 8
 """Longest interval between two hints of a worker about an endpoint that accepts requests, as a share of

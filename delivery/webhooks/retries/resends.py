@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from delivery.model import SubscriptionId
+from delivery.registry_model import SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages
 

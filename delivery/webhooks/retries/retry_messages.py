@@ -17,18 +17,8 @@ from typing import Self
 
 import msgspec
 
-from delivery.model import (
-    KEPT_RESPONSE_BYTES,
-    Attempt,
-    CustomerId,
-    Delivery,
-    EndpointId,
-    LeaveReason,
-    NextAttempt,
-    Outcome,
-    Revision,
-    SubscriptionId,
-)
+from delivery.model import KEPT_RESPONSE_BYTES, Attempt, Delivery, LeaveReason, NextAttempt, Outcome
+from delivery.registry_model import CustomerId, EndpointId, Revision, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 from delivery.webhooks.state import versioning

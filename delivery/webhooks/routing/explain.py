@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from delivery.model import PLATFORM, Endpoint, EndpointStatus, Event, SkipReason, Subscription
+from delivery.model import Event, SkipReason
 from delivery.payload_form import PayloadForm
+from delivery.registry_model import PLATFORM, Endpoint, EndpointStatus, Subscription
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from delivery import errors
-from delivery.model import PLATFORM, DeliveryMode, Event, Record, Revision, TenantStatus
+from delivery.model import Event, Record
+from delivery.registry_model import PLATFORM, DeliveryMode, Revision, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.policy import error_classes

@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol
 
 import cachetools
 
-from delivery.model import PLATFORM, Endpoint, EndpointId, Event, Revision, TenantId, TenantStatus
+from delivery.model import Event
+from delivery.registry_model import PLATFORM, Endpoint, EndpointId, Revision, TenantId, TenantStatus
 from delivery.webhooks.routing import matching, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 

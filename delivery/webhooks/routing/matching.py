@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import cachetools
 
-from delivery.model import (
+from delivery.model import Event, SkipReason
+from delivery.registry_model import (
     PLATFORM,
     Endpoint,
-    Event,
     Revision,
     Scope,
-    SkipReason,
     Subscription,
     SubscriptionId,
     SubscriptionStatus,

@@ -12,7 +12,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from delivery.model import PLATFORM, Endpoint, EndpointId, Event, Revision, Subscription, SubscriptionId, TenantId, TenantStatus
+from delivery.model import Event
+from delivery.registry_model import (
+    PLATFORM,
+    Endpoint,
+    EndpointId,
+    Revision,
+    Subscription,
+    SubscriptionId,
+    TenantId,
+    TenantStatus,
+)
 from delivery.webhooks.routing import matching
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from delivery.webhooks.state import pickling

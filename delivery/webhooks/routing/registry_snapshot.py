@@ -9,16 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from delivery.model import (
-    Endpoint,
-    EndpointId,
-    Revision,
-    Scope,
-    Subscription,
-    SubscriptionId,
-    TenantId,
-    TenantStatus,
-)
+from delivery.registry_model import Endpoint, EndpointId, Revision, Scope, Subscription, SubscriptionId, TenantId, TenantStatus
 
 Id = TypeVar("Id")
 Row = TypeVar("Row")

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from delivery.model import CustomerId, DeliveryMode, EndpointId, SkipReason, SubscriptionId, TenantId
+from delivery.model import SkipReason
+from delivery.registry_model import CustomerId, DeliveryMode, EndpointId, SubscriptionId, TenantId
 from delivery.webhooks.routing import matching, registries
 
 

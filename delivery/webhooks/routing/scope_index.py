@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Generic, TypeAlias, TypeVar
 
-from delivery.model import SubTenantId, TenantId
+from delivery.registry_model import SubTenantId, TenantId
 
 ScopeKey: TypeAlias = TenantId | tuple[TenantId, SubTenantId] | None
 """Key of the index: a tenant, a sub-tenant, or None for the events of all tenants."""

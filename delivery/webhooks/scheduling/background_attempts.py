@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from delivery.model import EndpointId, Outcome, Sendable
+from delivery.model import Outcome, Sendable
+from delivery.registry_model import EndpointId
 
 log = logging.getLogger(__name__)
 

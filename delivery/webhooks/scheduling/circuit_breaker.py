@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from delivery import errors
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.webhooks.policy import error_classes, retry_reasons
 
 OPENS_AFTER = 5

@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from delivery.model import Attempt, Endpoint, EndpointId, EndpointStatus, NextAttempt, Outcome, OutcomeKind, Sent
+from delivery.model import Attempt, NextAttempt, Outcome, OutcomeKind, Sent
+from delivery.registry_model import Endpoint, EndpointId, EndpointStatus
 from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 

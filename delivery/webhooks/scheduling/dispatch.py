@@ -20,7 +20,8 @@ import math
 from collections.abc import Callable
 from typing import Generic, Protocol
 
-from delivery.model import Attempt, EndpointId, Outcome, OutcomeKind, Sendable, Sent
+from delivery.model import Attempt, Outcome, OutcomeKind, Sendable, Sent
+from delivery.registry_model import EndpointId
 from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_queue, limits, timeouts
 from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, Pending, Queue

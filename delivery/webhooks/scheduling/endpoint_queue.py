@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
-from delivery.model import Attempt, Endpoint, EndpointId, Sent
+from delivery.model import Attempt, Sent
+from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 

@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from delivery.model import Endpoint, EndpointId
+from delivery.registry_model import Endpoint, EndpointId
 
 BURST_SHARE = 0.05
 """Share of a second's requests that may go at once. The other requests become possible evenly over the second. So no second has

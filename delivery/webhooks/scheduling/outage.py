@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib import parse
 
 from delivery import errors
-from delivery.model import Endpoint
+from delivery.registry_model import Endpoint
 
 MIN_DESTINATIONS = 10
 """Minimum of destinations for a judgement. Fewer may all be down by themselves."""

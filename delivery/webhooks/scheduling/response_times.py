@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 
 MIN_RESPONSE_DEADLINE_S = 0.2
 """Shortest response deadline in seconds. A busy machine, a lost packet or a garbage collection delays any endpoint."""

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import orjson
 
-from delivery.model import ContentMode, Endpoint, EndpointId, LeaveReason, Outcome, OutcomeKind, SubscriptionId
+from delivery.model import LeaveReason, Outcome, OutcomeKind
+from delivery.registry_model import ContentMode, Endpoint, EndpointId, SubscriptionId
 from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.sending import payload
 

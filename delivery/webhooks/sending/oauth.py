@@ -17,7 +17,7 @@ import cachetools
 import orjson
 
 from delivery import errors
-from delivery.model import Auth
+from delivery.registry_model import Auth
 from delivery.webhooks.http import origin, transport
 from delivery.webhooks.scheduling import endpoint_clock, limits
 

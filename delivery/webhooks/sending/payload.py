@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from delivery.model import ContentMode, Event, SubscriptionId
+from delivery.model import Event
 from delivery.payload_form import Opaque, PayloadForm
+from delivery.registry_model import ContentMode, SubscriptionId
 from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import opaque

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import yarl
 
 from delivery import errors
-from delivery.model import Auth, AuthKind, Endpoint, Tls
+from delivery.registry_model import Auth, AuthKind, Endpoint, Tls
 from delivery.webhooks.http import guard, tls
 from delivery.webhooks.http.origin import Grant, Origin, Target
 from delivery.webhooks.sending import handshake

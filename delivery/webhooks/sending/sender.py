@@ -8,7 +8,8 @@ from http import HTTPStatus
 from typing import Protocol
 
 from delivery import errors
-from delivery.model import Attempt, Endpoint, EndpointId, Sendable
+from delivery.model import Attempt, Sendable
+from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.policy import error_classes, response_body, response_headers, retry_after, retry_reasons
 from delivery.webhooks.scheduling import endpoint_clock

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, hmac
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from delivery import errors
-from delivery.model import SignatureScheme, SigningKey
+from delivery.registry_model import SignatureScheme, SigningKey
 from delivery.secret import Secret
 
 SCHEME_OF_PREFIX = {"whsec_": SignatureScheme.HMAC, "whsk_": SignatureScheme.ED25519}

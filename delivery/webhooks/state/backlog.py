@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 
 
 class Failing(NamedTuple):

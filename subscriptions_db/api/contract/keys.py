@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from delivery import errors
-from delivery.model import EndpointId, TenantId
+from delivery.registry_model import EndpointId, TenantId
 from delivery.secret import Secret
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.postgres import audit, connect

@@ -9,7 +9,7 @@ import datetime as dt
 import enum
 from typing import NamedTuple
 
-from delivery.model import EndpointId, TenantId
+from delivery.registry_model import EndpointId, TenantId
 
 
 class Scope(enum.StrEnum):

@@ -16,7 +16,8 @@ from pydantic import Field
 
 from delivery import errors
 from delivery.config import service_settings
-from delivery.model import Revision, Sendable
+from delivery.model import Sendable
+from delivery.registry_model import Revision
 from delivery.webhooks.http import guard
 from delivery.webhooks.http.origin import Target
 from delivery.webhooks.http.transport import Response

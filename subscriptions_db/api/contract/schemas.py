@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from subscriptions_db import described
 from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.deprecation import Deprecation

@@ -9,7 +9,7 @@ import datetime as dt
 
 from pydantic import AwareDatetime
 
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from subscriptions_db.api.contract import audit, crud, routes
 from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.deliveries import dead_letter_actions

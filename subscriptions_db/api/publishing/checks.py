@@ -16,7 +16,8 @@ import orjson
 
 from delivery import errors
 from delivery.config import settings, topic_pattern, worker_plans
-from delivery.model import Event, EventId, Record, TenantId
+from delivery.model import Event, EventId, Record
+from delivery.registry_model import TenantId
 from delivery.webhooks.events import attributes, parsing
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing.bodies import EventsOfBody, Headers, UncheckedEvent

@@ -26,7 +26,7 @@ import cachetools
 from aiohttp import web
 
 from delivery import errors
-from delivery.model import TenantId
+from delivery.registry_model import TenantId
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing.published_counts import Counts, Sums, TenantSum

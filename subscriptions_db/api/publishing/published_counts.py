@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from delivery.model import TenantId
+from delivery.registry_model import TenantId
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 

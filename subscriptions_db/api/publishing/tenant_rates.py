@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import cachetools
 
-from delivery.model import TenantId
+from delivery.registry_model import TenantId
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
 

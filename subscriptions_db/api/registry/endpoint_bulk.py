@@ -14,7 +14,7 @@ import pydantic
 from pydantic import Field
 
 from delivery import errors
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from subscriptions_db import described
 from subscriptions_db.api.contract import audit, crud, cursors, problems, routes, schemas
 from subscriptions_db.api.contract.principals import Scope

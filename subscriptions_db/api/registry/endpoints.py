@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import yarl
 
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from subscriptions_db.api.contract import audit, crud, problems, routes, schemas
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import Call, Route

@@ -12,8 +12,9 @@ import pydantic
 from pydantic import Field
 
 from delivery import errors
-from delivery.model import Attribute, EndpointId, Event, EventId, Record, SubscriptionId, SubTenantId, TenantId
+from delivery.model import Attribute, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
+from delivery.registry_model import EndpointId, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.events import attributes, opaque
 from delivery.webhooks.routing import explain
 from subscriptions_db import described

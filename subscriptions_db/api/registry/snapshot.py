@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from subscriptions_db import described
 from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.principals import Scope

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from delivery.model import PLATFORM
+from delivery.registry_model import PLATFORM
 from subscriptions_db.api.contract import audit, crud, expansion, problems, routes, schemas
 from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.registry import customers

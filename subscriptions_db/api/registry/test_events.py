@@ -21,20 +21,8 @@ from pydantic import Field
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import (
-    Delivery,
-    DeliveryMode,
-    Endpoint,
-    EndpointId,
-    Event,
-    EventId,
-    LeaveReason,
-    Record,
-    Scope,
-    Subscription,
-    SubscriptionId,
-    TenantId,
-)
+from delivery.model import Delivery, Event, EventId, LeaveReason, Record
+from delivery.registry_model import DeliveryMode, Endpoint, EndpointId, Scope, Subscription, SubscriptionId, TenantId
 from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.scheduling import limits

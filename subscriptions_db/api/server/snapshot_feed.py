@@ -21,7 +21,7 @@ from aiohttp import web
 
 from delivery import errors
 from delivery.config import service_settings
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import SnapshotRequest

@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Iterator
 
 from delivery import errors
-from delivery.model import PLATFORM
+from delivery.registry_model import PLATFORM
 from delivery.webhooks.results import log_entries
 from delivery.webhooks.results.log_entries import BatchPostponedEntry, Entry, PostponedEntry
 from delivery.webhooks.results.log_records import LogRecord

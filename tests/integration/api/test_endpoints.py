@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import signing

@@ -20,7 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from delivery.config import loader, worker_plans
-from delivery.model import Attempt, CustomerId, Outcome, OutcomeKind, SubscriptionId
+from delivery.model import Attempt, Outcome, OutcomeKind
+from delivery.registry_model import CustomerId, SubscriptionId
 from delivery.webhooks.events import parsing
 from fanout.cli import main
 from fanout.local import kafka as local_kafka

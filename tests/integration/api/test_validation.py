@@ -11,7 +11,7 @@ from aiohttp import web
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending.handshake import Reply, State
 from fanout.admin import registry_commands

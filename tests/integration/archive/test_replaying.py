@@ -8,7 +8,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque

@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from delivery import errors
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import key_expiry, outbox, quotas

@@ -2,7 +2,8 @@
 
 import base64
 
-from delivery.model import (
+from delivery.payload_form import EndpointPayload
+from delivery.registry_model import (
     Auth,
     AuthKind,
     Batching,
@@ -15,7 +16,6 @@ from delivery.model import (
     SigningKey,
     Tls,
 )
-from delivery.payload_form import EndpointPayload
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from subscriptions_db.manifest import manifest

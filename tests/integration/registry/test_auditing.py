@@ -7,7 +7,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.registration import apply, endpoint_status, rotation

@@ -12,7 +12,7 @@ from psycopg import conninfo
 
 from delivery import errors
 from delivery.config import settings
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.webhooks.http import guard
 from fanout.admin import registry_commands

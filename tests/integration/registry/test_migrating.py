@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from delivery.config import settings
-from delivery.model import Batching, ContentMode, Retrying
+from delivery.registry_model import Batching, ContentMode, Retrying
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from subscriptions_db.archive.ingest import partitions

@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from delivery import errors
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from subscriptions_db.registration import endpoint_status, registered_rows
 from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import DOCUMENT, GUARD, applied

@@ -6,11 +6,7 @@ import random
 
 import pytest
 
-from delivery.model import (
-    AuthKind,
-    SubscriptionStatus,
-    TenantStatus,
-)
+from delivery.registry_model import AuthKind, SubscriptionStatus, TenantStatus
 from delivery.secret import Secret
 from delivery.webhooks.routing.registry_snapshot import updated
 from delivery.webhooks.state import pickling

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.model import Batching, DeliveryMode, EndpointStatus, Retrying
+from delivery.registry_model import Batching, DeliveryMode, EndpointStatus, Retrying
 from delivery.secret import Secret
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import apply, registered_rows

@@ -11,7 +11,7 @@ import pytest
 import standardwebhooks
 
 from delivery import errors
-from delivery.model import SignatureScheme
+from delivery.registry_model import SignatureScheme
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import signing
 from subscriptions_db.manifest import manifest

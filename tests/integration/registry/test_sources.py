@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 from delivery.config import settings
-from delivery.model import PLATFORM, Retrying, SkipReason, TenantStatus
+from delivery.model import SkipReason
+from delivery.registry_model import PLATFORM, Retrying, TenantStatus
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing import lookup_registry, matching, registries
 from fanout.local import stack

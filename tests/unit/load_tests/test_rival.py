@@ -8,7 +8,7 @@ import pytest
 import standardwebhooks
 
 from delivery import errors
-from delivery.model import DeliveryMode, EndpointStatus, SubscriptionStatus
+from delivery.registry_model import DeliveryMode, EndpointStatus, SubscriptionStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import matching
 from load_tests.harness import figures, receiver, usage

@@ -1,9 +1,6 @@
 """`fanout event-type try` shows whether the payload of an event keeps to a schema, before the catalogue has the schema."""
 
 import json
-import pathlib
-import re
-import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -61,9 +58,3 @@ def test_a_file_and_standard_input_are_read(tmp_path):
 def test_an_invalid_schema_or_event_is_refused_with_its_option(schema, event, said):
     with pytest.raises(errors.RegistrationError, match=said):
         raise tried(schema, event).exception
-
-
-def test_the_example_in_the_document_has_its_output():
-    document = (pathlib.Path(__file__).parents[4] / "docs" / "registering.md").read_text()
-    [command, said] = re.search(r"```sh\n(fanout event-type try.*?)```\s+```\n(.*?)```", document, re.DOTALL).groups()
-    assert CliRunner().invoke(main.app, shlex.split(command.replace("\\\n", ""))[1:]).output == said

@@ -1,9 +1,6 @@
 """`fanout filter try` shows whether a filter matches an event, which fields differ, and fields that can never match."""
 
 import json
-import pathlib
-import re
-import shlex
 
 import pytest
 from typer.testing import CliRunner
@@ -66,9 +63,3 @@ def test_files_and_standard_input_are_read(tmp_path):
 def test_an_invalid_filter_or_event_is_refused_with_its_option(pattern, event, said):
     with pytest.raises(errors.RegistrationError, match=said):
         raise tried(pattern, event).exception
-
-
-def test_the_example_in_the_document_has_its_output():
-    document = (pathlib.Path(__file__).parents[4] / "docs" / "registering.md").read_text()
-    [command, said] = re.search(r"```sh\n(fanout filter try.*?)```\s+```\n(.*?)```", document, re.DOTALL).groups()
-    assert CliRunner().invoke(main.app, shlex.split(command.replace("\\\n", ""))[1:]).output == said

@@ -6,8 +6,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from delivery.model import DeliveryMode, OutcomeKind
 from delivery.model import Outcome as Ended
+from delivery.model import OutcomeKind
+from delivery.registry_model import DeliveryMode
 from fanout.reconcile import evidence
 from fanout.reconcile.findings import MEANINGS, Kind
 from tests.support import builders

@@ -2,7 +2,8 @@
 
 import pytest
 
-from delivery.model import DeliveryMode, OutcomeKind
+from delivery.model import OutcomeKind
+from delivery.registry_model import DeliveryMode
 from delivery.webhooks.results.log_entries import RedrivenEntry
 from delivery.webhooks.routing import intake
 from fanout.reconcile.findings import Kind

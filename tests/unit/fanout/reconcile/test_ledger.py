@@ -4,7 +4,8 @@ import itertools
 
 import msgspec
 
-from delivery.model import Attempt, DeliveryMode, LeaveReason, Outcome, OutcomeKind, Revision
+from delivery.model import Attempt, LeaveReason, Outcome, OutcomeKind
+from delivery.registry_model import DeliveryMode, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
 from delivery.webhooks.results.log_entries import Due, RedrivenEntry

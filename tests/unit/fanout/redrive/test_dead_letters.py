@@ -5,7 +5,8 @@ import itertools
 import orjson
 import pytest
 
-from delivery.model import CustomerId, DeliveryMode, LeaveReason, Outcome, OutcomeKind
+from delivery.model import LeaveReason, Outcome, OutcomeKind
+from delivery.registry_model import CustomerId, DeliveryMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
 from delivery.webhooks.results.results import Results

@@ -6,7 +6,8 @@ import msgspec
 import orjson
 import pytest
 
-from delivery.model import Batching, LeaveReason, Retrying
+from delivery.model import LeaveReason
+from delivery.registry_model import Batching, Retrying
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import ordering_key
 from delivery.webhooks.events.parsing import Layout

@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings, worker_plans
-from delivery.model import SubscriptionStatus
+from delivery.registry_model import SubscriptionStatus
 from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
 from delivery.stages.tasks import deliver_events, task_context
 from tests.support import builders

@@ -1,6 +1,6 @@
 """The follower publishes changes that add up, and only confirms a revision without changes."""
 
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from delivery.stages.registry import registry_follower
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from tests.support import builders

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from delivery.model import EndpointId
+from delivery.registry_model import EndpointId
 from delivery.stages.tasks import retry_shard
 from delivery.webhooks.batching import segment
 

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.model import Auth, AuthKind, SignatureScheme, SigningKey, Tls
+from delivery.registry_model import Auth, AuthKind, SignatureScheme, SigningKey, Tls
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from subscriptions_db.snapshot import endpoint_checks

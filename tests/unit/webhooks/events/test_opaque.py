@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import ContentMode, Outcome, OutcomeKind
+from delivery.model import Outcome, OutcomeKind
+from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.filters import event_pattern

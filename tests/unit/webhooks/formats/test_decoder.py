@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import DeliveryMode
 from delivery.payload_form import EndpointPayload, Framed, Opaque, PayloadForm
+from delivery.registry_model import DeliveryMode
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder, schemas
 from delivery.webhooks.routing import intake, registries

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from delivery import errors
-from delivery.model import Tls
+from delivery.registry_model import Tls
 from delivery.secret import Secret
 from delivery.webhooks.http import tls
 from tests.support import certificates, descriptors

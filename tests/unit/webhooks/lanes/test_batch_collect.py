@@ -8,7 +8,7 @@ import sys
 import orjson
 import pytest
 
-from delivery.model import Batching, ContentMode, DeliveryMode, EndpointStatus
+from delivery.registry_model import Batching, ContentMode, DeliveryMode, EndpointStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect

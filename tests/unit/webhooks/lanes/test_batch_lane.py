@@ -13,15 +13,8 @@ import pytest
 from cloudevents.v1.http import from_json
 from standardwebhooks import Webhook
 
-from delivery.model import (
-    PLATFORM,
-    Batching,
-    ContentMode,
-    DeliveryMode,
-    OutcomeKind,
-    SigningKey,
-    SubscriptionStatus,
-)
+from delivery.model import OutcomeKind
+from delivery.registry_model import PLATFORM, Batching, ContentMode, DeliveryMode, SigningKey, SubscriptionStatus
 from delivery.secret import Secret
 from delivery.webhooks.batching import segment
 from delivery.webhooks.http import guard

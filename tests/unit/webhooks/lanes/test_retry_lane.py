@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from delivery.model import Retrying, SubscriptionStatus
+from delivery.registry_model import Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work

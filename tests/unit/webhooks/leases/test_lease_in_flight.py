@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import PLATFORM, Attempt, EndpointStatus, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.model import Attempt, OutcomeKind
+from delivery.registry_model import PLATFORM, EndpointStatus, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
 from delivery.webhooks.leases.lease_triage import RegistryView

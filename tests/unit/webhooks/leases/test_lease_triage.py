@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from delivery import errors
-from delivery.model import Attempt, DeliveryMode, EndpointStatus, NextAttempt, OutcomeKind, Retrying, SkipReason
-from delivery.model import SubscriptionStatus as Status
+from delivery.model import Attempt, NextAttempt, OutcomeKind, SkipReason
+from delivery.registry_model import DeliveryMode, EndpointStatus, Retrying
+from delivery.registry_model import SubscriptionStatus as Status
 from delivery.webhooks.batching import segment
 from delivery.webhooks.leases import lease_triage
 from delivery.webhooks.leases.lease_triage import RegistryView, ToAttempt, ToEnd, ToRequeue, WasDelivered

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import errors
-from delivery.model import Retrying
+from delivery.registry_model import Retrying
 from delivery.webhooks.policy import backoff, error_classes, retry_after, retry_reasons
 from tests.support import fakes
 

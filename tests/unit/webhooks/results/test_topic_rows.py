@@ -4,7 +4,8 @@ import base64
 
 import orjson
 
-from delivery.model import Attempt, Auth, AuthKind, Outcome, OutcomeKind, SkipReason
+from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
+from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import topic_rows

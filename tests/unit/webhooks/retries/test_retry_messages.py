@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from delivery.model import CustomerId, EndpointId, LeaveReason, NextAttempt, Outcome, OutcomeKind
+from delivery.model import LeaveReason, NextAttempt, Outcome, OutcomeKind
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import error_classes, response_headers, retry_reasons
 from delivery.webhooks.retries import retry_messages

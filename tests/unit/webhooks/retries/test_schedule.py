@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from delivery.model import Retrying
+from delivery.registry_model import Retrying
 from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.retries import retry_messages
 from tests.support.retries import DAY_MS, NOW, Shard, accepted, entry, failed_attempt, postponed, reported

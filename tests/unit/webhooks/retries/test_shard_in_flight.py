@@ -2,7 +2,8 @@
 
 import msgspec
 
-from delivery.model import CustomerId, EndpointId, NextAttempt
+from delivery.model import NextAttempt
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.retries.endpoint_state import COMPLETED_KEPT_MS

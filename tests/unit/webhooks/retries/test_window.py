@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import errors
-from delivery.model import CustomerId, EndpointId
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, window
 from tests.support.retries import NOW

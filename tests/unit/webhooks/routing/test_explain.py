@@ -2,8 +2,8 @@
 
 import pytest
 
-from delivery.model import EndpointStatus, SubscriptionStatus
 from delivery.payload_form import Opaque, PayloadForm
+from delivery.registry_model import EndpointStatus, SubscriptionStatus
 from delivery.webhooks.routing import explain
 from delivery.webhooks.routing.explain import Rule
 from tests.support import builders

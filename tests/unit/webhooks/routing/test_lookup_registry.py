@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import loader, settings
-from delivery.model import Revision
+from delivery.registry_model import Revision
 from delivery.stages.registry import lookup_source as stage
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing import lookup_registry

@@ -2,7 +2,8 @@
 
 import pytest
 
-from delivery.model import Revision, SkipReason, SubscriptionStatus
+from delivery.model import SkipReason
+from delivery.registry_model import Revision, SubscriptionStatus
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges

@@ -7,8 +7,9 @@ import orjson
 import pytest
 
 from delivery.config import settings, worker_plans
-from delivery.model import DeliveryMode, Outcome, OutcomeKind
+from delivery.model import Outcome, OutcomeKind
 from delivery.payload_form import Opaque, PayloadForm
+from delivery.registry_model import DeliveryMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.results import dead_letter_records, dead_letter_rows

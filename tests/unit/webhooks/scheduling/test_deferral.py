@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import EndpointStatus, NextAttempt, OutcomeKind, Retrying, SubscriptionStatus
+from delivery.model import NextAttempt, OutcomeKind
+from delivery.registry_model import EndpointStatus, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from delivery.model import NextAttempt, OutcomeKind, Retrying
+from delivery.model import NextAttempt, OutcomeKind
+from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import fakes
 from tests.support.dispatching import deliveries

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from delivery import errors
-from delivery.model import NextAttempt, OutcomeKind, Retrying
+from delivery.model import NextAttempt, OutcomeKind
+from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from delivery.model import OutcomeKind, Retrying
+from delivery.model import OutcomeKind
+from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling.response_times import MIN_FIRST_RESPONSE_DEADLINE_S, MIN_RESPONSE_DEADLINE_S
 from tests.support import fakes

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import Auth, AuthKind
+from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.policy import response_headers

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from delivery.model import ContentMode
+from delivery.registry_model import ContentMode
 from delivery.webhooks.sending import payload
 from tests.support import builders
 

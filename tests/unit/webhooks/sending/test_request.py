@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from delivery import errors
-from delivery.model import Auth, AuthKind
+from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import request

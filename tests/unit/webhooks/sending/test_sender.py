@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from delivery import errors
-from delivery.model import Auth, AuthKind, SigningKey
+from delivery.registry_model import Auth, AuthKind, SigningKey
 from delivery.secret import Secret
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.policy import response_headers

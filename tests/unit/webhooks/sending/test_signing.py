@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from delivery import errors
-from delivery.model import SignatureScheme, SigningKey
+from delivery.registry_model import SignatureScheme, SigningKey
 from delivery.secret import Secret
 from delivery.webhooks.sending import signing
 from tests.support import builders

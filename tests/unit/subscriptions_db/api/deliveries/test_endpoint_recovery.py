@@ -2,7 +2,7 @@
 
 import pytest
 
-from delivery.model import EndpointStatus
+from delivery.registry_model import EndpointStatus
 from subscriptions_db.api.deliveries import endpoint_recovery
 
 

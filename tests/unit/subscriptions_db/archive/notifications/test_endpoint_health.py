@@ -4,7 +4,8 @@ import datetime as dt
 
 import pytest
 
-from delivery.model import OutcomeKind, TenantId
+from delivery.model import OutcomeKind
+from delivery.registry_model import TenantId
 from delivery.webhooks.results import log_records
 from delivery.webhooks.results.log_entries import (
     AttemptEntry,

@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from delivery.config import service_settings, settings
-from delivery.model import ContentMode, Record
+from delivery.model import Record
+from delivery.registry_model import ContentMode
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import payload
 from fanout.archiver import notify_step, process
