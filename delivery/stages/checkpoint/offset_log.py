@@ -67,8 +67,6 @@ class Checkpoint:
     def __init__(self, spark: SparkSession, folder: str) -> None:
         recovery.require_whole(spark, folder)
         self._spark = spark
-        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # as in `read`
-        self._hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
         self._folder = folder
         begun, committed = recovery.newest(spark, folder)
         if committed < 0 <= begun:
@@ -102,21 +100,17 @@ class Checkpoint:
     def _write(self, number: int, positions: Positions) -> None:
         version, metadata, _ = self._lines(number)
         text = "\n".join([version, metadata, json.dumps(positions, separators=(",", ":"))])
-        write(self._spark, f"{self._folder}/offsets/{number}", text)
+        write(self._spark, self._name(number), text)
 
     def _lines(self, number: int) -> list[str]:
-        path = self._path(number)
-        stream = path.getFileSystem(self._hadoop).open(path)
-        try:
-            lines = str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).splitlines()
-        finally:
-            stream.close()
+        name = self._name(number)
+        lines = (read(self._spark, name) or "").splitlines()
         if len(lines) != _LINES:
             raise errors.LaneFailed(
-                f"{path} is damaged, or another version of Spark wrote it. Nothing was changed: restore a backup of the lane's "
+                f"{name} is damaged, or another version of Spark wrote it. Nothing was changed: restore a backup of the lane's "
                 "folder (docs/operations.md)"
             )
         return lines
 
-    def _path(self, number: int) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/offsets/{number}")
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/offsets/{number}"

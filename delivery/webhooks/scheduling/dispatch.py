@@ -25,7 +25,6 @@ from delivery.registry_model import EndpointId
 from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_queue, limits, timeouts
 from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, Pending, Queue
-from delivery.webhooks.scheduling.timeouts import Phase
 
 ENOUGH_READY, FEW_READY = 16, 8
 """Numbers of endpoint queues that are ready for a slot. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it
@@ -76,7 +75,7 @@ class Dispatcher(Generic[Sent]):
         self._in_flight = 0
         self._unsettled = 0
         self._awaited_unsettled = 0
-        self._phase = Phase.READING
+        self._phase = timeouts.Phase.READING
         self._timeouts = timeouts.Timeouts(
             bounds,
             endpoint_time,
@@ -110,7 +109,7 @@ class Dispatcher(Generic[Sent]):
     async def finish(self) -> None:
         """Wait until every delivery has its outcome. Overdue attempts move to the background. Submit nothing afterwards."""
         self._timeouts.stop()
-        self._enter(Phase.FINISHING)
+        self._enter(timeouts.Phase.FINISHING)
         self._hand_over_quick_retries()
         await self._wait_for_unsettled(0)
         self.abandon()
@@ -120,9 +119,9 @@ class Dispatcher(Generic[Sent]):
 
         When no queue is ready, each waiting delivery waits for its own endpoint, and is deferred after `queue_timeout_s`.
         """
-        self._enter(Phase.WAITING)
+        self._enter(timeouts.Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
-        self._enter(Phase.READING)
+        self._enter(timeouts.Phase.READING)
 
     async def _wait_for_unsettled(self, unsettled: int) -> None:
         self._awaited_unsettled = unsettled
@@ -131,7 +130,7 @@ class Dispatcher(Generic[Sent]):
         try:
             await self._wait_while(lambda: self._unsettled > unsettled)
         except BaseException:
-            self._enter(Phase.FAILED)
+            self._enter(timeouts.Phase.FAILED)
             raise
 
     def abandon(self) -> None:
@@ -139,7 +138,7 @@ class Dispatcher(Generic[Sent]):
 
         Called at the end of each task. A task that failed runs again whole.
         """
-        self._enter(Phase.ABANDONED)
+        self._enter(timeouts.Phase.ABANDONED)
         for queue in self._ready:
             queue.release_reservation()
         self._ready.clear()
@@ -148,9 +147,9 @@ class Dispatcher(Generic[Sent]):
             runner.cancel()
         self._quick_retries.cancel()
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: timeouts.Phase) -> None:
         """Enter a phase. No phase follows ABANDONED: a wait that ends later must not set FAILED."""
-        if self._phase is not Phase.ABANDONED:
+        if self._phase is not timeouts.Phase.ABANDONED:
             self._phase = phase
 
     async def _wait_while(self, is_so: Callable[[], bool]) -> None:
@@ -168,10 +167,10 @@ class Dispatcher(Generic[Sent]):
         if not self._phase.is_waiting:
             return
         until = self._endpoint_time()
-        if self._phase is Phase.WAITING:
+        if self._phase is timeouts.Phase.WAITING:
             until -= self._bounds.queue_timeout_s
         else:
-            self._phase = Phase.CLOSING
+            self._phase = timeouts.Phase.CLOSING
         for queue in self._queues.values():
             is_paced = queue.must_wait(self._clock())
             self._defer_waiting(queue, retry_reasons.RATE_LIMITED if is_paced else retry_reasons.LANE_DEADLINE, until)
@@ -216,7 +215,7 @@ class Dispatcher(Generic[Sent]):
         self._end(self._deferrals.deferred_now(pending.delivery, reason, pending.attempts))
 
     def _enqueue(self, pending: Pending[Sent]) -> None:
-        if self._phase in {Phase.FAILED, Phase.ABANDONED}:
+        if self._phase in {timeouts.Phase.FAILED, timeouts.Phase.ABANDONED}:
             return  # without an outcome: the task runs again
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
@@ -227,7 +226,7 @@ class Dispatcher(Generic[Sent]):
             self._defer(pending, retry_reasons.CIRCUIT_OPEN)
         elif queue.is_unresponsive:
             self._defer(pending, retry_reasons.SLOW)
-        elif self._phase is Phase.CLOSING:
+        elif self._phase is timeouts.Phase.CLOSING:
             self._defer(pending, retry_reasons.LANE_DEADLINE)
         else:
             pending.since = self._endpoint_time()
@@ -242,7 +241,7 @@ class Dispatcher(Generic[Sent]):
 
     def _resume(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
         """Make a queue ready again that waited for its rate or host. Return True if the queue has waiting deliveries."""
-        if self._phase is Phase.ABANDONED or not queue.waiting:
+        if self._phase is timeouts.Phase.ABANDONED or not queue.waiting:
             queue.is_ready = False
             return False
         queue.has_reservation = has_reservation
@@ -298,7 +297,7 @@ class Dispatcher(Generic[Sent]):
             pending.attempts += (attempt,)
             if pending.name is not None:
                 self._settle(queue, pending, attempt, now)
-                if self._phase is not Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
+                if self._phase is not timeouts.Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
                     self._mark_ready(queue)
                     self._start_runner()
                 return
