@@ -22,7 +22,7 @@ from typing import Any
 import pydantic
 
 from delivery import errors
-from delivery.config import settings
+from delivery.config import refused_values, settings
 
 LOCAL_FILE = Path(".fanout/local.toml")
 """Settings file that `fanout up` writes below the current folder."""
@@ -51,8 +51,7 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     try:
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
-        # pydantic's own text quotes the rejected input, which may be a secret.
-        raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_input=False))) from None
+        raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_url=False))) from None
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -131,8 +130,8 @@ def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
     if error["type"] != "extra_forbidden":
-        problem = error["msg"].removeprefix("Value error, ")
-        return f"setting {name} ({PREFIX}{'_'.join(location[:2]).upper()}): {problem}. Nothing was started"
+        problem, variable = refused_values.explained(error, {}), f"{PREFIX}{'_'.join(location[:2])}".upper()
+        return f"setting {name} ({variable}): {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
     known = settings.known_names() if len(location) > 1 else list(settings.Settings.model_fields)
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"setting {name} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"

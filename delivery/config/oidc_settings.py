@@ -7,15 +7,18 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from delivery.config.setting_types import Area, Seconds, pairs
+from delivery.config.setting_types import Area, Matching, Seconds, pairs
 
-_ISSUER = r"^(https://[^@\s?#]+|http://(127\.0\.0\.1|localhost)(:\d+)?(/[^@\s?#]*)?)?$"
+_ISSUER = Matching(
+    r"(https://[^@\s?#]+|http://(127\.0\.0\.1|localhost)(:\d+)?(/[^@\s?#]*)?)?",
+    "must be an https:// URL, or an http:// URL of this machine, without a user name and a query",
+)
 
 
 class Oidc(Area):
     """Tokens of an OpenID Connect provider, by which operators use the HTTP API without an API key (docs/api.md#tokens)."""
 
-    issuer: Annotated[str, Field(pattern=_ISSUER)] = ""
+    issuer: Annotated[str, _ISSUER] = ""
     """URL of the provider, exactly as in the claim `iss` of its tokens, such as `https://login.example.com/realms/ops`. The API
     reads the provider's keys from there. Plain http is for a provider on this machine only. Empty: no token is accepted."""
     audience: str = ""

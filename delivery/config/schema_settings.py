@@ -7,7 +7,12 @@ from typing import Annotated
 import pydantic
 from pydantic import Field, SecretStr
 
-from delivery.config.setting_types import Area, Seconds, pattern_or_none
+from delivery.config.setting_types import Area, Matching, Seconds, pattern_or_none
+
+_URLS = Matching(
+    r"(https?://[^@\s,]+(\s*,\s*https?://[^@\s,]+)*)?",
+    "must be URLs with http:// or https://, separated by commas, without a user name",
+)
 
 
 class SchemaRegistry(Area):
@@ -16,7 +21,7 @@ class SchemaRegistry(Area):
     topic_pattern: Annotated[str, pydantic.AfterValidator(pattern_or_none)] = ""
     """Regular expression, in the syntax of `source.topic_pattern`, for the whole name of each topic whose values may be in the
     Confluent wire format. A value without its frame is read as in any other topic. Empty: no topic has a schema registry."""
-    url: Annotated[str, Field(pattern=r"^(https?://[^@\s,]+(\s*,\s*https?://[^@\s,]+)*)?$")] = ""
+    url: Annotated[str, _URLS] = ""
     """URL of the schema registry, several separated by commas. The server has the API of Confluent's Schema Registry. The user
     name and the password are settings of their own."""
     username: str = ""

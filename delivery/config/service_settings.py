@@ -6,7 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr
 
-from delivery.config.setting_types import Area, PerSecond, Seconds
+from delivery.config.setting_types import Area, Matching, PerSecond, Seconds
+
+_BASE_URL = Matching(r"(https?://[!-~]{1,200}[^/])?", "must be a URL with http:// or https:// that does not end in /")
+_SOURCES = Matching(r"|[^{}]*\{tenant\}[/#][^{}]*", "must have {tenant} once, and a / or # after it, as in /{tenant}/")
 
 
 class Archive(Area):
@@ -50,7 +53,7 @@ class Api(Area):
     """Address to serve on; `0.0.0.0` in a container."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
     """Port to serve on; 0 takes any free port."""
-    public_url: Annotated[str, Field(pattern=r"^(https?://[!-~]{1,200}[^/])?$")] = ""
+    public_url: Annotated[str, _BASE_URL] = ""
     """URL at which receivers reach the API, such as `https://fanout.example.com`. A receiver of an endpoint with `validation`
     may then permit deliveries later, by a request to a URL below this one. Empty: a receiver can permit deliveries only in its
     answer to the handshake."""
@@ -91,7 +94,7 @@ class Api(Area):
     publishing: bool = True
     """Take events from producers (`POST /v1/events`). False: such requests are answered with 404, and the API needs no login
     to Kafka."""
-    publisher_sources: Annotated[str, Field(pattern=r"^(|[^{}]*\{tenant\}[/#][^{}]*)$")] = ""
+    publisher_sources: Annotated[str, _SOURCES] = ""
     """Beginning of the `source` of every event that a key limited to tenants publishes. `{tenant}` stands for the event's
     tenant, and a `/` or `#` follows it, as in `/{tenant}/`. So no such key can use the source of another tenant. Empty: any
     source."""

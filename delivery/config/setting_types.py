@@ -44,6 +44,18 @@ def pairs(value: object) -> object:
     return table
 
 
+class Matching(pydantic.AfterValidator):
+    """Refuse a text that does not match `pattern` from its first to its last character. `problem` is the message."""
+
+    def __init__(self, pattern: str, problem: str) -> None:
+        def checked(text: str) -> str:
+            if not re.fullmatch(pattern, text):
+                raise ValueError(problem)
+            return text
+
+        super().__init__(checked)
+
+
 def with_one_group(pattern: str) -> str:
     """Return `pattern` if it is empty or has exactly one group, the tenant's id; else raise ValueError."""
     try:

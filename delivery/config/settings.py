@@ -7,7 +7,7 @@ docs/configuration.md is generated from the docstrings in this file.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field, SecretStr
@@ -15,7 +15,15 @@ from pydantic import Field, SecretStr
 from delivery.config.oidc_settings import Oidc
 from delivery.config.schema_settings import SchemaRegistry
 from delivery.config.service_settings import Api, Archive, Operations
-from delivery.config.setting_types import Area, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
+from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
+
+_DNS_NAME = Matching(
+    r"([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?",
+    "must be a DNS name such as fanout.example.com, without a scheme and a path",
+)
+_LEASE_NAME = Matching(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "must be the name of a Lease: lower-case letters, digits, `-` and `.`"
+)
 
 
 class Database(Area):
@@ -46,9 +54,9 @@ class Kafka(Area):
 
     bootstrap_servers: str = "127.0.0.1:9092"
     """`host:port`, several separated by commas."""
-    security_protocol: Annotated[str, Field(pattern="^(PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)$")] = "PLAINTEXT"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
-    sasl_mechanism: Annotated[str, Field(pattern="^(|PLAIN|SCRAM-SHA-256|SCRAM-SHA-512)$")] = ""
+    sasl_mechanism: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = ""
     """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, with `sasl_username` and `sasl_password`. Empty: no SASL."""
     sasl_username: str = ""
     """User name for SASL."""
@@ -79,7 +87,7 @@ class Source(Area):
     of these topics. Empty: there is no real-time lane."""
     topic_prefix: str = "events."
     """Prefix that is removed from a topic's name to get the event type, if the event itself has none."""
-    starting_offsets: Annotated[str, Field(pattern="^(earliest|latest)$")] = "earliest"
+    starting_offsets: Literal["earliest", "latest"] = "earliest"
     """The records at which a lane's first start begins: `earliest`, the first record of each topic, or `latest`, only records
     that come later. A topic that is found later is always read from its first record."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
@@ -102,11 +110,11 @@ class Source(Area):
     """Plain JSON: dotted path of the sub-tenant id."""
     time_field: str = "time"
     """Plain JSON: dotted path of the event's time, RFC 3339. Without one, the time is when Kafka appended the record."""
-    invalid_time: Annotated[str, Field(pattern="^(|passed|rejected)$")] = ""
+    invalid_time: Literal["", "passed", "rejected"] = ""
     """Treatment of events whose time is not an RFC 3339 time. Empty: reject CloudEvents, and pass plain JSON. `rejected`:
     reject both. `passed`: pass both. A rejected event has the reason `bad_attribute`. A passed event gets the time at which
     Kafka appended the record."""
-    reused_ids: Annotated[str, Field(pattern="^(passed|rejected|told_apart)$")] = "passed"
+    reused_ids: Literal["passed", "rejected", "told_apart"] = "passed"
     """Treatment of events with the source and id of an earlier event and another payload. `passed`: both are delivered with
     one `webhook-id`, so receivers ignore the second as a repeat. `rejected`: the second goes to the rejected records as
     `reused_id`, if the worker remembers the first and both are of one tenant. `told_apart`: the payload is part of every
@@ -116,7 +124,7 @@ class Source(Area):
 class Snapshot(Area):
     """The way in which workers get the registry: by broadcasts or by look-ups (docs/adr/0007-broadcast-or-look-up.md)."""
 
-    source: Annotated[str, Field(pattern="^(broadcast|lookup)$")] = "broadcast"
+    source: Literal["broadcast", "lookup"] = "broadcast"
     """`broadcast`: the driver follows the registry, and each worker has all of it. `lookup`: the workers ask Postgres for the
     rows that their events need. For this the workers get `database.url` and `keys.ring`."""
     poll_interval_s: Seconds = 1
@@ -181,7 +189,7 @@ class Delivery(Area):
     """For development: if true, endpoints may use plain http."""
     allow_ports: tuple[int, ...] = (80, 443, 8080, 8443)
     """Ports that an endpoint's URL may name. Empty, for development: any port."""
-    webhook_origin: Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?$")] = ""
+    webhook_origin: Annotated[str, _DNS_NAME] = ""
     """The platform's DNS name as a sender, such as `fanout.example.com`. Receivers of endpoints with `validation` are asked to
     permit deliveries from this name. Empty: no receiver can be asked, and nothing is sent to those endpoints."""
     result_partitions: Annotated[int, Field(gt=0)] = 6
@@ -278,7 +286,7 @@ class Spark(Area):
     checkpoint: str = ".fanout/checkpoint"
     """Folder or URL with each lane's progress and state. If its content is lost, the lanes begin without state, at
     `source.starting_offsets`, and the retry lane at the first record of its topic."""
-    checkpoint_lease: Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")] = ""
+    checkpoint_lease: Annotated[str, _LEASE_NAME] = ""
     """Name of a Kubernetes Lease in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease, and
     a second driver waits. Empty: no Lease; file locks in the folder keep a second driver out."""
     parallelism: Annotated[int, Field(gt=0)] = 2
@@ -322,9 +330,9 @@ class Scaling(Area):
 class Logs(Area):
     """The job's log on standard error."""
 
-    level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "INFO"
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
-    format: Annotated[str, Field(pattern="^(text|json)$")] = "text"
+    format: Literal["text", "json"] = "text"
     """`text` for people, `json` for machines: one object a line."""
     attempt_sample: Annotated[float, Field(ge=0, le=1)] = 0
     """Share of all attempts that the workers log, 0 to 1. In addition, failed attempts are logged, up to 10 a second and

@@ -1,5 +1,7 @@
 """The settings: their sources, their checks, and the messages about wrong settings."""
 
+import re
+
 import pytest
 
 from delivery import errors
@@ -39,7 +41,7 @@ def test_a_named_settings_file_is_the_only_one_read(folder, by):
         ({"FANOUT_KAFKA_BOOTSTRAP_SERVER": "x"}, "did you mean kafka.bootstrap_servers?"),
         ({"FANOUT_KAFAK_X": "x"}, "did you mean kafka?"),
         ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "many"}, "delivery.max_attempts (FANOUT_DELIVERY_MAX_ATTEMPTS)"),
-        ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, "greater than 0"),
+        ({"FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, "must be more than 0"),
         ({"FANOUT_KAFKA_SECURITY_PROTOCOL": "TLS"}, "kafka.security_protocol"),
         ({"FANOUT_SOURCE_TENANT_OF_TOPIC": "("}, "source.tenant_of_topic (FANOUT_SOURCE_TENANT_OF_TOPIC)"),
         ({"FANOUT_SOURCE_TENANT_OF_TOPIC": "events\\..+"}, "must have exactly one group: the tenant's id"),
@@ -118,6 +120,37 @@ def test_a_part_of_a_table_that_is_no_pair_is_an_error(folder, given, number):
     with pytest.raises(errors.SettingsError, match=rf"keys\.ring \(FANOUT_KEYS_RING\): part {number} has no name") as refused:
         loader.read({"FANOUT_KEYS_RING": given}, root=folder)
     assert "hunter" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"FANOUT_SOURCE_STARTING_OFFSETS": "ealiest"}, "must be one of earliest, latest; did you mean earliest? Nothing"),
+        ({"FANOUT_SOURCE_INVALID_TIME": "dropped"}, "must be one of (empty), passed, rejected"),
+        ({"FANOUT_METRICS_PORT": "eighty"}, "must be a whole number, but is text. Nothing was started"),
+        ({"FANOUT_METRICS_PORT": "99999"}, "must be at most 65535"),
+        ({"FANOUT_API_PUBLIC_URL": "https://a.example/"}, "must be a URL with http:// or https:// that does not end in /"),
+        ({"FANOUT_API_PUBLISHER_SOURCES": "/tenant/"}, "must have {tenant} once, and a / or # after it, as in /{tenant}/"),
+        ({"FANOUT_OIDC_ISSUER": "http://login.example.com"}, "must be an https:// URL, or an http:// URL of this machine"),
+        ({"FANOUT_OIDC_SCOPES": "admins=root"}, "must be one of operator, executor, publisher"),
+        ({"FANOUT_SCHEMA_REGISTRY_URL": "https://u:p@registry"}, "must be URLs with http:// or https://, separated by commas"),
+    ],
+)
+def test_a_wrong_value_is_explained_without_patterns_and_types(folder, given, problem):
+    """Regression: the message was pydantic's, such as `String should match pattern '^(earliest|latest)$'`."""
+    with pytest.raises(errors.SettingsError, match=re.escape(problem)) as refused:
+        loader.read(given, root=folder)
+    assert str(refused.value).startswith("setting ")
+
+
+def test_no_setting_is_refused_by_a_pattern_of_pydantic():
+    """Pydantic reports a pattern by its text. `setting_types.Matching` has a message."""
+    assert not [
+        f"{area}.{name}"
+        for area, model in settings.areas().items()
+        for name, field in model.model_fields.items()
+        if any(getattr(part, "pattern", None) for part in field.metadata)
+    ]
 
 
 def test_a_table_in_the_environment_may_have_empty_parts_and_equals_signs(folder):
