@@ -1,7 +1,7 @@
 """Publish records to Kafka, and make records of events: from NDJSON lines, or generated.
 
 Runs in `fanout` commands and in `fanout archive`, which publishes redrives, replays and operational events. A line of NDJSON is
-a JSON event. Its type names the topic.
+a JSON event. Its type names the topic, unless the caller names one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MAX_RECORD_BYTES = 1_000_000
 """Maximum bytes of a record that this client takes, the default of librdkafka. A topic takes 1,048,588 by default."""
 EVENT_PARTITIONS = 4
 """Partitions of a topic that `fanout publish` or `fanout smoke-test` creates, and of a new `operations.topic`."""
+_STOPPED = "No line of a file was published; of standard input, the lines before this one were"
+"""What `fanout publish` has done when a line is wrong: it reads a whole file before it publishes the first line."""
 _OPTIONS: dict[str, str | int | float | bool] = {
     "linger.ms": 5,
     # A retry by the client must not publish an event twice. delivery.stages.kafka.sink says why one request is in flight.
@@ -61,7 +63,7 @@ class Placed:
 
 
 class Publisher:
-    """Publish messages to Kafka, and call `on_placed` for each message once Kafka has confirmed it.
+    """Publish messages to Kafka, and call `on_placed` for each message that Kafka has confirmed, in `publish` or `flush`.
 
     Used by one thread. `publish` returns before Kafka has the message. All messages are in Kafka when `flush` has returned
     without an error.
@@ -109,15 +111,16 @@ class Publisher:
     def flush(self) -> None:
         """Wait until Kafka has confirmed every message.
 
-        Raise KafkaUnavailable if Kafka refused a message, or has not confirmed all after FLUSH_TIMEOUT_S.
+        Raise KafkaUnavailable if Kafka has refused any message of this publisher, or has not confirmed all after
+        FLUSH_TIMEOUT_S.
         """
         left = self._producer.flush(FLUSH_TIMEOUT_S)
         if self._failure is not None:
             raise errors.KafkaUnavailable(_refused(self._failure))
         if left:
             raise errors.KafkaUnavailable(
-                f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s, and may have them: check the brokers, then "
-                "try again"
+                f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s, and may have them: check the brokers "
+                "(setting kafka.bootstrap_servers), then try again"
             )
 
 
@@ -140,7 +143,8 @@ def _refused(refusal: str) -> str:
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
     """Publish `messages`, creating missing topics; return the number of messages for each topic.
 
-    If `messages` raises, Kafka has all messages before the failure. Raise KafkaUnavailable, as Publisher does.
+    If `messages` raises, Kafka has all messages before the failure. Raise KafkaUnavailable if Kafka does not answer, or refuses
+    a topic or a message: Kafka may have some of the messages then.
     """
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)
@@ -160,8 +164,9 @@ def from_lines(
 ) -> Iterator[Message]:
     """Yield a message for each NDJSON line. Empty lines are skipped.
 
-    Raise RegistrationError with the number of a line that is not JSON, that names no topic, or that the job would reject by
-    `layout`. Without `layout`, any JSON is accepted.
+    `topic` is the topic of all messages; None: each event's type names its topic. Raise RegistrationError with the number of a
+    line that is not JSON, that has no type where `topic` is None, or that the job would reject by `layout`. `layout` None: no
+    line is checked for that.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -169,11 +174,12 @@ def from_lines(
         try:
             document = orjson.loads(line)
         except orjson.JSONDecodeError as exc:
-            raise errors.RegistrationError(f"line {number}", f"is not JSON: {exc}") from exc
+            problem = f"is not JSON ({exc.msg} at column {exc.colno}): correct the line. {_STOPPED}"
+            raise errors.RegistrationError(f"line {number}", problem) from exc
         named = topic or (isinstance(document, dict) and document.get(source.type_field))
         if not named:
             raise errors.RegistrationError(
-                f"line {number}", f"has no {source.type_field!r}: add it, or name a topic with --topic"
+                f"line {number}", f"has no {source.type_field!r}: add it, or name a topic with --topic. {_STOPPED}"
             )
         message = Message(topic=topic or source.topic_prefix + str(named), value=line.strip())
         if layout is not None:
@@ -186,7 +192,10 @@ def _require_event(where: str, message: Message, layout: parsing.Layout) -> None
     try:
         parsing.parse(record, layout)
     except errors.EventRejected as exc:
-        problem = f"the job would reject this event ({exc.reason}: {exc.detail}); --unchecked publishes it anyway"
+        problem = (
+            f"the job would reject this event ({exc.reason}: {exc.detail}): correct the line, or publish it anyway with "
+            f"--unchecked. {_STOPPED}"
+        )
         raise errors.RegistrationError(where, problem) from None
 
 

@@ -1,4 +1,4 @@
-"""Read the records that topics have now, up to the ends at the time of the call.
+"""Read the records that topics have now, up to the ends that they had when `Scanner.extents` was called.
 
 Runs in `fanout` commands and in `fanout archive`. Reads the same records as Spark, including those of aborted transactions.
 """
@@ -22,12 +22,12 @@ from delivery.stages.kafka import bounded_reader, topics
 from fanout.kafka.places import Place
 
 TIMEOUT_S = 30
-"""Seconds to wait for an answer of Kafka, or for the next record of a range."""
+"""Seconds to wait for the offsets of partitions, or for the next record of a range."""
 MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
 """Maximum records of one poll, and seconds to wait for them."""
 Consume = Callable[[confluent_kafka.Message], None]
-"""A function that `Scanner.read` calls with each record. It raises LookupError, TypeError or ValueError for an unreadable
-record."""
+"""A function that `Scanner.read` calls with each record. It raises LookupError, TypeError, ValueError or MsgspecError for an
+unreadable record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ class Extent:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if no record is missing that the range should have.
+        """Return True if Kafka has certainly deleted no record of the range.
 
-        With `since_ms`: Kafka has deleted no record of that time or later. Without: Kafka has never deleted a record.
+        The range has all records of the partition, or those since the `since_ms` of `Scanner.extents`.
         """
         return self.low == 0 or self.first > self.low
 
@@ -150,14 +150,16 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
     place, error = f"{message.topic()}:{message.partition()}", message.error()
     if error is not None:
         raise errors.KafkaUnavailable(
-            f"{place} cannot be read ({error.str()}): check the brokers, and that this login may read the topic"
+            f"{place} cannot be read ({error.str()}), and reading stopped: check the brokers, and that this login may read the "
+            "topic. Then try again"
         )
     try:
         consume(message)
     except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
         raise errors.RecordUnreadable(
             f"record {place}:{message.offset()} is not one that this version of the job writes ({exc!r}): another program, or "
-            "another version of the job, has written to this topic. Nothing was changed: find that program, or run its version"
+            "another version of the job, has written to this topic. Reading stopped at this record, and nothing was written to "
+            "Kafka: find that program, or run this command in the version that wrote the record"
         ) from exc
 
 

@@ -2,9 +2,9 @@
 
 Runs in `fanout` commands and the tests. The proof has three parts:
 
-1. Every record of an event topic is in a range of offsets that a receipt of the lane covers, or after the last receipt.
-2. A receipt states how many deliveries of its range were due. As many must have ended, as the attempts topic and the dead
-   letters say, or must wait.
+1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. `Terms.from_first`
+   says from where on.
+2. A receipt states how many deliveries of its range were due. By the topics of results, as many must have ended or wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
    no topic: the number of these is the due count of the receipt minus all named deliveries. A delivery may wait for the
    longest `max_wait_s` of all endpoints.
@@ -38,13 +38,13 @@ from fanout.reconcile.evidence import (
 from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 
 LANES = ("direct", "batch")
-"""The lanes that have accounts. Deliveries of the retry lane count for the lane that gave them to it."""
+"""The lanes that have accounts. `direct` includes the real-time lane. The retry lane's deliveries count for one of the two."""
 UNNAMED = "(not named)"
-"""Event type and endpoint of due deliveries that no topic names."""
+"""Endpoint of due deliveries that no topic names. Also their event type, if their range has events of several types."""
 EXPIRED = "(no longer in Kafka)"
-"""Event type of events that Kafka no longer holds."""
+"""Event type of a delivery whose event was not read, usually because Kafka no longer holds it."""
 GRACE_MS = 3_600_000
-"""Milliseconds, one hour. A delivery is overdue only this long after its expiry, because a paused lane has lost nothing."""
+"""Milliseconds, one hour. A retry entry is overdue from one hour after its expiry: a lane may stand still for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class LaneAccount:
     rejected: int = 0
     counts: Counts = field(default_factory=Counts)
     behind: int = 0
-    """Records after the last judged receipt."""
+    """Records after the last judged receipt. In a partition without a judged receipt: all records that were read."""
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class _Walk:
         self._last = max((handled.last for handled in receipts), default=-1)
         """Last offset of all receipts, including receipts that are not judged."""
         self._unfinished: list[int] = []
-        """First and last offset of the deliveries that ended after `_last`."""
+        """First and last offset, after `_last`, of deliveries that some topic names."""
         self._ranges = self._effective.ranges
         self._at = 0
         self._reset_range()
@@ -208,7 +208,7 @@ class _Walk:
         self._rejected = self._rejected_in_one_lane = 0
 
     def _account_records(self) -> None:
-        """Account for the records of the partition: find gaps, and records that the lane skipped."""
+        """Account for the records of the partition: find gaps, skipped records, and ranges that were read again in part."""
         stored = self._evidence.events.get(self._place)
         of_lane = self._result.lanes[self._lane]
         if stored is not None:
@@ -304,7 +304,7 @@ class _Walk:
             counts.pending += 1
 
     def finish(self) -> None:
-        """Judge the remaining ranges."""
+        """Judge the remaining ranges. If the job is stopped, report deliveries of records after the last receipt."""
         while self._at < len(self._ranges):
             self._judge(self._ranges[self._at])
         if self._unfinished and self._terms.is_stopped:
@@ -354,6 +354,7 @@ class _Walk:
         """Return the deliveries that are probably missing in a range.
 
         If one event of the range was due to a recipient, the other events of its type in the range were probably due to it too.
+        If no topic names a recipient for the range, return all its events, with NOBODY.
         """
         named: dict[Recipient, set[int]] = {}
         for offset, recipient, _ in self._evidence.statements(self._place, handled.first, handled.last):

@@ -24,17 +24,18 @@ from delivery.webhooks.routing import intake
 from fanout.kafka.places import Place
 
 DELIVERED, DEAD, REDRIVEN, DEAD_IN_LOG, FAILED, POSTPONED, REJECTED, REJECTED_BY_A_LANE, REPLAYED = range(1, 10)
-"""States of a delivery, in the low 16 bits of a word. DEAD: a dead letter. REDRIVEN: a dead letter that was redriven since.
-DEAD_IN_LOG: given up without an attempt, as the attempts topic says. POSTPONED: given to the retry lane, as the attempts topic
-says. REJECTED_BY_A_LANE: rejected for a reason that only one lane has. REPLAYED: delivered by a replay. Other outcomes of
+"""States of a delivery or a rejected record, in the low 16 bits of a word. DEAD: a dead letter. REDRIVEN: a dead letter that
+was redriven since. DEAD_IN_LOG: given up without an attempt, as the attempts topic says. FAILED: an attempt failed. POSTPONED:
+given to the retry lane, as the attempts topic says. REJECTED: rejected for a reason that is the same in every lane.
+REJECTED_BY_A_LANE: rejected for a reason that may hold in one lane only. REPLAYED: delivered by a replay. Other outcomes of
 replays prove nothing about due deliveries, and are not stored."""
 SKIPPED = 16
 """A skipped delivery: SKIPPED plus the index of the reason in `Evidence.reasons`."""
 ENQUEUED = 0x8000
-"""A delivery in the retries topic: ENQUEUED plus the quarter of a day in which it expires."""
+"""A delivery in the retries topic: ENQUEUED plus the number of the quarter of a day in which it expires."""
 _QUARTER_MS = 6 * 3_600_000
 _FIRST_QUARTER = 80_000
-"""Quarter of a day in the year 2024 from which quarters are counted, so that a quarter fits into 15 bits until 2047."""
+"""Quarter of a day in the year 2024 from which quarters are numbered, so that a number fits into 15 bits until 2047."""
 _CHUNK_BITS = 16
 """Low bits of the offset in a word. Words are sorted in chunks of 2**16 offsets."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
@@ -76,7 +77,7 @@ class Events:
 
     @property
     def end(self) -> int:
-        """Return the offset after the last record."""
+        """Return the offset after the last record that was added; `first` if there is none."""
         return self.first + len(self._types)
 
     def add(self, offset: int, kind: int) -> None:
@@ -85,15 +86,15 @@ class Events:
         self._types.append(kind)
 
     def count(self, first: int, last: int) -> int:
-        """Return the number of records from `first` to `last`."""
+        """Return the number of added records from the offset `first` to the offset `last`, both included."""
         kinds = self._types[max(first - self.first, 0) : max(last + 1 - self.first, 0)]
         return len(kinds) - kinds.count(0)
 
     def kind(self, offset: int) -> int | None:
         """Return the number under which `Evidence` has stored the event's type.
 
-        1: the record is not an event. 0: no record has this offset, because a transaction's marker has it. None: the offset was
-        not read.
+        1: the record is not an event. 0: no record has this offset, because a transaction's marker has it, or because Kafka has
+        compacted the topic. None: the offset was not read.
         """
         return self._types[offset - self.first] if self.first <= offset < self.end else None
 
@@ -101,7 +102,7 @@ class Events:
 class Evidence:
     """Everything that was read from the topics about each delivery.
 
-    Add the attempts and retries topics first: they name the redriven dead letters.
+    Add the attempts and retries topics before the dead letters: they say which dead letters were redriven.
     """
 
     def __init__(self) -> None:
@@ -167,9 +168,8 @@ class Evidence:
     def add_retry_message(self, message: retry_messages.Postponed | retry_messages.Report) -> None:
         """Add a record of the retries topic.
 
-        Entries of replays are ignored, and so are reports: the attempts topic has their outcomes.
-
-        The caller adds a note in the record's header as a record of the attempts topic.
+        Entries of replays are ignored, and so are reports: the attempts topic has their outcomes. The caller adds a note of a
+        redrive, from the record's header, with `add_log_record`.
         """
         if isinstance(message, retry_messages.Report):
             return
@@ -225,7 +225,7 @@ class Evidence:
     def statements(self, place: Place, first: int = 0, last: int = 2**62) -> Iterator[tuple[int, Recipient, list[int]]]:
         """Yield offset, recipient and all states of each delivery from offset `first` to `last`, in the order of offsets.
 
-        The recipient of a rejected record is NOBODY.
+        Both offsets are included, and the states are sorted. The recipient of a rejected record is NOBODY.
         """
         chunks = self._words.get(place, {})
         for chunk in sorted(chunks):
@@ -242,7 +242,7 @@ class Evidence:
                 yield at, self._recipients[before & 0xFFFF_FFFF], states
 
     def type_at(self, place: Place, offset: int) -> str | None:
-        """Return the type of the event at an offset; "" if there is no event, and "(others)" beyond 65,533 types.
+        """Return the type of the event at an offset; "" if no event is there, and "(others)" for a type after the first 65,533.
 
         None: the offset was not read, or Kafka no longer holds it.
         """

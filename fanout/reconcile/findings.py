@@ -43,8 +43,9 @@ MEANINGS = {
         "attempts topic. The lane does not read them again. Look up their deliveries, and publish events without one again"
     ),
     Kind.EXPIRED: (
-        "no receipt covers these offsets, and Kafka no longer holds them: their records expired before the lane read them, and "
-        "their events were delivered to nobody. Lengthen the topic's retention. Markers of transactions look the same"
+        "no receipt covers these offsets, and Kafka no longer holds them: their records expired before the lane read them, or "
+        "they are markers of transactions. The lane delivers no event of them. If the producers use no transactions, lengthen "
+        "the topic's retention, and ask the producers for the events"
     ),
     Kind.UNFINISHED: (
         "deliveries ended for records after the last receipt, and --settle 0s says that the job is stopped: a micro-batch was "
@@ -63,12 +64,12 @@ MEANINGS = {
         "start the job: it runs again. If the job has run since, these deliveries are lost: publish the events again"
     ),
     Kind.NOT_HANDED_OVER: (
-        "the log says failed or postponed, and the delivery is neither in the retries topic nor a dead letter. If a "
+        "the attempts topic says failed or postponed, and the delivery is neither in the retries topic nor a dead letter. If a "
         "micro-batch was interrupted, start the job: it runs again. If the job has run since, the delivery is lost: publish "
         "the event again"
     ),
     Kind.NO_LETTER: (
-        "the log says given up, and the dead-letter topic has no dead letter of it: it was lost, or somebody removed it. "
+        "the attempts topic says given up, and the dead-letter topic has no dead letter: it was lost, or somebody removed it. "
         "A redrive cannot find it: publish the event again"
     ),
     Kind.SURPLUS: (
@@ -93,15 +94,16 @@ MEANINGS = {
         "that program. No customer is affected"
     ),
     Kind.OVERDUE: (
-        "the delivery waits longer than its endpoint permits. If the lane stands still, see its log and /readyz. If it runs "
-        "without lag, its state has lost the delivery: publish the event again"
+        "the delivery waits longer than its endpoint permits. If the lane stands still, run `fanout doctor` and see the job's "
+        "log: the lane continues with the delivery. If the lane runs without lag, its state has lost the delivery: publish the "
+        "event again"
     ),
 }
 """For each kind of finding: its meaning, the reaction of the platform, and the next step of the operator."""
 
 
 class Finding(NamedTuple):
-    """A difference between what was due and what the topics record."""
+    """A contradiction in the topics about one lane and the records in one range of offsets."""
 
     kind: Kind
     lane: str
@@ -109,11 +111,11 @@ class Finding(NamedTuple):
     first: int
     last: int
     total: int
-    """Number of records or deliveries from `first` to `last` that the finding is about."""
+    """Number of records or deliveries from the offset `first` to the offset `last`, both included, that contradict."""
     subscription_id: str = ""
     endpoint_id: str = ""
     detail: str = ""
-    """A sentence without its full stop; empty: none."""
+    """A further sentence for the operator, without its full stop; empty: none."""
 
     def document(self) -> dict[str, Any]:
         """Return the finding as a dictionary for JSON output."""

@@ -26,19 +26,19 @@ class Ledger:
     attempts: int = 0
     """Number of requests. A batch is one request."""
     delivered: dict[Due, float] = field(default_factory=dict)
-    """Milliseconds since the epoch when the first request with the delivery was accepted. An event that the answer to a batch
-    rejects is also a dead letter."""
+    """Each delivery with the time, in ms since the epoch, of the first added attempt that the endpoint accepted. An event that
+    the response to a batch rejects is here too, and is a dead letter as well."""
     dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
     """By event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
     """Skipped deliveries, each with its skip reason."""
     postponed: dict[Due, str] = field(default_factory=dict)
-    """Deliveries that a lane gave to the retry lane without an attempt, each with the reason."""
+    """Deliveries that a lane gave to the retry lane before an attempt had a result, each with the reason."""
     redriven: dict[Due, int] = field(default_factory=dict)
     """Redriven deliveries, each with the time of the redriven dead letter, in ms since the epoch. Dead letters of the delivery
     up to this time no longer count."""
     batches: dict[str, str] = field(default_factory=dict)
-    """Reasons for which batches were closed, by `webhook-id`."""
+    """`webhook-id` of each attempted batch → why the batch was sent (a LeaveReason)."""
     rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
     """Rejected records by topic, partition and offset, so that a record that several lanes rejected counts once."""
     receipts: dict[tuple[str, Place], list[OffsetReceipt]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Ledger:
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:
-        """Return the number of deliveries that are due by the receipts, and have no outcome.
+        """Return the number of deliveries that were due by the receipts, minus the number of those that ended.
 
         Pending deliveries wait for their batch, or in the retry lane.
         """
@@ -142,7 +142,10 @@ class Reader:
         )
 
     def poll(self, timeout_s: float) -> int:
-        """Add the records that arrive within `timeout_s` to `ledger`, at most 2,000, and return their number."""
+        """Wait up to `timeout_s` for at most 2,000 messages, add their records to `ledger`, and return the number of messages.
+
+        The number includes messages about errors of the client, which add no record.
+        """
         messages = self._consumer.consume(2000, timeout_s)
         for message in messages:
             if message.error() is None:

@@ -1,8 +1,8 @@
 """Select the offset receipts that count, and find offsets without a receipt. Pure.
 
-Runs in `fanout` commands and the tests. A micro-batch that runs again writes the same receipt again. A lane that was reset, to
-a restored or a new checkpoint, reads the same offsets again in other ranges. Then only the later receipts count: they are in
-force.
+Runs in `fanout` commands and the tests. A micro-batch that runs again writes a receipt of the same offsets again, perhaps with
+other counts. A lane that was reset, to a restored or a new checkpoint, reads the same offsets again in other ranges. Then only
+the later receipts count: they are in force.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ class Effective(NamedTuple):
     ranges: list[HandledRange]
     """In the order of offsets, without overlaps."""
     partly_read_again: list[HandledRange]
-    """Older receipts whose range was read again in part. How much of their due count belongs to that part is unknown."""
+    """Older receipts of which later ones cover only a part. How many of their due deliveries are in that part is unknown."""
 
 
 class Gap(NamedTuple):
-    """Offsets between two ranges."""
+    """A run of offsets without a receipt, from `first` to `last`, both included."""
 
     first: int
     last: int
 
 
 def effective(receipts: Sequence[HandledRange]) -> Effective:
-    """Return the receipts in force; `receipts` are in the order in which they were written."""
+    """Return the receipts in force; `receipts` are in the order in which they were written.
+
+    If an older receipt has other counts than the later ones that replace it, their `surplus_allowed` grows by its due count.
+    """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end
     partly_read_again: list[HandledRange] = []
@@ -56,7 +59,7 @@ def effective(receipts: Sequence[HandledRange]) -> Effective:
 
 
 def gaps(receipts: Effective, begin: int) -> Iterator[Gap]:
-    """Yield the offsets from `begin` on that neither a receipt in force nor a partly read one covers, as ranges."""
+    """Yield the runs of offsets, from `begin` to the last receipt, that no receipt in `receipts` covers."""
     at = begin
     for handled in sorted([*receipts.ranges, *receipts.partly_read_again]):
         if handled.first > at:

@@ -31,7 +31,7 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes. The topics that the job writes are read from this long before `--since`, because results are
+"""Milliseconds, ten minutes, by which reading the topics that the job writes begins before `--since`, because results are
 written before their receipt."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
@@ -60,8 +60,10 @@ def reconcile(
 ) -> Proof:
     """Read the event topics and the topics that the job writes, and return the account of the lanes.
 
-    Records of the last `settle_s` seconds are not judged. `settle_s` 0 means that the job is stopped. Raise SettingsError if
-    there is no attempts topic, and KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if a topic cannot be read.
+    Receipts written in the last `settle_s` seconds before the call are not judged, and the call takes at least `settle_s`
+    seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt is too old.
+    Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable, RecordUnreadable or
+    StateUnreadable if a topic cannot be read.
     """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)
@@ -94,14 +96,14 @@ class _Reading:
         known = scanner.names()
         if config.delivery.attempts_topic not in known:
             raise errors.SettingsError(
-                f"there is no topic {config.delivery.attempts_topic} on {config.kafka.bootstrap_servers}, so nothing was "
-                "reconciled: the job has never run on this Kafka, or the topic has another name. Start the job, or set "
-                "delivery.attempts_topic"
+                f"there is no topic {config.delivery.attempts_topic} on {config.kafka.bootstrap_servers} that this login may "
+                "describe, so nothing was reconciled: the job has not created it, or it has another name. Start the job, set "
+                "delivery.attempts_topic, or grant Describe on the topic to the login"
             )
         self._event_topics = topic_scanner.event_topics(config, known)
 
     def attempts(self) -> bool:
-        """Read the attempts topic. Return True if no record of it has expired."""
+        """Read the attempts topic. Return True if none of its records of the judged time has expired."""
         extents = self._scanner.extents([self._config.delivery.attempts_topic], since_ms=self._logged_since_ms)
 
         def add(message: confluent_kafka.Message) -> None:
@@ -113,7 +115,8 @@ class _Reading:
     def others(self) -> dict[str, bool]:
         """Read retry entries, rejected records, dead letters and events.
 
-        Return for each of the first three topics True if none of its records has expired.
+        Return True for each of the first three topics of whose records of the judged time none has expired. The keys are fields
+        of Terms.
         """
         delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {
@@ -171,7 +174,9 @@ def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[st
     }
     return [
         *(
-            f"lane {name} has no receipt: it has not run in this time, or its receipts have expired"
+            f"the topics have no record of lane {name}, so nothing of it was judged: it has not run in this time, or its "
+            "records have expired. If it runs, choose an earlier --since, or lengthen the retention of "
+            f"{delivery.attempts_topic}"
             for name in accounting.LANES
             if name not in account.lanes
         ),

@@ -3,7 +3,7 @@
 Runs in `fanout` commands. A command reads the dead-letter topic from its start, or from ten minutes before `--since`. There is
 no index, because these commands are rare. `show` with `partition:offset` reads one record of the topic. `list`, `show` and
 `redrive` also read the attempts and retries topics, whose notes say which dead letters were redriven before. Only `redrive`
-writes, by enqueue.py. redrive_plan.py says when a dead letter can be enqueued twice.
+writes to Kafka, with enqueue.py. redrive_plan.py says when a dead letter can be enqueued twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PLACE = re.compile(r"(?:(?P<topic>.+):)?(?P<partition>[0-9]+):(?P<offset>[0-9]+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A dead letter, its place in the topic, and whether it was redriven."""
+    """A dead letter, its partition and offset in the dead-letter topic, and whether it was redriven."""
 
     place: Place
     offset: int
@@ -53,7 +53,7 @@ class Found:
         return f"{self.place.partition}:{self.offset}"
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of the table of `list`."""
+        """Return the row of this dead letter in the table of `fanout dead-letters list`: title of the column → value."""
         letter = self.letter
         return {
             "letter": self.name,
@@ -67,7 +67,10 @@ class Found:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the dead letter for the JSON of `list`: without payload, headers and attempts."""
+        """Return the dead letter for `fanout dead-letters list --json`: without payload and headers.
+
+        `attempts` is the number of the last attempt.
+        """
         document = self.document()
         for name in ("payload_base64", "headers", "attempts"):
             del document[name]
@@ -80,7 +83,11 @@ class Found:
 
 
 class Reader:
-    """Read dead letters, and the notes of earlier redrives. Raise SettingsError if there is no dead-letter topic."""
+    """Read dead letters, and the notes of earlier redrives. Raise SettingsError if there is no dead-letter topic.
+
+    All methods raise KafkaUnavailable if Kafka does not answer or refuses a request. `redriven` and `read` raise
+    RecordUnreadable for a record that this version of the job does not write.
+    """
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
         self._config = config.delivery
@@ -88,9 +95,9 @@ class Reader:
         self._scanner = topic_scanner.Scanner(config.kafka, console)
         if self._config.dead_letter_topic not in self._scanner.names():
             raise errors.SettingsError(
-                f"there is no topic {self._config.dead_letter_topic} on {servers}, so no dead letter was read or changed: the "
-                "job has never run on this Kafka, or the topic has another name. Start the job, or set "
-                "delivery.dead_letter_topic"
+                f"there is no topic {self._config.dead_letter_topic} on {servers} that this login may describe, so no dead "
+                "letter was read or changed: the job has not created it, or it has another name. Start the job, set "
+                "delivery.dead_letter_topic, or grant Describe on the topic to the login"
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
@@ -116,7 +123,10 @@ class Reader:
         return redriven
 
     def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:
-        """Return the ranges of offsets with all dead letters that were written since `since_ms`, up to now. None: with all."""
+        """Return ranges of offsets that contain all dead letters written since `since_ms` until now, and some older ones.
+
+        `since_ms` None: all dead letters.
+        """
         return self._scanner.extents([self._config.dead_letter_topic], since_ms=_earlier(since_ms))
 
     def read(self, extents: list[topic_scanner.Extent], take: Callable[[Place, int, bytes], None]) -> None:
@@ -153,7 +163,10 @@ def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
 
 
 def get(reader: Reader, name: str) -> Found:
-    """Return one dead letter: by `partition:offset`, by `topic:partition:offset`, or the newest with a `webhook-id`.
+    """Return the dead letter that `name` names.
+
+    1. `partition:offset` or `topic:partition:offset` names the record of the dead-letter topic.
+    2. A `webhook-id`, of an event or of a batch, names the newest dead letter with it.
 
     Raise SettingsError if there is none.
     """
@@ -177,7 +190,10 @@ def get(reader: Reader, name: str) -> Found:
 
     reader.read(extents, take)
     if not found:
-        raise errors.SettingsError(f"there is no dead letter {name}; `fanout dead-letters list` lists them")
+        raise errors.SettingsError(
+            f"there is no dead letter {name} in Kafka, so nothing is shown: it may have expired, or the name is wrong. "
+            "`fanout dead-letters list` lists the newest; --limit shows more"
+        )
     return found[0]
 
 
@@ -186,7 +202,7 @@ class _Writable(Protocol):
 
 
 def show(console: rich.console.Console, found: Found) -> None:
-    """Print one dead letter for a person: its fields, its attempts and its payload."""
+    """Print one dead letter for a person: its fields, the record's headers, its attempts and its payload."""
     document, event = found.document(), found.letter.event()
     for name in ("attempts", "headers", "payload_base64"):
         del document[name]
@@ -205,7 +221,8 @@ def show(console: rich.console.Console, found: Found) -> None:
         commands.show(console, table)
     if found.letter.attempts_omitted:
         console.print(
-            f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them"
+            f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them until "
+            "they expire"
         )
     console.print(found.letter.payload().decode(errors="replace"), markup=False)
 
@@ -213,7 +230,7 @@ def show(console: rich.console.Console, found: Found) -> None:
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
     """Write selected dead letters to `to`, unchanged and one a line; return their number.
 
-    With a `limit`, write at most that many, the first in the topic.
+    The dead letters of one partition come in the order of their offsets. With a `limit`, write at most the first that many.
     """
     count = 0
 
@@ -236,15 +253,17 @@ def redrive(
     dry_run: bool = False,
     now_ms: int | None = None,
 ) -> enqueue.Summary:
-    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven. A `limit` keeps the oldest.
+    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven. Return the numbers.
 
-    With `dry_run`, nothing is written. Raise SettingsError if there is no retries topic.
+    With a `limit`, enqueue only that many of these, the oldest. With `dry_run`, count and write nothing. `now_ms` None: the
+    present time. Raise SettingsError if there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or
+    writing fails: some dead letters may be enqueued then, and the next call leaves these out.
     """
     if not reader.has_retries_topic():
         raise errors.SettingsError(
-            f"there is no topic {config.delivery.retries_topic} on {config.kafka.bootstrap_servers}, so nothing was redriven: "
-            "the retry lane has never run on this Kafka, or the topic has another name. Start the job, or set "
-            "delivery.retries_topic"
+            f"there is no topic {config.delivery.retries_topic} on {config.kafka.bootstrap_servers} that this login may "
+            "describe, so nothing was redriven: the job has not created it, or it has another name. Start the job, set "
+            "delivery.retries_topic, or grant Describe on the topic to the login"
         )
     plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
     extents = reader.extents(selection.since_ms)
@@ -266,7 +285,7 @@ def redrive(
 
 @contextlib.contextmanager
 def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[Reader]:
-    """Open a reader, and close it afterwards."""
+    """Yield a reader, and close it afterwards. Raise SettingsError if there is no dead-letter topic."""
     reader = Reader(config, console)
     try:
         yield reader

@@ -1,6 +1,6 @@
-"""Enqueue dead letters for redelivery, and write a note about each to the attempts topic.
+"""Enqueue dead letters in the retry lane, and write a note about each beside its retry entry and to the attempts topic.
 
-Runs in `fanout dead-letters redrive` and in `fanout archive`: there is no other way to redrive. redrive_plan.py makes the retry
+Runs in `fanout dead-letters redrive` and in `fanout archive`. Every redrive uses this module. redrive_plan.py makes the retry
 entries and the notes, and says when a dead letter can be enqueued twice.
 """
 
@@ -31,13 +31,13 @@ class Summary:
     """Numbers of a redrive, or of a dry run."""
 
     letters: int = 0
-    """Dead letters that were enqueued."""
+    """Dead letters that were enqueued, or with a dry run would be."""
     requests: int = 0
     """Requests that the retry lane makes for them at first. The dead letters of a batch share requests."""
     redriven_before: int = 0
-    """Dead letters that were left out, because they were redriven before."""
+    """Selected dead letters that were left out, because they were redriven before. Only the command counts them."""
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
-    """Endpoint id → its dead letters that were enqueued."""
+    """Endpoint id → number of its dead letters in `letters`."""
 
     def document(self) -> dict[str, Any]:
         """Return the numbers as a dictionary for JSON output."""
@@ -52,7 +52,8 @@ class Summary:
 class Enqueuer:
     """Buffer dead letters by endpoint, complete their batches, and write them to the retries topic with their notes.
 
-    With `dry_run`, it only counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer.
+    With `dry_run`, it only counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Then
+    Kafka may have records that were sent before.
     """
 
     def __init__(self, config: settings.Settings, chosen: Iterable[redrive_plan.Newest], *, now_ms: int, dry_run: bool) -> None:
@@ -67,7 +68,10 @@ class Enqueuer:
         self._notes: list[publishing.Message] = []
 
     def add(self, letter: DeadLetter) -> None:
-        """Add one of the chosen dead letters. The chosen dead letters of one batch go in one request again."""
+        """Add one of the chosen dead letters, and write the buffer if it is full.
+
+        The chosen dead letters of one batch go in one request again, or in several of at most redrive_plan.MAX_REQUEST_BYTES.
+        """
         batch = letter.batch_webhook_id
         self._buffered += 1
         self._buffered_bytes += len(letter.payload_base64)

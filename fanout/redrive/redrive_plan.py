@@ -1,8 +1,8 @@
 """Decide which retry entries a redrive writes, and the notes beside them. Pure.
 
 Runs in `fanout` commands, in `fanout archive` and in the tests. A redrive writes a note about each dead letter, with the
-delivery and the time of the dead letter. The command does not redrive a dead letter with a note. A redelivery that is given up
-again makes a later dead letter, which has no note.
+delivery and the time of the dead letter. The command does not redrive a dead letter with a note, nor an older one of the same
+delivery. A redelivery that is given up again makes a later dead letter, which has no note.
 
 The note is in a header of the record with the retry entry, so that neither exists without the other. The note is also written
 to the attempts topic after Kafka has confirmed the record. So a command that dies in between has lost nothing, and its
@@ -35,7 +35,7 @@ NOTE = "redriven"
 """Name of the header with the note, in records of the retries topic."""
 MAX_REQUEST_BYTES = 256 * 1024
 """Maximum bytes of dead letters of one batch that go in one request again. A larger batch is split, so that Kafka takes the
-record."""
+record. A larger dead letter gets a request of its own."""
 NOTE_BYTES, ATTEMPT_BYTES = 1024, 1024 + 256
 """Estimated bytes of a note, and of one attempt in an attempt history."""
 
@@ -67,7 +67,10 @@ class Redriven:
         self._until_ms: dict[Delivery, int] = {}
 
     def add(self, record: AttemptsRecord | None) -> None:
-        """Add a record of the attempts topic, or a note from the header of a retry entry."""
+        """Add a record of the attempts topic, or a note from the header of a record of the retries topic.
+
+        A record without a note is ignored, and so is None.
+        """
         if not isinstance(record, LogRecord):
             return
         for entry in record.entries:
@@ -77,7 +80,7 @@ class Redriven:
                 self._until_ms[delivery] = max(entry.dead_lettered_at_ms, self._until_ms.get(delivery, -1))
 
     def has(self, letter: DeadLetter) -> bool:
-        """Return True if this dead letter was redriven."""
+        """Return True if this dead letter, or a later one of its delivery, was redriven."""
         return letter.dead_lettered_at_ms <= self._until_ms.get(delivery_of(letter), -1)
 
 
@@ -105,7 +108,7 @@ class Plan:
             self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, offset, letter.batch_webhook_id or "")
 
     def chosen(self, limit: int | None = None) -> dict[tuple[Place, int], Newest]:
-        """Return the chosen dead letters by place and offset: the `limit` oldest, or all without a limit."""
+        """Return the chosen dead letters by partition and offset: the `limit` oldest, or all without a limit."""
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
         return {(letter.place, letter.offset): letter for letter in newest}
 
@@ -158,12 +161,12 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
 
 
 def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES."""
+    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES. A larger one gets its own request."""
     return chunking.chunks(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
 
 
 def _size(together: Sequence[DeadLetter]) -> int:
-    """Return an upper bound of the bytes of a request in a record, including attempt history and note."""
+    """Return an estimate of the bytes of a request in a record, including attempt history and note."""
     return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 
 

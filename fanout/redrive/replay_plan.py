@@ -26,7 +26,7 @@ from delivery.webhooks.routing.registry_snapshot import Snapshot
 from delivery.webhooks.state import chunking
 
 MAX_REQUEST_BYTES = 256 * 1024
-"""Maximum bytes of events in one batch, so that Kafka takes the record. The same bound as for redrives."""
+"""Maximum bytes of events in one batch, so that Kafka takes the record. A larger event is a batch of its own."""
 
 
 class Due(NamedTuple):
@@ -37,7 +37,7 @@ class Due(NamedTuple):
 
 
 class Routes:
-    """Decide with a snapshot of the registry which events are due to one endpoint."""
+    """Decide which events are due to an endpoint. It is the only endpoint in the `registry` that the caller gives."""
 
     def __init__(
         self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout, formats: decoder.Decoder | None = None
@@ -67,7 +67,10 @@ class Routes:
 
 
 def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
-    """Group deliveries into requests: one delivery each, or batches within the endpoint's bounds and MAX_REQUEST_BYTES."""
+    """Group deliveries into requests: one delivery each, or batches within the endpoint's bounds and MAX_REQUEST_BYTES.
+
+    An event above a bound of bytes is a batch of its own.
+    """
     if endpoint.batching is None:
         yield from ([delivery] for delivery in due)
         return
