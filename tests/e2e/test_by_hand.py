@@ -74,6 +74,9 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
     port = str(local_kafka.free_port())
     [example] = reading.blocks("README.md", "yaml")
     (up / "subscriptions.yaml").write_text(example.replace(":9000/", f":{port}/"))
+    again = fanout(up, "up", check=False)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "another `fanout up` runs" in again.stderr
     lines = [line.split("#")[0].split() for line in reading.blocks("README.md", "sh")[1].splitlines()]
     assert lines[:2] == [["source", ".venv/bin/activate"], ["fanout", "up"]]  # as the tests' interpreter, and the fixture
 
@@ -89,29 +92,6 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
             secret = secret or next(iter(re.findall(r"whsec_\S+", said)), None)
         arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
     assert {(request["path"], request["verified"]) for request in arrived} == {("/orders", True)}
-
-
-def test_what_the_documents_register_can_be_applied_one_after_another(up):
-    [example] = reading.blocks("README.md", "yaml")
-    (up / "first.yaml").write_text(example)
-    (up / "second.yaml").write_text(reading.registering())
-    again = fanout(up, "up", check=False)
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
-    assert "another `fanout up` runs" in again.stderr
-
-    assert "fanout db migrate" in fanout(up, "apply", "first.yaml", check=False).stderr
-    assert "0001_registry" in fanout(up, "db", "migrate").stdout
-    assert len(orjson.loads(fanout(up, "apply", "first.yaml", "--dry-run", "--json").stdout)["changes"]) == 7
-    made = orjson.loads(fanout(up, "apply", "first.yaml", "--json").stdout)
-    assert made["new_secrets"]["acme-orders"].startswith("whsec_")
-    assert orjson.loads(fanout(up, "apply", "first.yaml", "--json").stdout)["changes"] == []
-    [endpoint] = orjson.loads(fanout(up, "get", "endpoints", "--json").stdout)
-    assert (endpoint["id"], endpoint["auth_secret"], endpoint["signing_secrets"]) == ("acme-orders", "***", "***")
-    assert "0 secrets encrypted again" in fanout(up, "keys", "rotate").stdout
-    doctor = fanout(up, "doctor", "--json", check=False)
-    assert {f["subject"] for f in orjson.loads(doctor.stdout) if not f["is_fine"]} == set()
-
-    assert orjson.loads(fanout(up, "apply", "second.yaml", "--strict", "--json").stdout)["warnings"] == []
 
 
 def test_a_used_port_is_named_together_with_the_way_out(kafka, jars, tmp_path):
