@@ -56,7 +56,7 @@ def missing(
     3. The master is `local…`: LOOPBACK, because driver and workers are on this machine.
     4. Any other master: the outgoing address, at which executors on other hosts reach the driver.
 
-    Raise SettingsError if there is no outgoing address.
+    In case 4, raise SettingsError if there is no outgoing address.
     """
     if environ.get(ADDRESS) or environ.get(NAME) or is_resolved(name):
         return {}
@@ -65,7 +65,7 @@ def missing(
     address = own_address()
     if address is None:
         raise errors.SettingsError(
-            f"this machine's host name, {name}, does not resolve, and the machine has no network, so Spark did not start. Set "
-            f"{ADDRESS} to the address at which the executors reach this machine, or add the name to /etc/hosts"
+            f"this machine's host name, {name}, does not resolve, and no route leads to other machines, so Spark did not "
+            f"start. Set {ADDRESS} to the address at which the executors reach this machine, or add the name to /etc/hosts"
         )
     return {ADDRESS: address, NAME: address}

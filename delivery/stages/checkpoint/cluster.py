@@ -45,7 +45,7 @@ class Unavailable(Exception):
 
 
 class Conflict(Exception):
-    """The Lease was not written, because another driver has written it since this driver read it."""
+    """The Lease was not written, because somebody else has written or created it since this driver read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class Leases:
     def write(self, record: election.Record) -> election.Record:
         """Create the Lease if `record.version` is empty, else update the Lease at that version; return the Lease as stored.
 
-        Raise Conflict if the Lease is no longer at that version, and Unavailable or LeaseRefused as `read` does. A Lease that
-        was deleted meanwhile: Unavailable.
+        Raise Conflict if the Lease is no longer at that version, or exists when it is to be created. Raise Unavailable or
+        LeaseRefused for the same reasons as `read`.
         """
         body = _document(self.name, record)
         if record.version:

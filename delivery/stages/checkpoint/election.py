@@ -35,14 +35,15 @@ class Decision(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A Lease as the API server returned it."""
+    """The content of a Lease, as the API server returned it or as a driver writes it."""
 
     holder: str
     """Identity of the driver that holds the Lease. Empty: the Lease was released."""
     duration_s: float
     """Seconds for which the holder claims the Lease after each renewal."""
     version: str
-    """The `resourceVersion` of Kubernetes. Every write changes it, and a write that names an old version is refused."""
+    """The `resourceVersion` of Kubernetes. Every write changes it, and a write that names an old version is refused. Empty: the
+    Lease is to be created."""
     acquired: str = ""
     """When the holder acquired the Lease, by the holder's clock. For people who look at the Lease; no decision uses it."""
     transitions: int = 0

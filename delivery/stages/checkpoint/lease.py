@@ -59,7 +59,7 @@ class Holder:
 
     @property
     def pause_reason(self) -> str | None:
-        """A text that says why this driver does not deliver yet; None while this driver holds the Lease."""
+        """A text that says why this driver does not deliver yet. None: this driver has acquired the Lease."""
         return None if self._renewed_at is not None else self._waits_for
 
     def acquire(self, stop: threading.Event, *, is_patient: bool = True) -> bool:
@@ -88,7 +88,7 @@ class Holder:
     def release(self) -> None:
         """Stop renewing, and write that the Lease is free, so that the next driver need not wait until it expires.
 
-        Called when this driver has stopped delivering.
+        Called when this driver has stopped delivering, also if it never acquired the Lease. If the write fails, log a warning.
         """
         self._released.set()
         if self._renewed_at is None:

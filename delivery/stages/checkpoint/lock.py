@@ -40,9 +40,9 @@ class Lock:
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
         """Wait for the Lease, if one is set, and hold it inside the context. Yield True; False if `stop` was set before.
 
-        `is_patient` False: raise CheckpointInUse if another driver holds the Lease. Raise LeaseRefused if the API server does
-        not let this driver use the Lease. The Lease is released only after an orderly end. After a failure the workers may
-        still be running, so the next driver waits until the Lease has expired.
+        `is_patient` False: raise CheckpointInUse as soon as another driver renews the Lease; without a renewal, wait until the
+        Lease expires. Raise LeaseRefused if the API server does not let this driver use the Lease. The Lease is released only
+        after an orderly end. After a failure the workers may still be running, so the next driver waits until it expires.
         """
         if self._holder is None:
             yield True

@@ -78,7 +78,8 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> 
 def clamped(ends: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> Positions:
     """Return the end offsets of an interrupted micro-batch, limited to what Kafka holds.
 
-    The micro-batch runs again after the positions were moved, and Spark would fail if Kafka did not have all of its records.
+    Partitions that no longer exist are left out. The micro-batch runs again after the positions were moved, and Spark would
+    fail if Kafka did not have all of its records.
     """
     kept: Positions = {}
     for topic, number, end in _partitions(ends):

@@ -1,9 +1,9 @@
 """Return a checkpoint's folder, Spark's settings for a folder or an S3-compatible store, and test that a store can be used.
 
-Runs on the driver. Spark's log of offsets and commits relies on two properties: a file appears whole or not at all, and an
-existing file is not replaced. In a folder Spark gets both by a rename. S3 has no rename, but an upload appears only when it is
-complete. Not promised on S3: Spark looks for the file and then uploads it, so two drivers may both write it. The Kubernetes
-Lease keeps a second driver out (docs/adr/0039).
+Runs on the driver and in `fanout doctor`. Spark's log of offsets and commits relies on two properties: a file appears whole or
+not at all, and an existing file is not replaced. In a folder Spark gets both by a rename. S3 has no rename, but an upload
+appears only when it is complete. Not promised on S3: Spark looks for the file and then uploads it, so two drivers may both
+write it. The Kubernetes Lease keeps a second driver out (docs/adr/0039).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def session_settings(checkpoint: str) -> dict[str, str]:
 
 
 def require_usable(spark: SparkSession, checkpoint: str) -> None:
-    """Write, read and delete a file in the checkpoint as a micro-batch does. Called by `fanout doctor`.
+    """Write, open and delete a file in the checkpoint as a micro-batch does. Called by `fanout doctor` for a store.
 
     Raise SettingsError with the store's own message if that fails.
     """
@@ -85,10 +85,10 @@ def require_usable(spark: SparkSession, checkpoint: str) -> None:
         manager.open(path).close()
         manager.delete(path)
     except Py4JJavaError as exc:
-        raise errors.SettingsError(f"{checkpoint} cannot be used ({_cause(exc)}): {ADVICE}") from exc
+        raise errors.SettingsError(f"{checkpoint} cannot be used ({_cause(exc)}), so the job would not run: {ADVICE}") from exc
 
 
-ADVICE = "see spark.checkpoint, the endpoint in spark.conf, and the credentials in AWS_SHARED_CREDENTIALS_FILE"
+ADVICE = "correct spark.checkpoint, the endpoint in spark.conf, or the credentials in AWS_SHARED_CREDENTIALS_FILE"
 """End of the operator's message when a checkpoint cannot be used."""
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager"
 """Spark's class whose `create` returns the file manager that FILE_MANAGER names."""

@@ -80,13 +80,19 @@ class Checkpoint:
         """The committed positions; empty if the lane has never started a micro-batch."""
 
     def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
-        """Make the lane continue from `positions`. Replace the end offsets of an interrupted micro-batch by `limited(ends)`."""
+        """Make the lane continue from `positions`. Replace the end offsets of an interrupted micro-batch by `limited(ends)`.
+
+        Called only if the lane has committed a micro-batch.
+        """
         if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses
             self._write(self._begun, limited(self._read(self._begun)))
         self._write(self._committed, positions)
 
     def change(self, change: Callable[[Positions], Positions]) -> None:
-        """Replace the committed positions, and the end offsets of an interrupted micro-batch, by the result of `change`."""
+        """Replace the committed positions, and the end offsets of an interrupted micro-batch, each by the result of `change`.
+
+        Called only if the lane has committed a micro-batch.
+        """
         if self._begun is not None:
             self._write(self._begun, change(self._read(self._begun)))
         self.positions = change(self.positions)

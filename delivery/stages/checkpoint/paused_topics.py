@@ -8,7 +8,7 @@ offsets of the waiting records in a file of its checkpoint folder, and changes S
 1. `note` saves the first waiting offsets, before the micro-batch is committed.
 2. After the commit the query ends, the topics' positions move from the offset log into the file, and the next query does not
    read these topics. All other topics are delivered.
-3. When the registry answers, and when the job ends or starts, the positions move back into the offset log.
+3. When the schema registry answers, and when the lane ends or starts, the positions move back into the offset log.
 
 After a crash between two writes the next start finds the file, and ends with the same positions.
 """
@@ -31,7 +31,7 @@ from delivery.stages.checkpoint.offset_log import Positions
 log = logging.getLogger(__name__)
 
 FILE = "paused-topics.json"
-"""Name of the file in a lane's checkpoint folder."""
+"""Name of the file with the paused topics, in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
 """Seconds between two requests to the schema registry, at first and at most. A pause that begins less than STEADY_S after the
 end of the last pause doubles the seconds, because a pause delays the other topics by `schema_registry.wait_s` and a new
@@ -79,7 +79,7 @@ def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
 
 
 def moved_back(topics: Topics, positions: Positions) -> Positions:
-    """Return the lane's `positions` with the offsets of the paused topics added. Pure."""
+    """Return the lane's `positions` with the offsets of the paused topics, which replace those of the same partitions. Pure."""
     return positions | {name: positions.get(name, {}) | topic.offsets for name, topic in topics.items()}
 
 
@@ -118,7 +118,10 @@ class PausedTopics:
         metrics.PAUSED_TOPICS.labels(self._lane).set(0)
 
     def note(self, batch_id: int, found: Mapping[tuple[str, int], int]) -> None:
-        """Save the partitions `found` that a micro-batch paused, as in `noted`. Called before the micro-batch is committed."""
+        """Save the partitions that the micro-batch `batch_id` paused. Called before the micro-batch is committed.
+
+        `found`: (topic, partition) → first waiting offset. It replaces the result of an earlier run of the same micro-batch.
+        """
         if not found and all(topic.since != batch_id for topic in self._topics.values()):
             return
         self._topics = noted(self._topics, batch_id, found)
@@ -126,11 +129,14 @@ class PausedTopics:
 
     @property
     def must_replan(self) -> bool:
-        """Return True if the query must end after its present micro-batch, because the lane's topics change."""
+        """True if the query must end before its next micro-batch, because the lane's topics change."""
         return self._is_back.is_set() or self._left_out != self._topics.keys()
 
     def topics_to_leave_out(self) -> Collection[str]:
-        """Return the topics that the next query must not read. Called before each query, while none runs."""
+        """Return the topics that the next query must not read. Called before each query, while none runs.
+
+        First move their positions out of the offset log, or back into it if the schema registry answers again.
+        """
         if self._is_back.is_set():
             self._restore()
         elif self._left_out != self._topics.keys():
@@ -154,8 +160,9 @@ class PausedTopics:
             self._file.restore()
         except Exception:
             log.exception(
-                "the positions of the paused topics of lane %s could not be moved back (%s): the next start of this version "
-                "does it, and nothing is lost", self._lane, _names(self._topics),
+                "lane %s ended, and the positions of its paused topics (%s) could not be moved back into its checkpoint. "
+                "Nothing is lost: the next start moves them. Start this version of fanout, not an older one",
+                self._lane, _names(self._topics),
             )  # fmt: skip
 
     def _leave_out(self) -> None:
@@ -166,8 +173,9 @@ class PausedTopics:
             return
         log.warning(
             "lane %s pauses the topics %s: the schema registry does not give a schema of their records. These records wait in "
-            "Kafka, nothing is lost, and all other topics are delivered. The lane continues with them by itself: start the "
-            "registry, or correct schema_registry.url, username, password and ca_file", self._lane, _names(self._left_out),
+            "Kafka, nothing is lost, and all other topics are delivered. The lane continues with them when the schema registry "
+            "answers: start it, or correct schema_registry.url, username, password and ca_file, and restart the job",
+            self._lane, _names(self._left_out),
         )  # fmt: skip
         if is_first:
             is_soon = self._clock() - self._restored_at < STEADY_S
@@ -204,7 +212,10 @@ class _File:
         offset_log.write(self._spark, f"{self._folder}/{FILE}", json.dumps(topics, separators=(",", ":")))
 
     def leave_out(self, topics: Topics) -> Topics:
-        """Move the positions of the topics into the file. Return the topics without those whose positions are void."""
+        """Move the positions of the topics from the offset log into the file.
+
+        Return the topics without those whose positions are void. If none is left, only delete the file.
+        """
         _, newest = recovery.newest(self._spark, self._folder)
         valid = committed(topics, newest)
         if not valid:
@@ -217,7 +228,7 @@ class _File:
         return valid
 
     def restore(self) -> None:
-        """Move the positions in the file back into the offset log, and delete the file."""
+        """Move the valid positions in the file, if there is one, back into the offset log, and delete the file."""
         topics = self._read()
         if topics is None:
             return

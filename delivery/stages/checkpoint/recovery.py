@@ -32,7 +32,10 @@ class Uncommitted(NamedTuple):
 
 
 def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
-    """Return the micro-batch that runs again, by the lane's folder `checkpoint`; None: every micro-batch was committed."""
+    """Return the interrupted micro-batch of a lane, which runs again. `checkpoint` is the lane's folder.
+
+    None: every micro-batch was committed, or the file of the interrupted one has no start time.
+    """
     begun, committed = newest(spark, checkpoint)
     if begun <= committed:
         return None
@@ -78,7 +81,7 @@ class Reruns:
         self._is_untouched = False
 
     def mark_untouched(self) -> None:
-        """Record that the lane sent nothing of the last micro-batch and left it uncommitted, so `load` need not read again."""
+        """Record that the lane sent nothing of the last micro-batch and left it uncommitted: the next `load` does nothing."""
         self._is_untouched = True
 
     def load(self) -> None:
