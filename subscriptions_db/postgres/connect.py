@@ -81,7 +81,8 @@ def consistent_read(connection: Connection) -> Iterator[None]:
 def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retrying:
     """Return a tenacity retryer that repeats a function while it raises RegistryUnavailable or RegistryOutdated.
 
-    Each failure is logged. Once `stop` is set, the retryer raises tenacity.RetryError.
+    Each failure is logged. Waits grow to 5 s, without end. Once `stop` is set, the retryer raises tenacity.RetryError after the
+    next failure.
     """
     stop = stop or threading.Event()
     return tenacity.Retrying(
@@ -108,7 +109,10 @@ def retry_for(seconds: float) -> tenacity.Retrying:
 
 def _log_absence(state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
-        log.warning("the registry cannot be read; trying again: %s", state.outcome.exception())
+        log.warning(
+            "the registry cannot be read or changed, and deliveries that need it wait; trying again: %s",
+            state.outcome.exception(),
+        )
 
 
 @contextlib.contextmanager
@@ -119,7 +123,7 @@ def translated_errors() -> Iterator[None]:
 
     1. RegistrationError: a constraint refuses the data, or Postgres cannot store it (NUL).
     2. RegistryOutdated: the tables do not exist.
-    3. RegistryUnavailable: a conflicting transaction, a standby server, or a missing right.
+    3. RegistryUnavailable: a conflicting transaction, a lock that another one holds, a standby server, or a missing right.
     4. RegistryUnavailable: Postgres cannot be reached, ends the connection, or cancels the statement.
 
     psycopg's other errors are faults of this code, and pass unchanged.
@@ -137,25 +141,32 @@ def translated_errors() -> Iterator[None]:
         ) from exc
     except psycopg.DataError as exc:
         raise errors.RegistrationError(
-            "", f"cannot be stored ({_said(exc.diag.message_primary or str(exc))}): correct the value"
+            "",
+            f"a value cannot be stored ({_said(exc.diag.message_primary or str(exc))}). The change was not written. Correct "
+            "the value",
         ) from exc
     except psycopg.errors.UndefinedTable as exc:
         raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:
-        raise errors.RegistryUnavailable("another transaction changed the same rows meanwhile: try again") from exc
+        raise errors.RegistryUnavailable(
+            "another transaction changed the same rows meanwhile, or holds their lock. This transaction was rolled back: "
+            "try again"
+        ) from exc
     except psycopg.errors.ReadOnlySqlTransaction as exc:
         raise errors.RegistryUnavailable(
-            "Postgres is read-only: let the connection URL (database.url, for the API api.database_url) name the primary"
+            "Postgres is read-only, and nothing was written: let the connection URL (database.url, for the API "
+            "api.database_url) name the primary"
         ) from exc
     except psycopg.errors.InsufficientPrivilege as exc:
         said = _said(exc.diag.message_primary)
         raise errors.RegistryUnavailable(
-            f"Postgres denies a right ({said}): grant it to the role of the connection URL (database.url, for the API "
-            "api.database_url)"
+            f"Postgres denies a right ({said}), and the transaction was rolled back. Grant the right to the role of the "
+            "connection URL (database.url, for the API api.database_url), by the `grant` statements in docs/operations.md"
         ) from exc
     except psycopg.errors.QueryCanceled as exc:
         raise errors.RegistryUnavailable(
-            f"Postgres ended a statement ({_said(exc.diag.message_primary)}): check its load and database.statement_timeout_s"
+            f"Postgres ended a statement ({_said(exc.diag.message_primary)}), and the transaction was rolled back. Check the "
+            "load of Postgres and the setting database.statement_timeout_s"
         ) from exc
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
         said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__

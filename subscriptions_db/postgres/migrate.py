@@ -45,7 +45,8 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
 def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
     """Apply the missing migrations and return their names. Of two concurrent calls, the second waits and applies nothing.
 
-    Raise RegistryOutdated if an applied file was changed, and RegistryUnavailable if a table stays locked.
+    Raise RegistryOutdated, before the first migration, if an applied file was changed. Raise RegistryUnavailable if a table
+    stays locked: the migrations before it stay applied. The session has no statement timeout afterwards.
     """
     wanted = migrations() if wanted is None else wanted
     with connect.translated_errors():
@@ -101,6 +102,7 @@ def _missing(connection: connect.Connection, wanted: list[Migration]) -> list[Mi
     for migration in wanted:
         if applied.get(migration.name, migration.sha256) != migration.sha256:
             raise errors.RegistryOutdated(
-                f"migration {migration.name} was changed after it was applied: restore the file. Nothing was migrated"
+                f"migration {migration.name} was changed after it was applied, and nothing was migrated: restore the file "
+                f"{FOLDER / migration.name}.sql, or install this version of fanout again"
             )
     return [migration for migration in wanted if migration.name not in applied]

@@ -1,7 +1,10 @@
 """Register a manifest: compute the differences to the registry, then write them in one transaction.
 
 Runs in `fanout` commands and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name
-stay unchanged. Only `prune` deletes rows: endpoints and subscriptions of customers that the manifest names.
+stay unchanged, with two exceptions:
+
+1. A tenant in the manifest has `sub_tenants`: its other sub-tenants are deleted.
+2. `prune` deletes the endpoints and subscriptions that the manifest does not name, of customers that it names.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from subscriptions_db.secrets import endpoint_secrets, keyring
 from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 SCOPES_AT_ONCE = 50_000
-"""Maximum scope rows in one statement. 100,000 subscriptions name a million tenants, which one statement would hold twice in
+"""Maximum scope rows in one statement. 100,000 subscriptions may have a million, which one statement would hold twice in
 memory."""
 ROWS_AT_ONCE = 1_000
-"""Maximum rows in one statement. An endpoint with its certificates has up to 100 kB, and Postgres accepts 255 MB of JSON."""
+"""Maximum rows in one statement. An endpoint with its certificates has up to 150 kB, and Postgres accepts 255 MB of JSON."""
 AUDIT_ENTRIES_AT_ONCE = 1_000
 """Maximum audit entries in one statement."""
 SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tenant_ids")
@@ -42,7 +45,8 @@ class Result:
 
     changes: tuple[diff.Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
-    """Endpoint id → its new signing secret `whsec_…`. Shown once, stored only sealed."""
+    """Endpoint id → the signing secret `whsec_…` that the platform created for it. Shown once, stored only sealed. Empty with
+    `dry_run`."""
     still_disabled: dict[str, str] = field(default_factory=dict)
     """Endpoint id → disabled reason, for endpoints that stay disabled because the manifest gives them no status."""
     awaiting_permission: tuple[str, ...] = ()
@@ -83,8 +87,9 @@ def apply_rows(
 ) -> Result:
     """Register a manifest in the caller's transaction, which has locked the rows that the manifest names.
 
-    Only these rows are read, so the size of the registry does not matter. Writes no audit entries. Raise RegistrationError as
-    `apply` does.
+    Only these rows and those that they refer to are read, so the size of the registry does not matter. Writes no audit entries.
+    Raise RegistrationError if a check or a constraint refuses the manifest, and RegistryUnavailable if Postgres is unavailable.
+    `strict` refuses manifests with lint warnings.
     """
     with connect.translated_errors():
         return _register(connection, wanted, ring, registered_rows.rows_of(connection, _named(wanted)), strict=strict)
@@ -133,9 +138,10 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 
 @contextlib.contextmanager
 def exclusive(connection: connect.Connection) -> Iterator[None]:
-    """Let only one `apply` or rotation run at a time. Another would change the rows from which differences are computed.
+    """Wait until no other session holds the lock of `apply` and `rotation.rotate`, and hold it during the block.
 
-    The session has no statement timeout afterwards.
+    Another `apply` would change the rows from which differences are computed. The API's changes do not take this lock. The
+    session has no statement timeout afterwards.
     """
     connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))
@@ -147,18 +153,22 @@ def exclusive(connection: connect.Connection) -> Iterator[None]:
 
 
 class _Secrets:
-    """Compare the manifest's secrets with the stored secrets, and write those that differ."""
+    """Compare the manifest's secrets with the stored secrets, and write those that differ.
+
+    Create a signing secret for an endpoint that has none, neither in the manifest nor stored.
+    """
 
     def __init__(self, connection: connect.Connection, ring: keyring.KeyRing, endpoint_ids: list[str]) -> None:
         self._connection = connection
         self._ring = ring
         self.made: dict[str, str] = {}
+        """Endpoint id → the signing secret `whsec_…` that `write` created for it."""
         self._rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in connection.execute(query("secrets"), {"ids": endpoint_ids}):
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.ManifestEndpoint) -> dict[str, Any]:
-        """Return a placeholder for each secret of an endpoint: SECRET_KEPT for an unchanged secret, another for a new one."""
+        """Return secret field → placeholder: SECRET_KEPT if the stored secret stays, another text for a new one, else None."""
         return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
     def _mark(self, endpoint_id: str, name: str, wanted: list[EndpointSecret] | None) -> str | None:
@@ -174,7 +184,10 @@ class _Secrets:
             return None  # cannot be compared, so the manifest's secret replaces it
 
     def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
-        """Write the secrets that differ. Create a signing secret for each endpoint that has none."""
+        """Replace the stored secrets that differ from the manifest's, and delete those that it does not have.
+
+        Create a signing secret for each endpoint that has none, neither in the manifest nor stored.
+        """
         replaced, rows = [], []
         for endpoint in endpoints:
             for name, wanted in _secrets_of(endpoint).items():
@@ -200,7 +213,10 @@ class _Secrets:
 
 
 def _secrets_of(endpoint: manifest.ManifestEndpoint) -> dict[str, list[EndpointSecret] | None]:
-    """Return field → the manifest's secrets, the newest first. None: the stored secrets stay unchanged."""
+    """Return, for each secret field of an endpoint, the secrets that the manifest gives it, the newest first.
+
+    An empty list: the endpoint shall have none. None, for signing secrets only: the stored ones stay, or one is created.
+    """
     auth, tls_key = manifest.secret(endpoint.auth.secret), manifest.secret(endpoint.tls.key)
     keys = manifest.signing_keys(endpoint)
     return {
@@ -214,7 +230,8 @@ def _still_disabled(wanted: manifest.Manifest, current: registered_rows.Register
     """Return the endpoints that stay disabled, with the reasons.
 
     Machines apply the same document again and again. A document without a status must not enable an endpoint that was
-    disabled because it failed. A document with `status: active` does.
+    disabled for a reason, such as failures. A document with `status: active` does. An endpoint that was disabled without a
+    reason becomes active in both cases.
     """
     reasons = {row.id: current["endpoint"].get(row.id, {}).get("disabled_reason") for row in wanted.endpoints if not row.status}
     return {row_id: reason for row_id, reason in reasons.items() if reason is not None}

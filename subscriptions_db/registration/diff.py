@@ -26,7 +26,7 @@ class Change:
     kind: registered_rows.RowKind
     id: str
     fields: tuple[tuple[str, Any, Any], ...] = ()
-    """(name, before, after) of each field that differs. With `create`, before is None."""
+    """(name, before, after) of each field that differs. With `create`, before is None. With `delete`, there are no fields."""
 
     def audit_fields(self) -> dict[str, dict[str, Any] | None]:
         """Return the fields before and after the change for the audit log. Must not be called for `delete`."""
@@ -101,4 +101,5 @@ def _impossible(
 def _no_such(kind: str, row_id: str, known: Iterable[str]) -> str:
     """Return the message that a row is neither in the document nor in the registry, with a suggestion."""
     close = difflib.get_close_matches(row_id, sorted(known)[:MOST_COMPARED], n=1)
-    return f"there is no {kind} {row_id}" + (f"; did you mean {close[0]}?" if close else "")
+    remedy = f"; did you mean {close[0]}?" if close else ": register it first, or correct the id"
+    return f"there is no {kind} {row_id}{remedy}"

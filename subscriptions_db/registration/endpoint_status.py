@@ -58,8 +58,8 @@ def set_status(
 ) -> Mapping[str, Any]:
     """Set an endpoint's status; return its customer, status, reason and permission from before the change.
 
-    Raises RegistrationError if the endpoint does not exist, or for `active` before the receiver has permitted deliveries. Call
-    in a transaction, which keeps the row locked.
+    Raise RegistrationError if the endpoint does not exist, or for `active` before the receiver has permitted deliveries. Call
+    in a transaction, which keeps the row locked. Writes no audit entry.
     """
     wanted = {"endpoint_id": endpoint_id, "status": status.value, "reason": reason}
     with connect.translated_errors():
@@ -68,7 +68,9 @@ def set_status(
             raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
         if status is EndpointStatus.ACTIVE and found["awaits_permission"]:
             raise errors.RegistrationError(
-                endpoint_id, "cannot become active before its receiver permits deliveries: run `fanout endpoints validate`"
+                endpoint_id,
+                "cannot become active before its receiver permits deliveries, and nothing was changed: run `fanout endpoints "
+                f"validate {endpoint_id}`",
             )
         connection.execute(query("set_status"), wanted)
     return found

@@ -50,19 +50,28 @@ def begin(
     origin: str,
     public_url: str,
 ) -> ReceiverQuestion:
-    """Record a question to an endpoint's receiver; raise RegistrationError if the endpoint cannot be asked.
+    """Record a question to an endpoint's receiver. The callback of an earlier question becomes invalid.
 
-    Commit before sending the question: the receiver may use the callback at once.
+    `row` is the endpoint's row of registered_rows. Raise RegistrationError if the endpoint needs no permission or cannot be
+    used, or if `origin` is empty. Commit before sending the question: the receiver may use the callback at once.
     """
     if row["validation"] == "none":
-        raise errors.RegistrationError("validation", "is none: this endpoint needs no permission")
+        raise errors.RegistrationError(
+            "validation", f"is none, so endpoint {endpoint_id} needs no permission. Its receiver was not asked"
+        )
     if not origin:
-        raise errors.RegistrationError("validation", "cannot be done: the operator must set delivery.webhook_origin first")
+        raise errors.RegistrationError(
+            "",
+            f"the receiver of endpoint {endpoint_id} was not asked, because the setting delivery.webhook_origin is empty. The "
+            "operator must set it first",
+        )
     endpoint = registry_reader.read_rows(
         connection, ring, address_guard, endpoint_ids=[endpoint_id], subscription_ids=[]
     ).endpoints[EndpointId(endpoint_id)]
     if endpoint.fault:
-        raise errors.RegistrationError("", f"the endpoint cannot be used: {endpoint.fault}")
+        raise errors.RegistrationError(
+            "", f"endpoint {endpoint_id} cannot be used, and its receiver was not asked: {endpoint.fault}"
+        )
     token = secrets.token_hex(32)
     question = handshake.Question(
         origin=origin,
@@ -113,7 +122,7 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_question(connection: connect.Connection, endpoint_id: str, token: bytes) -> dict[str, Any] | None:
-    """Return the row of the question with this token digest; None if the question can no longer be answered."""
+    """Return the row of the question with this token digest; None if it cannot be answered, or not any more."""
     asked = {"endpoint_id": endpoint_id, "token_digest": token}
     return connection.execute(query("open_validation"), asked).fetchone()
 
@@ -121,7 +130,10 @@ def open_question(connection: connect.Connection, endpoint_id: str, token: bytes
 def permit(
     connection: connect.Connection, endpoint_id: str, token: bytes, asked: dict[str, Any], per_minute: int | None
 ) -> bool:
-    """Record that the receiver permits deliveries; return False if the endpoint is gone or has a new URL since the question."""
+    """Record that the receiver permits deliveries.
+
+    Return False, without a permission, if the endpoint was deleted since the question, has a new URL, or needs none now.
+    """
     wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)
     return connection.execute(query("set_permission"), asked | wanted).fetchone() is not None

@@ -21,6 +21,8 @@ from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 MAX_OVERLAP = dt.timedelta(days=30)
 """Maximum time in which an earlier secret signs beside a new one."""
+OVERLAP_0 = "`--overlap 0s`, in the API `overlap_s: 0`"
+"""How a request says that earlier secrets end at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ def rotate(
 ) -> Rotation:
     """Create a signing secret for `fanout endpoints rotate-secret`.
 
-    Earlier secrets end after `overlap`, or at an earlier set end.
+    Earlier secrets end after `overlap`, or at the end that an earlier rotation gave them, whichever is first.
 
     Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. If the endpoint does not
     exist, or would have more than MAX_SIGNING_KEYS valid secrets, RegistrationError is raised and nothing changes.
@@ -70,7 +72,11 @@ def rotate_in_transaction(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Rotate as `rotate` does, in the caller's transaction, which has locked the endpoint. Writes no audit entry."""
+    """Create a signing secret in the caller's transaction, which keeps other rotations of the endpoint out.
+
+    Earlier secrets end after `overlap`, or at an earlier end. Raise RegistrationError if the endpoint does not exist, or would
+    have more than MAX_SIGNING_KEYS valid secrets. Writes no audit entry.
+    """
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
     owner = connection.execute(query("customer_of_endpoint"), of).fetchone()
@@ -94,8 +100,14 @@ def _too_many(count: int, first_end: dt.datetime | None) -> str:
     refused = f"has {count} signing secrets, the maximum, and nothing was changed"
     if first_end is not None:
         end = first_end.astimezone(dt.UTC).isoformat(timespec="seconds")
-        return f"{refused}: rotate again after {end}, when the first of them ends, or end them all now with an overlap of 0 s"
-    return f"{refused}: none of them has an end. End them all now with an overlap of 0 s, or apply fewer `signing_secrets`"
+        return (
+            f"{refused}: rotate again after {end}, when the first of them ends, or end them all now with an overlap of 0 s "
+            f"({OVERLAP_0})"
+        )
+    return (
+        f"{refused}: none of them has an end. End them all now with an overlap of 0 s ({OVERLAP_0}), or apply fewer "
+        "`signing_secrets`"
+    )
 
 
 def secret_document(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:

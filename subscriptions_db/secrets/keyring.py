@@ -92,16 +92,16 @@ class KeyRing:
             return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
         except (InvalidTag, ValueError):  # ValueError: truncated within the nonce
             raise errors.SealError(
-                f"a secret cannot be opened with key {key_id}: the key differs, or the row was moved. Restore the key that "
-                "sealed the secret, or the row"
+                f"a secret cannot be opened with key {key_id}: the key differs from the one that sealed the secret, or the row "
+                "was changed. Restore the key, or the row"
             ) from None
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
     """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
 
-    Called at the start of a process, with up to ten secrets of each key id. Later, a secret that does not open quarantines its
-    endpoint. A wrong key ring would quarantine every endpoint.
+    A sample has up to ten secrets of each key id. Called at the start of a process. Later, a secret that does not open
+    quarantines its endpoint. A wrong key ring would quarantine every endpoint.
     """
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
@@ -140,7 +140,7 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
     if faults:
         raise errors.SealError(
             f"re-sealed {count} secrets with {ring.active}, but {len(faults)} cannot be opened and stay unchanged. "
-            f"The first is {faults[0]}"
+            f"The first is {faults[0]}. Then run `fanout keys rotate` again"
         )
     return count
 
@@ -173,10 +173,14 @@ def generate() -> str:
 def _key(key_id: str, text: str) -> Secret:
     if not 1 <= len(key_id) <= MAX_KEY_ID_CHARS:
         raise errors.SettingsError(
-            f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters, and one has {len(key_id)}: rename it"
+            f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters, and one has {len(key_id)}, so no secret "
+            "can be sealed or opened. Write each key as id1=base64, with a shorter or longer id before the `=`"
         )
     if not text:  # the id may be the key itself: base64 ends with `=`
-        raise errors.SettingsError("setting keys.ring: a key is empty: write its id, `=` and the key, such as id1=base64")
+        raise errors.SettingsError(
+            "setting keys.ring: a key is empty: write its id, `=` and the key, such as id1=base64. Until then no secret can be "
+            "sealed or opened"
+        )
     try:
         key = base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -1,6 +1,7 @@
 """Build the job's endpoints and subscriptions from rows of the registry. An unusable row is quarantined.
 
-Runs where registry_reader.py runs, and in programs that read `GET /v1/snapshot`. Pure, except for the log.
+Runs on the driver, in executors with look-ups, in the API, in `fanout archive`, in `fanout` commands, and in programs that read
+`GET /v1/snapshot`. Pure, except for the log.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def endpoints(
                 "`fanout apply`, and send this traceback to the maintainers of the platform",
                 row["endpoint_id"],
             )
-            endpoint = _quarantined(row, "cannot be used; the log says why")
+            endpoint = _quarantined(row, "an unforeseen error; the log of this process has the traceback")
         yield endpoint.endpoint_id, endpoint
 
 
@@ -214,7 +215,7 @@ def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
     """Return the filter pattern and None, or None and the fault of the pattern.
 
-    A pattern nested deeply could not be pickled.
+    Nesting that is too deep is a fault too, because such a pattern could not be pickled.
     """
     if text is None:
         return None, None

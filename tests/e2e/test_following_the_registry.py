@@ -170,7 +170,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     platform.publish(1)
     own_postgres.kill()
     job = platform.start("--lanes", "direct", snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
-    assert_eventually(platform.log, lambda log: "the registry cannot be read; trying again: Postgres cannot be reached" in log)
+    assert_eventually(platform.log, lambda log: "wait; trying again: Postgres cannot be reached" in log)
     assert not platform.received
     own_postgres.start()
     assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)
