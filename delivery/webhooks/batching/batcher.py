@@ -3,9 +3,10 @@
 Runs in the executors. Pure: values and `now_ms` in, a decision out. A decision is made for each shard in each micro-batch. A
 shard is one key of Spark's state, with the waiting events of some endpoints.
 
-The state of a shard is an index and numbered segments. The index is small, and written by each decision. A segment has events
-of several endpoints. It is immutable, and read when some of these events are sent. The index knows the segments of each
-endpoint, oldest first. Compaction merges segments that are many or mostly empty (delivery.webhooks.state.compaction).
+The state of a shard is an index and numbered segments. The index is small, and written after each decision that changes it. A
+segment has events of one or more endpoints. A segment never changes. It is read when some of its events are sent, or when it is
+merged. The index has the segments of each endpoint, oldest first. Compaction merges segments that are many or mostly empty
+(delivery.webhooks.state.compaction).
 
 After an outage the whole backlog is due at once, and may exceed a worker's memory. So one decision sends a bounded part of the
 backlog. The next decision comes at once and sends more.
@@ -52,7 +53,7 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     def due_ms(self) -> int:
         """Return when the next batch is due, in milliseconds since the epoch.
 
-        0: at once. The stored events fill a batch, and a decision kept it back because of MAX_SENT_BYTES.
+        0: at once, because the events fill a batch. After a decision, 0 means that MAX_SENT_BYTES kept this batch back.
         """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
@@ -69,9 +70,9 @@ class Index(msgspec.Struct, array_like=True):
     next_number: int = 0
     """Number of the next segment to write."""
     endpoints: dict[str, EndpointEvents] = {}
-    """Endpoints with stored events, by segment.PendingBatch.key."""
+    """Endpoints with stored events, by `customer id/endpoint id`."""
     segments: dict[int, compaction.StoredSegment] = {}
-    """The stored segments by number."""
+    """Compaction level and size of each stored segment, by the segment's number."""
 
     def totals(self) -> tuple[int, int]:
         """Return the number and the bytes of the shard's stored events."""
@@ -120,7 +121,10 @@ def encoded(index: Index) -> bytes:
 
 
 def decoded(written: bytes | None) -> Index:
-    """Return the index that `encoded` wrote. None or empty bytes: a new shard, with an empty index."""
+    """Return the index that `encoded` wrote. None or empty bytes: a new shard, with an empty index.
+
+    Raise StateUnreadable for the bytes of another VERSION.
+    """
     if not written:
         return Index()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the batch lane"))
@@ -132,9 +136,9 @@ def decide(
     """Decide which batches of a shard are sent now; return them with the changes of the state. Change `index` in place.
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment of a number. A second run
-    with the same segments sends the same batches. A batch that is due within the look-ahead is sent now: at the next decision
-    it would be late. If the due events exceed MAX_SENT_BYTES, the endpoints with the oldest events are sent, and the others
-    stay until the next decision.
+    with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the next decision
+    it would be late. If the due endpoints have more than MAX_SENT_BYTES in the state, those with the oldest events are sent.
+    The others stay until the next decision.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 
@@ -155,7 +159,7 @@ class _Batcher:
     def decide(self, arrived: Iterable[bytes]) -> Decision:
         kept = self._gathered(arrived)
         immediate = {key for key, batch in kept.items() if batch.mark == segment.Mark.IMMEDIATE}
-        # With short waits these are all events. They are sent as they are, after the endpoints with stored events.
+        # With short waits these are all events. They never enter the index, and are sent after the stored events.
         unstored = [kept.pop(key) for key in sorted(immediate.difference(self._index.endpoints))]
         for key, batch in kept.items():
             self._count_in(key, batch)
@@ -199,10 +203,11 @@ class _Batcher:
         endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms)
 
     def _sending(self, immediate: set[str]) -> list[str]:
-        """Return the keys of the endpoints whose events are sent now: due endpoints, oldest first, up to MAX_SENT_BYTES.
+        """Return the sorted keys of the due endpoints whose events are sent now.
 
-        Endpoints without stored events do not count towards MAX_SENT_BYTES: their events are in memory already, and a
-        micro-batch is bounded. The keys are sorted, as in segments, so that few segments are decoded at a time.
+        Of endpoints with stored events, those with the oldest events are sent: at least one, and others up to MAX_SENT_BYTES.
+        All other due endpoints are sent: their events are in memory already, and a micro-batch is bounded. Segments have the
+        same order of keys, so few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
         due = [key for key, endpoint in endpoints.items() if key in immediate or endpoint.due_ms <= self._until_ms]
@@ -228,9 +233,9 @@ class _Batcher:
         return batches[0]
 
     def _cut(self, batch: segment.PendingBatch, *, is_due: bool) -> segment.PendingBatch | None:
-        """Cut the events of an endpoint into batches within the bounds, and send these. Return the events that stay.
+        """Cut the events of an endpoint into full batches, and send these.
 
-        The rest that fills no batch is sent if `is_due`, and stays otherwise.
+        The rest, which fills no batch, is sent if `is_due`. Otherwise it is returned, because it stays. None: there is no rest.
         """
         first, size, bounds = 0, 0, batch.bounds
         # The usual case: there is nothing to search.
@@ -258,7 +263,7 @@ class _Batcher:
     def _merge(self, kept: dict[str, segment.PendingBatch]) -> int:
         """Read the segments that compaction picks, and put their events before those in `kept`. Drop the segments.
 
-        Return the compaction level of the segment that will be written from `kept`.
+        Return the compaction level of the segments that will be written from `kept`.
         """
         numbers, level = compaction.pick_compaction(self._index.segments)
         for number in sorted(numbers, reverse=True):

@@ -1,11 +1,11 @@
 """Write pending batches and finished batches as bytes, and read them back.
 
-Runs in the executors. A segment is a value with pending batches: events of several endpoints of one shard. The bytes are
-shuffled, and stay in a lane's state over restarts and upgrades. A new field comes at the end and has a default, so that old
-bytes can be read. VERSION rises when that is not enough.
+Runs in the executors. The API, the archive and the commands use packed events too. A segment is a value with pending batches: events of
+one or more endpoints of one shard. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A new field
+comes at the end and has a default, so that old bytes can be read. VERSION rises when that is not enough.
 
-An event is packed (MessagePack) once, when it is collected, and unpacked when its request is made. Batching decides by the size
-and the arrival of an event, which stand beside the packed event. So the packed event is not decoded.
+The batch lane packs an event (MessagePack) when it collects the event, and unpacks it when it makes the request. Batching
+decides by the size and the arrival of an event, which stand beside the packed event. So the packed event is not decoded.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from delivery.webhooks.state import versioning
 
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
-"""Most bytes of events in a segment that is shuffled; far below the bound of a row and of a value in the state."""
+"""Most bytes of events in a segment that is shuffled; far below the bound of a row and of a value in the state. One pending
+batch may exceed MAX_BYTES."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
 """Largest reduction of an endpoint's longest wait (`bounds_of`): the share SPREAD of the wait, and at most MAX_SPREAD_MS."""
 _SPREAD_SALT = -1
 """Salt by which `bounds_of` calls `shard_of`, so that the reduction does not depend on the endpoint's shard. The salts of full
 batches are 0, 1, …"""
 _FRAME_BYTES = 136
-"""Bytes that a body adds to an event's attributes and payload, in the larger of the two layouts. A test checks the number."""
+"""Bytes that a body adds to an event's attributes and payload, in the larger content mode. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
 """Bytes that a body adds to `Event.attributes`, if the event has any."""
 _OPAQUE_FRAME_BYTES = 32
@@ -44,7 +45,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An event as it is packed, with every field that its dead letter needs. The parsed content, for filters, is left out."""
 
     event_id: EventId
-    """The event's id, as its producer gave it."""
+    """The event's id. If its producer gave none: `topic:partition:offset`."""
     event_type: str
     """The event's type."""
     source: str
@@ -54,7 +55,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sub_tenant_id: SubTenantId | None
     """Department of the tenant, where the event has one."""
     time: str
-    """When the event happened (RFC 3339), as its producer wrote it. Without a time of the producer: when Kafka appended it."""
+    """When the event happened (RFC 3339), as its producer wrote it. Without a valid time: when Kafka appended the event."""
     data: bytes
     """The event's payload, byte for byte. An opaque payload is a JSON string: its text, or the base64 of its bytes. An event
     without a payload has `null`."""
@@ -101,9 +102,9 @@ class Item(NamedTuple):
 
     packed: bytes
     size: int
-    """Upper bound of the event's bytes in a body, in either layout."""
+    """Upper bound of the event's bytes in a body, in either content mode."""
     arrived_at_ms: int
-    """When Kafka appended the event, but not after a task packed it. Milliseconds since the epoch."""
+    """When Kafka appended the event, or when a task packed it if that is earlier. Milliseconds since the epoch."""
 
 
 class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -147,7 +148,7 @@ class PendingBatch:
         return f"{self.customer_id}/{self.endpoint_id}"
 
     def add(self, item: Item, subscription_id: SubscriptionId) -> None:
-        """Add an item that arrived after all others."""
+        """Append an item, and the subscription by which it is due."""
         self.items.append(item)
         self.subscription_ids.append(subscription_id)
         self.size += item.size
@@ -163,7 +164,7 @@ class PendingBatch:
         self.bounds, self.mark = later.bounds, later.mark
 
     def part(self, first: int, end: int) -> PendingBatch:
-        """Return a pending batch with the items at the places `first` to `end`, `end` excluded."""
+        """Return a pending batch with the items `first` to `end`, `end` excluded. For all items, return this object itself."""
         if (first, end) == (0, len(self.items)):
             return self
         items = self.items[first:end]
@@ -179,7 +180,7 @@ class PendingBatch:
 
 
 class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
-    """A pending batch as written: `places` of its items in the segment, and places of subscriptions in `subscriptions`."""
+    """A pending batch as written. `places` has, for each item, its index in the lists of the segment."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -190,7 +191,7 @@ class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
     subscriptions: list[SubscriptionId]
     places: list[int]
     subscription_places: list[int]
-    """For each item a place in `subscriptions`. Empty if there is one subscription."""
+    """For each item the index of its subscription in `subscriptions`. Empty if there is one subscription."""
 
 
 class _Segment(msgspec.Struct, array_like=True, gc=False):
@@ -210,7 +211,7 @@ class Batch(msgspec.Struct, array_like=True, gc=False):
     reason: LeaveReason
     subscriptions: list[SubscriptionId]
     subscription_places: list[int]
-    """For each event the place in `subscriptions`, from 0. Empty if there is one subscription."""
+    """For each event the index of its subscription in `subscriptions`. Empty if there is one subscription."""
     packed: list[bytes]
     """The packed events, in order of arrival."""
 
@@ -225,7 +226,7 @@ _batches = msgspec.msgpack.Decoder(Batch)
 def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
     """Return the number of an endpoint's shard, from 0 to `shards` - 1, the same in every process.
 
-    Another `salt` gives another shard, so the full batches of one endpoint are spread over the shards.
+    The shard depends on `salt` too, so the full batches of one endpoint, each with its own salt, spread over the shards.
     """
     digest = hashlib.blake2b(f"{salt}:{endpoint_id}".encode() if salt else endpoint_id.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % shards
@@ -235,7 +236,7 @@ def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
 def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the bounds of an endpoint's batches, with a reduced wait.
 
-    Each endpoint's longest wait is reduced by a share that depends on the endpoint's id, at most SPREAD. Without the reduction,
+    The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without it,
     endpoints that began together, as after a start or a spike, would be due together for ever: a thousand batches in one
     moment, and none between.
     """
@@ -281,8 +282,8 @@ def packed(event: Packed) -> bytes:
 def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:
     """Yield the pending batches as segments: pairs of a segment's bytes and the pending batches in it.
 
-    A segment has at most `max_bytes` of events, or a single pending batch. An event that is due to several endpoints is in a
-    segment once.
+    A segment has at most `max_bytes` of events, or a single pending batch. An Item object that several pending batches share is
+    in a segment once.
     """
     together: list[PendingBatch] = []
     places: dict[int, int] = {}
@@ -328,7 +329,7 @@ def _encoded(batches: list[PendingBatch], places: dict[int, int]) -> bytes:
 
 
 def decoded(written: bytes) -> list[PendingBatch]:
-    """Return the pending batches of a segment that `encoded` wrote."""
+    """Return the pending batches of a segment that `encoded` wrote. Raise StateUnreadable for the bytes of another VERSION."""
     read = _segments.decode(versioning.read(written, VERSION, "a segment of the batch lane"))
     items = list(map(Item, read.packed, read.sizes, read.arrived_at_ms))
     return [
@@ -363,5 +364,5 @@ def encoded_batch(batch: PendingBatch, reason: LeaveReason) -> bytes:
 
 
 def decoded_batch(written: bytes) -> Batch:
-    """Return the batch that `encoded_batch` wrote."""
+    """Return the batch that `encoded_batch` wrote. Raise StateUnreadable for the bytes of another VERSION."""
     return _batches.decode(versioning.read(written, VERSION, "a batch that left its shard"))

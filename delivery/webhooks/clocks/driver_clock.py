@@ -3,7 +3,7 @@
 The reasons are in docs/adr/0033. The driver writes its time into the stamp of each task, and into each update to a task of the
 real-time lane. A worker receives a stamp or update some time after. So the worker's clock minus the driver's time is the
 difference of the clocks plus a wait that is never negative. The minimum over the last SAMPLES stamps and updates is the best
-estimate, as in the clock filter of NTP (RFC 5905, section 10).
+estimate, as in the clock filter of NTP (RFC 5905, section 10). A smaller difference than BEHIND_S or AHEAD_S counts as none.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 SAMPLES = 20
 """Number of stamps and updates over which the minimum is taken. After a clock has jumped, the estimate is right again after
-this many."""
+this many at the latest."""
 BEHIND_S = 1.0
-"""Seconds. A worker is certainly behind if its clock is this much before a driver's time that it receives now."""
+"""Seconds. A worker counts as behind if its clock was before one of the last SAMPLES stamps and updates by more than this. A
+wait cannot explain this, because it only makes the worker's clock look ahead."""
 AHEAD_S = 30.0
 """Seconds. A worker counts as ahead if its clock was ahead of each of the last SAMPLES stamps and updates by more than this. On
 a busy cluster one task may wait this long, but hardly every task."""
@@ -35,8 +36,8 @@ class DriverClock:
         self._clock = clock
         self._samples: collections.deque[float] = collections.deque(maxlen=SAMPLES)
         self.ahead_s = 0.0
-        """Seconds by which the worker's clock is ahead of the driver's; negative: behind. 0 while waits may explain the
-        difference."""
+        """Seconds by which the worker's clock is ahead of the driver's; negative: behind. 0 unless the worker counts as ahead
+        (AHEAD_S) or as behind (BEHIND_S)."""
 
     def __call__(self) -> float:
         return self._clock() - self.ahead_s

@@ -14,15 +14,15 @@ from pathlib import Path
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _PRESSURES = ("cpu", "memory")
 _MAX_READ_BYTES = 512
-"""Bytes that are read of a file. A pressure file has two lines of some 60 bytes."""
+"""Most bytes that are read of a file. A pressure file has two lines of some 60 bytes."""
 
 
 class OwnDelay:
-    """Measure the delay of the thread in which the object is created.
+    """Measure the delay of the thread in which the object is created, by three cumulative counters.
 
-    Three cumulative counters are read: the pressure on CPU, the pressure on memory, and the thread's time in the run queue.
-    The pressure is measured for the process's control group if Linux can, otherwise for the machine. The counters overlap, so
-    the largest increase counts.
+    The counters are the pressure on CPU, the pressure on memory, and the thread's time in the run queue. Linux measures the
+    pressure for the process's control group if it can, otherwise for the machine. The counters overlap, so the largest
+    increase counts.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
