@@ -40,7 +40,7 @@ def test_a_retries_topic_with_too_little_room_is_refused_at_the_start(config):
     """Somebody had made it with Kafka's default of 1 MiB; the first batch of 1 MiB that failed was sent again and again."""
     name = config.delivery.retries_topic
     topics.ensure(config.kafka, [name], 1)
-    fix = f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config max.message.bytes=16777216"
+    fix = f"--alter --entity-type topics --entity-name {name} --add-config max.message.bytes=16777216"
     with pytest.raises(errors.SettingsError, match=fix):
         topics.ensure_all(config)
     finding = doctor(config)

@@ -23,10 +23,11 @@ def batches(
 ) -> Iterator[list[confluent_kafka.Message]]:
     """Yield the messages of each poll, until every partition of `starts` is read to its end.
 
-    `starts` gives the first offset of each partition. A partition ends at its offset in `ends`, or where the consumer finds no
-    further record, whichever comes first. The consumer needs the option `enable.partition.eof`. A poll returns at most
-    `max_records` messages. A poll without messages within `wait_s` seconds yields an empty list, so that the caller can check
-    its deadline. Messages with an error are yielded as well: the caller decides what an error means.
+    `starts` gives the first offset of each partition. `ends` gives, for each of these partitions, the offset after its last
+    wanted record; None: no limit. A partition ends there, or where the consumer finds no further record, whichever comes first.
+    The consumer needs the option `enable.partition.eof`. A poll returns at most `max_records` messages. A poll without messages
+    within `wait_s` seconds yields an empty list, so that the caller can check its deadline. Messages with an error are yielded
+    as well: the caller decides what an error means.
     """
     from confluent_kafka import KafkaError  # noqa: PLC0415  # most workers never need it
 

@@ -1,7 +1,7 @@
 """Read from the result topics which deliveries an interrupted micro-batch had completed, so that they are not repeated.
 
-delivery.webhooks.results.completed_work interprets the result records. Runs on the driver at the start of a lane, and in an
-executor where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the
+delivery.webhooks.results.completed_work interprets the result records. Runs on the driver before a query, and in an executor
+where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the
 settings: a worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka
 does not answer, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 READ_S = 60.0
 """Seconds for reading the results. Deliveries whose results are not read by then are repeated."""
 _ASKED_S = 10.0
-"""Seconds for one metadata request to Kafka."""
+"""Seconds for one request to Kafka, for partitions or for offsets."""
 _LEADER_WAIT_S = 0.2
 """Seconds between two requests to a partition whose leader moves."""
 SLACK_MS = 60_000
@@ -49,10 +49,10 @@ class CompletedWork:
     lane: type[completed_work.CompletedWorkLog] = completed_work.FastLaneLog
     """The class that interprets results: FastLaneLog, or RetryLaneLog for the retry lane."""
     known: frozenset[completed_work.Key] = frozenset()
-    """Keys of the deliveries that an earlier run of the whole micro-batch completed."""
+    """Keys of the deliveries, and in the retry lane of the leases, that an earlier run of the whole micro-batch completed."""
 
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
-        """Return the keys of the deliveries that a task must not repeat. Called in the task.
+        """Return the keys of the deliveries and leases that a task must not repeat. Called in the task.
 
         `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing, because only an earlier run of the
         whole micro-batch can have handled its records, and `known` has that run's results. Later attempts read the topics.
@@ -61,9 +61,9 @@ class CompletedWork:
 
 
 def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
-    """Return the keys of the deliveries that ended according to the results in Kafka since `work_log.since_ms`.
+    """Return the keys of the deliveries and leases that ended, by the results in Kafka since SLACK_MS before `since_ms`.
 
-    Never raises: if a topic cannot be read, the keys found so far are returned.
+    Never raises: if a topic cannot be read, or not within READ_S, log a warning and return the keys found so far.
     """
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
@@ -104,9 +104,8 @@ def messages(
 ) -> Iterator[confluent_kafka.Message]:
     """Yield the messages with a value that were written to a topic between `since_ms` and now.
 
-    `since_ms` is in milliseconds since the epoch.
-
-    Reading stops with a warning at the time `until`, in monotonic seconds.
+    `since_ms` is in milliseconds since the epoch. Reading stops with a warning at the time `until`, in monotonic seconds. Raise
+    KafkaException if Kafka does not answer the requests for partitions and offsets.
     """
     from confluent_kafka import TopicPartition  # noqa: PLC0415
 
@@ -133,8 +132,7 @@ def _offsets_at(
 ) -> list[confluent_kafka.TopicPartition]:
     """Return, for each partition in `asked`, the first offset at or after a time. `asked` has this time in the offset field.
 
-    While the leader of a partition moves, ask again, until the time `until`, in monotonic seconds.
-
+    While the leader of a partition moves, ask again, until the time `until`, in monotonic seconds; then raise KafkaException.
     librdkafka does not ask again by itself. Leaders move while a broker restarts, and then a job is likely to start as well.
     """
     import tenacity  # noqa: PLC0415

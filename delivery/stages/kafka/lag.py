@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 def watch_all(config: settings.Settings, watches: Mapping[str, health.Watch], stop: threading.Event) -> None:
-    """Start for each lane a thread that reports the lane's lag to the lane's watch, as `watch` does."""
+    """Start a thread for each lane that reports its lag to its watch, if the metrics are served or the executors are scaled."""
     for lane, lane_watch in watches.items():
         watch(config, lane, lane_watch, stop)
 
@@ -94,7 +94,7 @@ def handled_between(before: health.Positions, now: health.Positions) -> int:
 
 
 def _ends(admin: AdminClient, positions: health.Positions) -> health.Positions:
-    """Return the end offset of each partition in `positions`; raise if Kafka does not answer."""
+    """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer."""
     if not positions:
         admin.describe_cluster(request_timeout=TIMEOUT_S).result()
         return {}

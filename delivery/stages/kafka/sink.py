@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import confluent_kafka
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-"""Most bytes of one request to Kafka, and so of one row. A deferred batch of an endpoint's largest `max_bytes` (10 MiB) is one
-record of the retries topic, because its retry must contain the same events."""
+"""Most bytes of one request to Kafka, and so of one row. A postponed batch may have 10 MiB, the largest `max_bytes` of an
+endpoint. It is one record of the retries topic, because its retry must contain the same events."""
 IS_REPEATED = (
     "Deliveries without written results are repeated. Check the brokers, the job's right to write the topic, and the topic's "
     "max.message.bytes"

@@ -32,7 +32,7 @@ def ensure_all(config: settings.Settings) -> None:
     """Create those topics of the job's results that do not exist. Called at the start of the job and of `fanout archive`.
 
     The topics are those of `of_results`. Raise SettingsError if the retries topic exists and refuses large records. Raise
-    KafkaUnavailable as `ensure` does.
+    KafkaUnavailable if Kafka does not answer or refuses a request, or if a new topic gets no leader within TIMEOUT_S.
     """
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES_TOPIC_CONFIG)
@@ -98,7 +98,8 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
         raise errors.SettingsError(
             f"topic {name} takes records of up to {takes} bytes, and a batch that is postponed to the retry lane may have "
             f"{needed} bytes. Neither the job nor the archiver starts with it. "
-            f"Run kafka-configs --alter --entity-type topics --entity-name {name} --add-config {option}={needed}"
+            f"Run kafka-configs --bootstrap-server {kafka.bootstrap_servers} "
+            f"--alter --entity-type topics --entity-name {name} --add-config {option}={needed}"
         )
 
 

@@ -54,7 +54,7 @@ class Waker:
     """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle.
 
     The constructor creates the wake-up topic if it is missing. It raises SettingsError if the topic matches
-    `source.topic_pattern`, and KafkaUnavailable as `topics.ensure` does.
+    `source.topic_pattern`, and KafkaUnavailable if Kafka does not answer or refuses a request.
     """
 
     def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:
@@ -76,7 +76,7 @@ class Waker:
         threading.Thread(target=self._run, name=f"wake-ups of {self._lane}", daemon=True).start()
 
     def update(self, pending: Pending) -> None:
-        """Set the next due time by the lane's backlog after a micro-batch, and publish the backlog as metrics."""
+        """After a micro-batch: set the next due time by the lane's backlog, restart the idle time, and publish the backlog."""
         metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
         metrics.PENDING_BYTES.labels(self._lane).set(pending.size)
         metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)

@@ -27,7 +27,11 @@ first micro-batch after its due time."""
 
 
 class Batch(StatefulLane):
-    """The batch lane. `rejects`: True if this lane reports rejected records, because the job runs no direct lane."""
+    """The batch lane.
+
+    `rejects`: True if this lane reports all rejected records, because the job runs no direct lane. False: it reports only those
+    with a reason in `intake.LANE_SPECIFIC`.
+    """
 
     NAME = "batch"
     _delta: task_delta.TaskDelta

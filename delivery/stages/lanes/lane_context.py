@@ -52,6 +52,7 @@ class LaneContext:
         """Apply a report of the workers. Called after each micro-batch; by the real-time lane ten times a second.
 
         The report may show that our network is broken, that endpoints must be suppressed, or that endpoints must be disabled.
+        While our network is broken, unresponsive endpoints are not suppressed.
         """
         self.network.record(report.tally.reach)
         self.clocks.record(report.tally.clock_ahead_s)

@@ -48,7 +48,7 @@ class Network:
         return self._health.is_broken
 
     def record(self, seen: outage.Reachability) -> None:
-        """Record which destinations responded in a micro-batch of any lane, and start or end the pause of all lanes.
+        """Record which destinations responded in a micro-batch of any lane, and start, prolong or end the pause of all lanes.
 
         Evidence of a working network ends the pause of every lane at once.
         """

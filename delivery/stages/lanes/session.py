@@ -135,8 +135,8 @@ class Libraries:
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark's JVM, and return a session by the settings.
 
-    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override `besides` and ALWAYS. Raise
-    SettingsError if this machine has no address for Spark.
+    `besides` holds further settings of Spark. The operator's entries in `spark.conf` override `besides` and ALWAYS. The jars of
+    `libraries` replace an entry `spark.jars`. Raise SettingsError if this machine has no address for Spark.
     """
     archive = libraries.class_archive
     conf = {
@@ -169,7 +169,11 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
 
 @contextlib.contextmanager
 def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Start a session as `start` does, and end it with the context. Raise LaneFailed if the JVM ended during the context."""
+    """Start Spark's JVM and a session by the settings, and end both with the context.
+
+    `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark, and LaneFailed if a
+    call inside the context failed because the JVM had ended.
+    """
     spark = start(config, libraries, besides)
     try:
         yield spark

@@ -100,7 +100,10 @@ class StatefulLane:
         self._pending.value = Pending()  # an interrupted micro-batch may have reported a part
 
     def _deliver(self, due: DataFrame) -> Result:
-        """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read."""
+        """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read.
+
+        Raise RowsLost if that happens again after MOST_RESTARTS consecutive restarts.
+        """
         try:
             with self._context.sizing.shuffles.in_use():
                 task_context.run(due)

@@ -58,7 +58,7 @@ Registry = TypeVar("Registry")
 
 
 class Result(enum.Enum):
-    """The result of a micro-batch. All but COMMITTED also end the query."""
+    """The result of a micro-batch, and of a query that has ended. All but COMMITTED also end the query."""
 
     COMMITTED = enum.auto()
     """All results are written, and Spark commits the micro-batch. With `once`, the query ends after its last micro-batch."""
@@ -92,9 +92,10 @@ class Lane(Generic[Registry]):
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
     with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
     called until it returns True. `is_woken`: True if a wake-up causes a micro-batch at the start even without records. The lane
-    is then ready once this micro-batch is committed. So no event waits for the slow first micro-batch of a process. `paused`
-    has the topics that wait for the schema registry. When they change, the query restarts with a new plan. `stalled_after_s`:
-    when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
+    is then ready once this micro-batch is committed, so no event waits for the slow first micro-batch of a process. False: the
+    lane is ready once its query has started. `paused` has the topics that wait for the schema registry. When they change, the
+    query restarts with a new plan. `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that
+    many seconds more.
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class Lane(Generic[Registry]):
         except Py4JJavaError as failure:
             log.warning(
                 "the query of lane %s did not end within %s of its stop (%s). It ends with this process, and the next "
-                "start runs its micro-batch again", self._name, session.STOP_TIMEOUT, cause_of(str(failure.java_exception)),
+                "start runs its micro-batch again. If this is logged often, send the log to the maintainers",
+                self._name, session.STOP_TIMEOUT, cause_of(str(failure.java_exception)),
             )  # fmt: skip
 
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:

@@ -54,7 +54,7 @@ def acquirers(
 ) -> dict[str, Acquire]:
     """Return, for each named lane, the function that gets the registry for the lane's next micro-batch.
 
-    The function waits while the lanes are paused because our own network is broken.
+    The function waits while the lanes are paused because our own network is broken, and then for the registry.
     """
     sources: dict[str, Acquire] = {name: functools.partial(registry.source, spark.sparkContext, name) for name in names}
     return {name: network.pausing(source, stop) for name, source in sources.items()}

@@ -73,7 +73,10 @@ class Telemetry:
         return WorkerReport(tally, gone, unresponsive, paused)
 
     def add(self, tally: Counters) -> None:
-        """Add workers' counters to the metrics of this lane, and the CPU time of the driver and its JVM since the last call."""
+        """Add workers' counters to the metrics, under this lane's name.
+
+        Also add the CPU time of the driver and of its JVM since the last call for any lane. These metrics name no lane.
+        """
         metrics.add_counters(self._lane, tally)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())

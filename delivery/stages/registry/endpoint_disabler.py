@@ -33,9 +33,9 @@ is `error_classes.GONE`."""
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
-"""After an endpoint was disabled, further requests to disable this endpoint are ignored for this many seconds. These requests
-come from attempts that workers made before they knew of the change. If an operator has enabled the endpoint again, such a
-request would undo that."""
+"""After a request for an endpoint was written, further requests for this endpoint are ignored for this many seconds, also if
+the endpoint was not active. These requests come from attempts that workers made before they knew of the change. If an operator
+has enabled the endpoint again, such a request would undo that."""
 STALE_S = 300.0
 """Seconds after which a request that was not repeated is dropped. The retry lane probes an endpoint with waiting entries at
 least once in `retry.max_probe_interval_s`, a minute, and repeats the request if the probe fails. For an endpoint without
@@ -43,7 +43,7 @@ waiting entries, the request is repeated when the endpoint fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
 """A function that disables those of the given endpoints that are active, with a reason, and returns the ids of the endpoints
-that it has disabled."""
+that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
 
 
 class _Request(NamedTuple):
@@ -86,7 +86,8 @@ class EndpointDisabler:
     def disable(self, endpoint_ids: Iterable[EndpointId], reason: str) -> None:
         """Request to disable those of these endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
-        Return at once. Callers repeat the request as long as an endpoint fails.
+        Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request, that
+        request's reason stays.
         """
         with self._changed:
             for endpoint_id in endpoint_ids:
@@ -96,7 +97,7 @@ class EndpointDisabler:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Wait until the thread has written the last requests, at most `timeout_s` seconds. Called after `stop` was set."""
+        """Wait at most `timeout_s` for the thread, which tries to write the last requests. Called after `stop` was set."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -134,8 +135,8 @@ class EndpointDisabler:
             waiting = dict(self._waiting)
         if stale:
             log.warning(
-                "%d endpoints were not disabled, because Postgres did not answer for %.0f s: they are disabled once they fail "
-                "again. Check Postgres", len(stale), STALE_S,
+                "%d endpoints were not disabled: the registry could not be written for %.0f s. They get attempts as before, "
+                "and are disabled once they fail again. Check Postgres, and the log lines before this one", len(stale), STALE_S,
             )  # fmt: skip
         for reason in sorted({request.reason for request in waiting.values()}):
             endpoint_ids = [endpoint_id for endpoint_id, request in waiting.items() if request.reason == reason]

@@ -45,9 +45,10 @@ class LookupSource:
     """The registry's revision when the micro-batch started."""
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
-        """Return the registry for a task: `last` with its cached answers, or a new registry if `last` is of another kind.
+        """Return the registry for a task: `last` with its cached answers, or a new registry if `last` is no LookupRegistry.
 
-        `last` is the registry of the last task in this process; None: there was no task.
+        `last` is the registry of the last task in this process; None: there was no task. The registry records that answers from
+        now on are of `revision` or later.
         """
         looked_up = last if isinstance(last, lookup_registry.LookupRegistry) else self._new()
         looked_up.confirm(self.revision)
@@ -70,7 +71,7 @@ class Lookups:
         metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
 
     def source(self, _: SparkContext, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
-        """Wait until Postgres answers and is migrated, and return the source for the tasks of the next micro-batch.
+        """Wait until Postgres answers and has all migrations, and return the source for the tasks of the next micro-batch.
 
         None: the job is asked to stop. Raise SettingsError if `database.url` is no URL or the key ring does not fit the
         registry.
@@ -90,7 +91,10 @@ class Lookups:
         )
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused: the error of the last request to Postgres. None: it succeeded. Thread-safe."""
+        """Return why the lanes are paused: the error of the last request to Postgres. None: it succeeded. Thread-safe.
+
+        Before the first request ends, the text says that the registry has not been read yet.
+        """
         return self._pause_reason
 
     def _ask(self) -> Revision:

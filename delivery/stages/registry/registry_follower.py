@@ -1,8 +1,9 @@
 """Follow the registry while the job runs, and broadcast it to the executors.
 
 Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The driver broadcasts a full
-snapshot once. Later changes travel with each micro-batch as a small delta. When the delta has more than REBASE_ROWS rows, the
-driver broadcasts a new snapshot. So the cost of a change depends on the size of the change, not on the size of the registry.
+snapshot once. Later changes travel with each micro-batch as a small delta. When the delta has more than REBASE_ROWS rows, or
+Postgres no longer has the log of the changes, the driver broadcasts a new snapshot. So the cost of a change depends on the size
+of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def advanced(published: Published, changes: SnapshotChanges, now: float) -> Publ
 
 
 class Follower:
-    """Keep the newest registry: read all of it at the start, then only the changes.
+    """Keep the newest registry: read all of it at the start, then only the changes, until a new snapshot is needed.
 
     The changes are read when Postgres notifies the connection, and at the latest every `snapshot.poll_interval_s`.
 
@@ -280,10 +281,10 @@ class Broadcasts:
         self._broadcaster: Broadcaster | None = None
 
     def source(self, context: SparkContext, lane: str) -> registries.BroadcastSource | None:
-        """Wait as `Follower.current` does, and return the source of the registry for the lane's next micro-batch.
+        """Return the source of the registry for the lane's next micro-batch. None: the job is asked to stop.
 
-        None: the job is asked to stop. Raise SettingsError if `database.url` is no URL, or the key ring does not fit the
-        registry.
+        Wait without limit until Postgres has confirmed the registry in the last `snapshot.max_age_s` seconds. Raise
+        SettingsError if `database.url` is no URL, or the key ring does not fit the registry.
         """
         published = self.follower.current()
         if published is None:

@@ -1,10 +1,10 @@
 """Send registry changes to tasks whose closure is fixed: the tasks of a streaming plan that run before the state.
 
 `TaskDelta` runs on the driver, `TaskDeltaSource` in the executors; neither may import psycopg or pydantic. A delta holds the
-changes of the registry since the query's start. It travels in a local property of Spark. A thread of Spark starts each
-micro-batch. Spark copies the local properties of this thread to each task of the micro-batch, and calls `foreachBatch` on this
-thread before the first task runs. The delta is encrypted, because Spark writes local properties into event logs in the clear
-and the registry holds customers' secrets. The key travels in the tasks' closure.
+changes of the registry since the broadcast snapshot; with look-ups, the registry's revision. The delta travels in a local
+property of Spark. A thread of Spark starts each micro-batch. Spark copies the local properties of this thread to each task of
+the micro-batch, and calls `foreachBatch` on this thread before the first task runs. The delta is encrypted: Spark writes local
+properties into event logs in the clear, and the registry holds customers' secrets. The key travels in the tasks' closure.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ _NONCE_BYTES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDeltaSource:
-    """The registry at the query's start, and the key that opens the delta of each micro-batch. Part of a task's closure."""
+    """The source of the registry without a delta, and the key that opens each micro-batch's delta. Part of a task's closure."""
 
     source: registries.RefreshedSource
     key: bytes = field(repr=False)
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
-        """Return the registry for this task: the registry at the query's start, with the delta of the task's micro-batch.
+        """Return the registry for this task: the registry of the closure's source, with the delta of the task's micro-batch.
 
-        `last` is the registry of the last task in this process; None: there was no task. Raise RuntimeError without a delta.
+        `last` is the registry of the last task in this process; None: there was no task. Raise RuntimeError if the task has no
+        delta.
         """
         context = TaskContext.get()
         sealed = None if context is None else context.getLocalProperty(PROPERTY)
@@ -60,7 +61,7 @@ class TaskDelta:
         self.source = TaskDeltaSource(source=self._at_start, key=self._key)
 
     def fits(self, newest: registries.RefreshedSource) -> bool:
-        """Return True if a delta can express the difference between the closure's registry and `newest`.
+        """Return True if a delta can express the difference between the registry in the closure and `newest`.
 
         False: the driver has broadcast a new snapshot, so the query must restart.
         """

@@ -1,7 +1,7 @@
 """Scale the number of executors while the lanes run, on a thread of its own.
 
-Runs on the driver. If a step fails, the failure is logged and the next step tries again. Meanwhile the lanes continue with the
-present executors.
+Runs on the driver. At each interval one call of `Controller.step` observes and decides. If it fails, the failure is logged, and
+the next call tries again. Meanwhile the lanes continue with the present executors.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Controller:
         return size.Size(executors=self._planned, tasks=self._planned * self._policy.cores)
 
     def _workers(self) -> int:
-        """Return the largest number of workers that may run before the next step, on requested and on ending executors."""
+        """Return the largest number of workers that may run until the next `step`, on requested or on living executors."""
         return max(self._state.wanted, self._living, 1) * self._policy.cores
 
     def step(self) -> None:
@@ -167,7 +167,8 @@ def _load(watch: health.Watch) -> load.Load:
 def policy_of(config: settings.Settings) -> decision.Policy | None:
     """Return the policy of scaling by the settings; None: the number of executors is fixed.
 
-    Raise SettingsError if the settings contradict each other, or if Spark's master has no executors to scale.
+    Raise SettingsError if the settings contradict each other, if Spark's master has no executors to scale, or if `spark.conf`
+    does not say how many tasks an executor runs at once.
     """
     area = config.scaling
     if not area.is_on:
@@ -175,7 +176,7 @@ def policy_of(config: settings.Settings) -> decision.Policy | None:
     if area.min_executors > area.max_executors:
         raise errors.SettingsError(
             f"setting scaling.min_executors is {area.min_executors}, and scaling.max_executors is {area.max_executors}: "
-            "the minimum must not be above the maximum. The job did not start"
+            "the minimum must not be above the maximum. The job did not start: change one of them"
         )
     return decision.Policy(
         min_executors=area.min_executors,

@@ -43,7 +43,7 @@ class Reason(enum.StrEnum):
     ENOUGH = "enough"
     """The number suffices, and no smaller one has sufficed for `scale_in_after_s`."""
     UNKNOWN = "unknown"
-    """The lag of a lane is unknown."""
+    """The number suffices for the known lags, and the lag of at least one lane is unknown."""
     HOLDING = "holding"
     """A lane is paused."""
     KAFKA_AWAY = "kafka_away"
@@ -92,7 +92,8 @@ class Decision:
     lane: str
     """The lane that needs most executors; with HOLDING and KAFKA_AWAY the first lane to which the reason applies."""
     drain_s: float
-    """Seconds until the registered executors have drained the lag of `lane`; infinite: never, or the lag is unknown."""
+    """Seconds until the registered executors have drained the lag of `lane`; infinite: never, or unknown. 0 also for a lane
+    that has no measured throughput and is not behind."""
     state: State
 
 
@@ -129,7 +130,7 @@ class _Need:
     drain_s: float
     """Seconds until the registered executors have drained the lane's lag."""
     more: int
-    """Number of executors that drains the lag in time; the wanted number, if that drains it in time."""
+    """Number of executors that drains the lag in time; the wanted number, if it does that or the lag is unknown."""
     useful: int
     """Largest number of executors that all have a partition to read."""
     sufficient: int

@@ -39,7 +39,7 @@ class Load:
     handled: int
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float
-    """When the last micro-batch was committed; monotonic seconds."""
+    """When the last micro-batch with records was committed; monotonic seconds."""
     partitions: int
     """Number of Kafka partitions that the lane reads; 0: unknown."""
     pause_reason: str | None = None
@@ -59,14 +59,14 @@ class Measured:
 
     window: tuple[Load, ...] = ()
     """The observations of the last WINDOW_S, and one that is older, so that the window spans at least WINDOW_S. Oldest
-    first."""
+    first. After an observation without a known lag, only that one."""
     executors: int = 1
-    """Executors that were registered at the last observation."""
+    """Executors that were registered at the last observation with a known lag; at least 1."""
     changed_at_s: float = -math.inf
     """When the number of registered executors last changed; monotonic seconds."""
     measuring_since: Load | None = None
-    """First observation of the present measurement; None: the lane is not behind. After a change of the number of executors,
-    and after REMEASURE_S, the measurement starts again."""
+    """First observation of the present measurement; None: the lane is not behind, or its lag is unknown. After a change of the
+    number of executors, and after REMEASURE_S, the measurement starts again."""
     per_executor: float | None = None
     """Records a second that one executor handles when the lane is behind; None: not measured, or too old."""
     measured_at_s: float = -math.inf
@@ -96,7 +96,10 @@ class Measured:
         return len(self.window) > 1 and all((load.lag or 0) > least for load in self.window[-2:])
 
     def observed(self, load: Load, executors: int) -> Measured:
-        """Return the measurements after one more observation, which was made with this number of registered executors."""
+        """Return the measurements after one more observation, which was made with this number of registered executors.
+
+        An observation for which Kafka was not asked again changes nothing.
+        """
         if self.window and load.at_s <= self.window[-1].at_s:  # Kafka was not asked again
             return self
         if load.lag is None:
