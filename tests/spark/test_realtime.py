@@ -93,7 +93,7 @@ def test_a_job_without_both_lanes_moves_nothing(spark, tmp_path, pattern, names)
     committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     before = contents(tmp_path)
-    with pytest.raises(errors.SettingsError, match="has changed: run the lanes direct and realtime in one job once"):
+    with pytest.raises(errors.SettingsError, match="run both lanes in one job once"):
         moved(spark, tmp_path, pattern, names)
     assert contents(tmp_path) == before
 

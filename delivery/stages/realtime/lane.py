@@ -299,7 +299,7 @@ class RealtimeLane:
         return self._outcome_of(query)
 
     def _collect(self, query: _Query, watch: health.Watch) -> float:
-        """Publish the tasks' reports since the last call; return the age of the oldest record in them, in seconds."""
+        """Publish the tasks' reports since the last call; return the age of their oldest record, in seconds; 0: no record."""
         reports = query.server.drain()
         if reports.tally != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.tally)

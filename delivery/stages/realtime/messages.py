@@ -35,7 +35,7 @@ class Known:
     """The version of the registry that a worker process has."""
 
     base_id: str = ""
-    """The snapshot on which the worker's registry is based; empty: the worker has no registry."""
+    """The id of the snapshot on which the worker's registry is based; empty: the worker has no registry."""
     revision: Revision | None = None
     """The revision that the worker has reached: that of its snapshot, or of the last change that it applied."""
 
@@ -65,7 +65,7 @@ class Report:
     records: int = 0
     """Number of records that the task has read since its last report."""
     delay_s: float = 0.0
-    """The longest time between Kafka's append of a record and its reading, in seconds."""
+    """The longest time between Kafka's append of a record and its reading, in seconds; 0: no record was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,11 @@ class DriverUpdate:
     """The driver's answer to a report: the newest registry, and what the task must do."""
 
     base_id: str = ""
-    """The id of the newest snapshot."""
+    """The id of the newest snapshot; empty: the driver has not read the registry yet."""
     base: Snapshot | None = None
     """The newest snapshot; None: the worker has this snapshot already."""
     changes: SnapshotChanges | None = None
-    """All changes of the registry since the newest snapshot; None: the worker has them."""
+    """All changes of the registry since the newest snapshot; None: there are none, or the worker has them."""
     suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
     """All endpoints that are suppressed now, each with the reason."""
     is_paused: bool = False

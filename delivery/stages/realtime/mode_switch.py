@@ -1,4 +1,4 @@
-"""Decide whether the real-time lane delivers record by record or catches up in micro-batches. Pure.
+"""Decide whether the real-time lane delivers record by record or catches up in micro-batches. Pure. Runs on the driver.
 
 real time ── records older than `behind_s` for FOR_S ─► catching up ── records younger than `behind_s`/2 for FOR_S ─► real time
                                                          (for at least `least_s`, which doubles when it has not helped)
@@ -52,7 +52,9 @@ class ModeSwitch:
     """When the last judgement was made; None: never."""
 
     def observe(self, delay_s: float, behind_s: float, now: float) -> ModeSwitch:
-        """Return the state after one more observation: the mode may have changed. Called at each poll of the tasks' reports.
+        """Return the state after one more observation: the mode may have changed.
+
+        Called at each poll of the tasks' reports, except while the lane is paused or has too few task slots.
 
         `delay_s` is the age of the oldest record read since the last call; 0: no record was read. `behind_s` is the age above
         which the lane catches up in micro-batches, the setting `realtime.behind_after_s`.

@@ -68,7 +68,8 @@ class RealtimeTask:
 
     Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
     any record. `link` is the connection to the driver, and `number` the task's number in its stage. `ended` has the deliveries
-    that had ended before this query started. The task does not start them again.
+    that had ended before this query started. The task does not start them again. A stopped task waits up to `stop_within_s`
+    seconds for background attempts.
     """
 
     def __init__(
@@ -120,11 +121,11 @@ class RealtimeTask:
         self._lane.feed(records)
 
     def end(self) -> None:
-        """Wait until the results of all records are written, then send the last report to the driver. Only the first call acts.
+        """Wait until the results of all records are written, then send the last report to the driver.
 
-        Called in the task's thread after the last record, or in the reporter's thread when the driver stops the query. Raise
-        the failure of a delivery or a write, and ChannelBroken if the driver cannot get the last report of a task that has read
-        all of its records.
+        Only the first call of `end` or `give_up` acts. Called in the task's thread after the last record, or in the reporter's
+        thread when the driver stops the query. Raise the failure of a delivery or a write. Raise ChannelBroken if the driver
+        cannot get the last report of a task that has read all of its records.
         """
         with self._ending:
             if self._is_ended:
@@ -154,7 +155,10 @@ class RealtimeTask:
             time.sleep(LOOK_S)
 
     def give_up(self) -> None:
-        """Start no more deliveries, and write the results of deliveries that end within DRAIN_S. For a task that fails."""
+        """Start no more deliveries, and write the results of deliveries that end within DRAIN_S. For a task that fails.
+
+        Then send the last report, with the failure, to the driver.
+        """
         self._over.set()
         with self._ending:
             if self._is_ended:

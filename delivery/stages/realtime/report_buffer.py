@@ -51,5 +51,5 @@ class BufferedTotal:
     name: str
 
     def add(self, term: Any) -> None:
-        """Add a term to this total of the buffer, as `pyspark.Accumulator.add` does."""
+        """Add a term to this total of the buffer: counters are summed, sets united."""
         buffer().add(self.name, term)

@@ -78,7 +78,7 @@ class LaneTopics:
         return sum(self.partitions.values())
 
     def find(self, *, is_first: bool = False) -> None:
-        """Ask Kafka for the topics and partitions, and check that Spark has a slot for each partition.
+        """Ask Kafka for the topics and partitions. If they have changed, check that Spark has a slot for each partition.
 
         If there are too few slots, raise SettingsError with `is_first`. Without `is_first`, log an error: the lane then
         delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
@@ -94,7 +94,7 @@ class LaneTopics:
             log.error("lane realtime has new partitions and delivers in micro-batches until it has slots for all: %s", why)
 
     def have_slots(self) -> bool:
-        """Return True if Spark has a slot for each partition."""
+        """Return True if Spark has a slot for each partition, besides those that are reserved for the other lanes."""
         return self._refusal() is None
 
     def _refusal(self) -> str | None:

@@ -44,7 +44,7 @@ class StartOffsets(NamedTuple):
     """The point from which a query of the real-time lane delivers."""
 
     next_offsets: dict[Place, int]
-    """The first offset to deliver in each partition."""
+    """The first offset to deliver in each partition that has a committed position or a receipt."""
     ended: frozenset[Key]
     """Deliveries that have ended already, although their records are at or after these offsets. They must not be repeated."""
     is_first: bool = False
@@ -63,10 +63,11 @@ def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
 def read(
     spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None
 ) -> StartOffsets:
-    """Return the start of the next query, for the lane's topics; with `of`, for the topics that `of` accepts.
+    """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
-    `checkpoint` is the lane's folder. Raise KafkaUnavailable if the receipts cannot be read in TRIES tries: without receipts,
-    all records since the last commit would be sent again.
+    Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
+    KafkaUnavailable if the receipts cannot be read in TRIES tries: without receipts, all records since the last commit would
+    be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -159,7 +160,7 @@ def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) 
 
 
 class _Checkpoint:
-    """The committed positions in the lane's checkpoint folder, and the time of the last commit."""
+    """The committed (before a commit, the first) positions in the lane's checkpoint folder, and the time of the last commit."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM

@@ -137,7 +137,7 @@ class TaskServer:
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
-        """By topic and partition: the offset below which the results of all records are written, by the reports so far."""
+        """By topic and partition: the offset below which all results are written, by the reports and by `reach`."""
         positions: dict[str, dict[int, int]] = {}
         with self._lock:
             for (topic, partition), at in self._next.items():

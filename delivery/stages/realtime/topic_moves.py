@@ -60,14 +60,15 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
         return
     if not {"direct", "realtime"} <= set(names):
         raise errors.SettingsError(
-            "source.realtime_pattern has changed: run the lanes direct and realtime in one job once (--lanes), so that the "
-            "topics keep their positions. Nothing was moved"
+            f"source.realtime_pattern moves {', '.join({**come, **gone})} between the lanes direct and realtime, and this job "
+            "runs only one of them. The job did not start, and nothing was moved: run both lanes in one job once (--lanes), so "
+            "that the topics keep their positions"
         )
     if direct is None:
         raise errors.SettingsError(
             f"source.realtime_pattern leaves out {', '.join(gone)}, and lane direct has committed nothing yet: it would start "
-            "these topics at source.starting_offsets. Nothing was moved. Let lane direct handle an event of another topic "
-            "before the pattern changes"
+            "these topics at source.starting_offsets. The job did not start, and nothing was moved. Set the earlier pattern, "
+            "let lane direct handle an event of another topic, and then change the pattern"
         )
     if gone:
         start = start_offsets.read(spark, config, f"{root}/realtime", of=gone.__contains__)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-"""Most bytes of values in one Arrow batch. Arrow's offsets are 32-bit, and the JVM and the worker each hold a whole batch."""
+"""Most bytes of values in one Arrow batch, unless one value is larger. Arrow's offsets are 32-bit, and the JVM and the worker
+each hold a whole batch."""
 
 
 def values(kind: pa.DataType, items: Sequence[bytes | None]) -> pa.Array:

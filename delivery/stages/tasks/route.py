@@ -44,9 +44,9 @@ def route(
 ) -> DataFrame:
     """Return rows of SCHEMA for the shards: segments with the events in `records` that are due to endpoints in batch mode.
 
-    Each task also yields one row without key and value for each shard. An endpoint whose batches wait at most
-    `immediate_flush_s` seconds is marked: its events leave in the same micro-batch. `rejects` False: the direct lane of the
-    same job reports rejected records, so the tasks leave out most of them.
+    Each task also yields one row without key and value for each shard. If the batches of an endpoint wait at most
+    `immediate_flush_s` seconds, its events leave in the same micro-batch. `rejects` False: the direct lane of the same job
+    reports rejected records, so the tasks report only those with a reason in `intake.LANE_SPECIFIC`.
     """
     partition = RoutePartition(
         tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects
@@ -85,7 +85,7 @@ class RoutePartition:
 
 
 def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
-    """Yield these rows as Arrow batches of SCHEMA, each of at most `arrow.MAX_BATCH_BYTES`."""
+    """Yield these rows as Arrow batches of SCHEMA. Each has values of at most `arrow.MAX_BATCH_BYTES`, or one larger value."""
     for chunk in chunking.chunks(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]

@@ -141,7 +141,7 @@ class Shard(StatefulProcessor):
         self._index.update((decided.written,))
 
     def close(self) -> None:
-        """Write the last results of the Spark task, if any of its rows were handled."""
+        """Write the last results of the Spark task, and end it, if any of its rows were handled."""
         if self._task is not None:
             self._task.finish()
 

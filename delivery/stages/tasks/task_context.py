@@ -90,7 +90,7 @@ class Task:
     def write(self, results: Results) -> None:
         """Observe results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
 
-        Raise KafkaUnavailable if an earlier row of the task could not be written.
+        Raise KafkaUnavailable if a row cannot be enqueued, or an earlier row of the task could not be written.
         """
         self._observe(results)
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
@@ -150,8 +150,8 @@ def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, r
 def completed_before(work_log: CompletedWork | None) -> frozenset[Key]:
     """Return the deliveries that must not be repeated, because they ended in an earlier run of this task or of its micro-batch.
 
-    Called in the task. May read Kafka, as `CompletedWork.ended` describes. `work_log` None: the micro-batch has no log, and the
-    result is empty.
+    In the retry lane, return leases too. Called in the task. Reads Kafka if Spark retries the task. `work_log` None: the
+    micro-batch has no log, and the result is empty.
     """
     context = TaskContext.get()
     return frozenset() if work_log is None or context is None else work_log.ended(context.attemptNumber())
@@ -162,7 +162,7 @@ class RowsLost(Exception):
 
 
 def run(tasks: DataFrame) -> None:
-    """Run the tasks of a frame without rows until all have ended. Called on the driver.
+    """Run the tasks of a frame without rows, and wait until all have ended. Called on the driver.
 
     Raise RowsLost if an executor ended with shuffled rows that the tasks had to read, and Spark's error if a task failed.
     """
