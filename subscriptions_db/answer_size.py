@@ -14,7 +14,7 @@ MAX_BYTES = 1024 * 1024
 def count(sizes: Iterable[int], *, held: int = 0) -> int:
     """Return how many of the first items fit into an answer that has `held` bytes already. `sizes` has the bytes of each item.
 
-    An answer without items takes at least one item, of any size, so that paging always advances.
+    An answer that has no bytes yet takes at least one item, of any size, so that paging always advances.
     """
     fitting = 0
     for size in sizes:

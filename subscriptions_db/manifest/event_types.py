@@ -2,8 +2,8 @@
 
 Runs in `fanout` commands and in the API. Delivery never uses it: events are delivered byte for byte, whatever a schema says.
 Operators write the schemas, but any customer may send a payload to explain. So schema and payload are bounded in size and
-depth. Each check is bounded in steps, because a few lines of a schema can double the work a hundred times. Regular expressions
-run in RE2 and cost steps too.
+depth. Each check may visit about MAX_STEPS values, because a few lines of a schema can double the work a hundred times. Regular
+expressions run in RE2, and their work counts as visited values too.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ class _TooMuch(Exception):
 def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     """Raise RegistrationError, with the path, for a schema or an example that cannot be used.
 
-    1. The schema or an example is too large, nested too deeply, or not storable by Postgres.
-    2. The schema is not valid, has a regular expression that RE2 does not support, or a `$ref` that does not resolve.
-    3. An example violates the schema, or its check takes too many steps.
+    1. The schema or an example is not JSON, too large, nested too deeply, or not storable by Postgres.
+    2. The schema is not valid, has a keyword or a regular expression that is not supported here, or a `$ref` that does not
+       resolve.
+    3. An example violates the schema, or its check takes more than MAX_STEPS steps.
     """
     for number, example in enumerate(examples):
         with endpoint_checks.below(f"examples[{number}]"):
@@ -84,8 +85,11 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
 def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
     """Return the first MAX_PROBLEMS violations of a schema by a payload.
 
-    Raise RegistrationError if the payload is too large, nested too deeply or not storable by Postgres, if the schema has an
-    unsupported regular expression or a `$ref` that does not resolve, or if the check takes too many steps.
+    Raise RegistrationError in three cases:
+
+    1. The payload is not JSON, too large, nested too deeply, or not storable by Postgres.
+    2. The schema has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
+    3. The check takes more than MAX_STEPS steps.
     """
     _require_small(payload)
     own = {name: part for name, part in schema.items() if name not in {"$schema", "$id"}}
@@ -184,7 +188,10 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _counted(name: str, keyword: Keyword) -> Keyword:
-    """Return the keyword wrapped so that it costs steps for the values that it visits."""
+    """Return the check of a keyword, preceded by its cost: about one step for each value that the keyword visits.
+
+    The cost is taken from the steps that the whole check has left. If too few are left, raise _TooMuch.
+    """
 
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         in_schema, in_payload = (len(part) if isinstance(part, list | dict) else 0 for part in (value, instance))

@@ -34,8 +34,9 @@ def subscriptions(
     """Return the warnings about registered subscriptions.
 
     The warnings about event types and filters come first, then at most 10,000 about tenants; both are sorted by subscription
-    id. `paths` maps the ids of the subscriptions to check to their paths in a document. None checks all, with the id as path.
-    `types` are the event types that have a topic; empty if the topics are unknown.
+    id. A login that may not read tenants gets none about tenants. `paths` maps the ids of the subscriptions to check to their
+    paths in a document. None checks all, with the id as path. `types` are the event types that have a topic; empty if the
+    topics are unknown.
     """
     if paths is not None and not paths:
         return []

@@ -83,11 +83,12 @@ class BatchFields(ManifestPart):
 
 
 class RetryFields(ManifestPart):
-    """The schedule of the retry lane for an endpoint. Omitted fields have the defaults of model.Retrying."""
+    """The schedule of the retry lane for an endpoint. An omitted field has the default, as has null."""
 
     schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
-    """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there."""
+    """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there. Default: 5 s, 5 min,
+    30 min, 2 h, 5 h, 10 h, 10 h."""
     max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
-    """Seconds that a delivery may wait in the retry lane. Then it becomes a dead letter."""
+    """Seconds that a delivery may wait in the retry lane. Then it becomes a dead letter. Default: 3 days."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
-    """Seconds of one attempt in the retry lane, in total."""
+    """Seconds of one attempt in the retry lane, in total. Default: 15."""

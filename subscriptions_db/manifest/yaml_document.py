@@ -95,7 +95,7 @@ class Document:
 
     @contextlib.contextmanager
     def naming_lines(self, name: str) -> Iterator[None]:
-        """Add file and line to the mistakes raised in the context."""
+        """Raise the mistakes of the context as one ManifestRefused, with file and line, sorted by line."""
         try:
             yield
         except errors.RegistrationError as exc:
@@ -110,7 +110,9 @@ class Document:
 def read(text: bytes | str, name: str = "") -> Document:
     """Return a parsed document; raise RegistrationError if it is too large or not YAML, with the line if that is known."""
     if len(text) > MAX_DOCUMENT_BYTES:
-        raise errors.RegistrationError("", f"the document is larger than {MAX_DOCUMENT_BYTES} bytes: apply it in parts")
+        raise errors.RegistrationError(
+            "", f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts"
+        )
     loader = None
     try:
         _require_shallow(text, name)

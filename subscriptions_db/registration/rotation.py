@@ -72,7 +72,7 @@ def rotate_in_transaction(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret in the caller's transaction, which keeps other rotations of the endpoint out.
+    """Create a signing secret in the caller's transaction. Call with the lock of `apply.exclusive` or of the endpoint's row.
 
     Earlier secrets end after `overlap`, or at an earlier end. Raise RegistrationError if the endpoint does not exist, or would
     have more than MAX_SIGNING_KEYS valid secrets. Writes no audit entry.

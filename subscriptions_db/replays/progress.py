@@ -82,7 +82,10 @@ def advance(
     records: int,
     handed_over: int,
 ) -> None:
-    """Record that a partition is read up to `reached`, and add to the replay's counts as `count` does."""
+    """Record that a partition is read up to `reached`, and add the records and deliveries of the chunk to the replay's counts.
+
+    `is_lost`: Kafka no longer holds some of the requested events, so the replay is not whole.
+    """
     connection.execute(query("advance_replay_partition"), reached._asdict() | {"replay_id": replay.replay_id})
     count(connection, replay, is_lost=is_lost, records=records, handed_over=handed_over)
 
@@ -90,7 +93,7 @@ def advance(
 def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: bool, records: int, handed_over: int) -> None:
     """Add the records read and the deliveries enqueued to a replay's counts.
 
-    `is_lost`: Kafka no longer holds some of the requested events.
+    `is_lost`: Kafka no longer holds some of the requested events, so the replay is not whole.
     """
     counted = {"records": records, "handed_over": handed_over, "is_lost": is_lost}
     connection.execute(query("add_replayed_records"), counted | {"replay_id": replay.replay_id})

@@ -96,11 +96,15 @@ def range_of(since: dt.datetime, until: dt.datetime | None, event_types: list[st
     """Return a time range to replay, which ends `now` by default; raise RegistrationError for a range that is not allowed."""
     end = until or now
     if end > now:
-        raise errors.RegistrationError("until", "is in the future: later events are delivered anyway")
+        raise errors.RegistrationError(
+            "until", "is in the future, so no replay was requested: leave it out. Later events are delivered anyway"
+        )
     if since >= end:
-        raise errors.RegistrationError("since", "must be before until, which is now if it is left out")
+        raise errors.RegistrationError("since", "must be before until, which is now if it is left out. No replay was requested")
     if end - since > dt.timedelta(days=MAX_DAYS):
-        raise errors.RegistrationError("since", f"is more than {MAX_DAYS} days before until: ask for several shorter times")
+        raise errors.RegistrationError(
+            "since", f"is more than {MAX_DAYS} days before until, so no replay was requested: request several shorter ones"
+        )
     return ReplayRange(since=since, until=end, event_types=event_types)
 
 

@@ -123,14 +123,14 @@ class ArchivedRecord:
     statistics: CountsByHour = field(default_factory=dict)
 
     def without_rows(self) -> ArchivedRecord:
-        """Return the position of the record without its rows."""
+        """Return the record with its position only, without rows, counts and signals."""
         return ArchivedRecord(topic=self.topic, partition=self.partition, offset=self.offset)
 
 
 def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
     """Return the row of a dead letter; raise RecordUnreadable if the job cannot have written it.
 
-    `document` is its whole record, including fields of a newer version.
+    `document` is the whole record of the dead letter, including fields of a newer version.
     """
     payload = letter.event().data  # raises for an event that a redrive could not use
     letter.payload()  # raises for an opaque payload that nobody could read
@@ -167,8 +167,8 @@ def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
 def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
     """Return True if an entry gets a row.
 
-    A batch that could not be built has no id; its dead letters report it. A resend that brought an attempt forward is not the
-    delivery's status: the delivery waits.
+    Three kinds get none: redrive notes, batches that could not be built, and resends that brought an attempt forward. Dead
+    letters report such a batch. Such a resend is skipped, although its delivery waits.
     """
     if isinstance(entry, RedrivenEntry) or is_brought_forward(entry):
         return False
@@ -244,7 +244,7 @@ def _replay_counts(record: LogRecord) -> Iterator[ReplayCounts]:
 
 
 def registry_id(value: str) -> str:
-    """Return an id of the registry; raise RecordUnreadable for another text."""
+    """Return the text unchanged if the registry can have it as an id; otherwise raise RecordUnreadable."""
     if not _REGISTRY_ID.fullmatch(value):
         raise errors.RecordUnreadable("it has an id that the registry cannot have")
     return value

@@ -41,7 +41,7 @@ class HourCounts:
     durations: Histogram = field(default_factory=dict)
     """Durations of the attempts."""
     latencies: Histogram = field(default_factory=dict)
-    """Times from Kafka's append to the response, of accepted attempts. A batch counts with its oldest event."""
+    """Times from Kafka's append to the response, of accepted attempts without replays. A batch counts with its oldest event."""
 
     def add(self, other: HourCounts) -> None:
         """Add the counts of another hour, or of another record."""
@@ -60,9 +60,9 @@ def bucket(time_ms: float) -> int:
 
 
 def percentile_ms(histogram: Histogram, share: float) -> float | None:
-    """Return an estimate of the time, in ms, that the share `share` of the times do not exceed; None for an empty histogram.
+    """Return an estimate of a percentile in ms: the time that the part `share` (0 to 1) of the times does not exceed.
 
-    The estimate is the geometric middle of the bucket that has the nearest rank.
+    None: the histogram is empty. The estimate is the geometric middle of the bucket that has the nearest rank.
     """
     rank = math.ceil(share * sum(histogram.values()))
     for number in sorted(histogram):

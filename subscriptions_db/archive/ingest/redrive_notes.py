@@ -1,7 +1,7 @@
 """Apply redrive notes: entries of the attempts topic that name a dead letter which was enqueued in the retry lane again.
 
-Runs in `fanout archive`, in the transaction that writes the rows. A note marks its archived dead letter as redriven. A note
-that arrives before its dead letter is stored until the dead letter arrives.
+Runs in `fanout archive`, in the transaction that writes the rows. A note sets its archived dead letter to the state `redriven`,
+and with it earlier dead letters of the same delivery. A note that arrives before its dead letter is stored until then.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from subscriptions_db.postgres.sql import query
 def settle(
     connection: connect.Connection, new: Sequence[DeadLetterRow], redriven: Sequence[RedrivenRow], *, now: dt.datetime
 ) -> None:
-    """Store new notes, and mark each dead letter as redriven that a note names. Delete the notes whose dead letter is archived.
+    """Store new notes, and set the dead letters to which notes apply to the state `redriven`. Delete notes that are done.
 
-    `new` are the dead letters that this transaction has archived, and `redriven` its notes.
+    A note applies to the dead letter that it names, and to earlier ones of the same delivery. It is done once the named one is
+    archived. `new` are the dead letters that this transaction has archived, and `redriven` its notes. Write an audit entry for
+    each customer whose dead letters changed.
 
     The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent
     transaction with its note would not see each other.

@@ -61,7 +61,7 @@ def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
 
 
 def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int) -> None:
-    """Reset the next offset of a partition to zero, because its topic was created again.
+    """Archive a partition from its first record again, as a new incarnation: reset its next offset to zero.
 
     `stale` is the stored next offset. If another process has changed the stored offset, nothing happens.
     """
@@ -78,11 +78,11 @@ def write(
     now: dt.datetime,
     policy: Policy | None = None,
 ) -> Written:
-    """Write records and the new offsets in one transaction; return the numbers of rows. Raise RegistryUnavailable.
+    """Write records and the new offsets in one transaction; return the numbers of rows.
 
     `taken` has the records of each partition in order. Records that are archived already are skipped. If Postgres refuses a
     record, each record is written in a transaction of its own, and the refused ones are left out. `policy` decides which
-    operational events follow from the records. None: none follows.
+    operational events follow from the records. None: none follows. Raise RegistryUnavailable if Postgres is unavailable.
     """
     try:
         return _write(connection, taken, kept, now, policy)

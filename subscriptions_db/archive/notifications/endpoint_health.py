@@ -101,7 +101,7 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class OperationalEvent(NamedTuple):
-    """An operational event about an endpoint or an API key."""
+    """An operational event about an endpoint, an API key or a quota."""
 
     kind: EventKind
     subject_id: str
@@ -115,7 +115,7 @@ class OperationalEvent(NamedTuple):
 
     @property
     def event_id(self) -> str:
-        """Return the id of the event: a digest of its fields but the data, so an event that is built again has the same id."""
+        """Return the id: a digest of kind, subject, time and `about`. An event that is built again has the same id."""
         about = f"{self.subject_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
         about += f"\0{self.about}" if self.about else ""
         return "op_" + hashlib.blake2b(about.encode(), digest_size=16).hexdigest()

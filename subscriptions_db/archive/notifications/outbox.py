@@ -93,7 +93,7 @@ def delete_orphans(connection: connect.Connection) -> None:
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
-    """Lock and yield the MAX_EVENTS oldest events.
+    """Lock and yield the oldest events that no other process has locked, at most MAX_EVENTS.
 
     The caller publishes them in its `with` block. If the block ends without an error, delete them.
 

@@ -1,8 +1,8 @@
 """Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
 
 Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its subject has as much as the quota allows.
-While it stays reached, there is one event about it. By the rows of `reached_quotas` the API refuses replays
-(subscriptions_db/api/deliveries/replays.py).
+While it stays reached, there is one event about it; about a quota for a day, one a day. By the rows of `reached_quotas` the API
+refuses replays (subscriptions_db/api/deliveries/replays.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DefaultQuotas(NamedTuple):
 
 
 class ReachedQuota(NamedTuple):
-    """A quota that a subject has reached, or had reached until now: a row of `reached_quotas`."""
+    """A quota that a subject has reached, or had reached earlier: a row of `reached_quotas`."""
 
     quota: Quota
     subject_id: str
@@ -79,8 +79,10 @@ def after(
     `most` is the quota if it is reached now, and else None. Without a policy there are no events.
 
     1. The quota is not reached: the row stays while it delays the next event, and is deleted afterwards.
-    2. The quota is reached, and there was an event since: nothing changes.
+    2. The quota is reached, and there was an event since: no other event follows.
     3. The quota is reached, and there was no event since: an event follows, at least `quiet_s` seconds after the last one.
+
+    A quota for a day (EVENTS_PER_DAY) is reached anew each day.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s
@@ -125,7 +127,14 @@ def record(
             elif row != known.get(subject):
                 changed.append(row)
                 if row.reached_at == now:
-                    log.info("quota %s of %d is reached by %s", row.quota, row.most, row.subject_id)
+                    log.info(
+                        "%s %s has reached its quota %s of %d: the API answers requests beyond the quota with 429. docs/api.md "
+                        "says how to give a larger quota",
+                        "tenant" if row.customer_id is None else "customer",
+                        row.subject_id,
+                        row.quota,
+                        row.most,
+                    )
         _put(connection, changed, gone)
         outbox.put_events(connection, events)
     return collections.Counter(quota for quota, _ in found)

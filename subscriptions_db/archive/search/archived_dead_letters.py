@@ -69,13 +69,13 @@ class LetterPage(NamedTuple):
     until: int
     """The page is complete up to this position. Dead letters that are archived later have higher positions."""
     has_more: bool
-    """True: read the next page at once. False: all archived dead letters after the start were examined."""
+    """True: read the next page at once. False: all waiting dead letters after the start were examined."""
 
 
 def browse(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
 ) -> LetterPage:
-    """Return the matching waiting dead letters after a position, as many as fit into an answer.
+    """Return the matching waiting dead letters after a position, at most `limit` and as many as fit into an answer.
 
     The page may be empty although later dead letters match: `has_more` says so.
     """
@@ -88,7 +88,8 @@ def browse_back(
 ) -> LetterPage:
     """Return the matching waiting dead letters before a position, in the order of the archive.
 
-    The page has the nearest ones, as many as fit into an answer. `until` and `has_more` are about earlier dead letters.
+    The page has the nearest ones, at most `limit` and as many as fit into an answer. It is complete down to `until`. With
+    `has_more` there may be earlier ones.
     """
     found = _nearest(connection, customer_id, selection, "before", before, limit=limit)
     fitting = _fitting(connection, customer_id, found, place=before)
@@ -108,7 +109,7 @@ def discard(connection: connect.Connection, customer_id: str, positions: Sequenc
 
 
 def redrive(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Request the redrive of waiting or discarded dead letters; return the positions of those that this call marks.
+    """Request the redrive of waiting or discarded dead letters; return the positions of those whose state this call changed.
 
     `fanout archive` enqueues them in the retry lane (redrive_requests.py).
     """
@@ -117,11 +118,14 @@ def redrive(connection: connect.Connection, customer_id: str, positions: Sequenc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkResult:
-    """The number of dead letters that a call has marked, and where to continue: `until` and `has_more` as in LetterPage."""
+    """The result of `mark_all`, and where to continue."""
 
     count: int
+    """Dead letters that the call has discarded, or whose redrive it has requested."""
     until: int
+    """The call has handled all matches up to this position. The next call continues after it."""
     has_more: bool
+    """True: there may be more matches after `until`. False: all waiting dead letters after the start were examined."""
 
 
 def mark_all(
@@ -134,24 +138,29 @@ def mark_all(
     limit: int,
     now: dt.datetime,
 ) -> MarkResult:
-    """Mark at most `limit` of the matching waiting dead letters as discarded or redriving, in the order of `browse`."""
+    """Discard the first matching waiting dead letters after a position, at most `limit`, or request their redrive.
+
+    `state` decides: DISCARDED or REDRIVING.
+    """
     found = find(connection, customer_id, selection, after=after, limit=limit)
     marked = _mark(connection, customer_id, found.positions, state, now)
     return MarkResult(count=len(marked), until=found.until, has_more=found.has_more)
 
 
 class FoundLetters(NamedTuple):
-    """The positions of a page of dead letters; see LetterPage for `until` and `has_more`."""
+    """The positions of a page of dead letters, the nearest to its start first."""
 
     positions: list[int]
     until: int
+    """The page is complete from its start to this position."""
     has_more: bool
+    """True: there may be more in the direction of the page. False: all waiting dead letters in this direction were examined."""
 
 
 def find(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
 ) -> FoundLetters:
-    """Return the positions of at most `limit` matching waiting dead letters, among the next MAX_LOOKED_AT after a position."""
+    """Return the positions of at most `limit` matches among the next MAX_LOOKED_AT waiting dead letters after a position."""
     return _nearest(connection, customer_id, selection, "after", after, limit=limit)
 
 
@@ -177,7 +186,7 @@ def _nearest(
 def find_fitting(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int, held: int = 0
 ) -> FoundLetters:
-    """Return the positions that `find` returns, limited to an answer that has `held` bytes already."""
+    """Return the first positions of `find`, as many as fit into an answer that has `held` bytes already."""
     found = find(connection, customer_id, selection, after=after, limit=limit)
     return _fitting(connection, customer_id, found, place=after, held=held)
 
@@ -215,7 +224,7 @@ def page(row: dict[str, Any], *, place: int) -> FoundLetters:
 
 
 def waiting(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[ArchivedDeadLetter]:
-    """Return the dead letters at these positions that still wait, in order."""
+    """Return the dead letters at these positions whose state is still `waiting`, sorted by position."""
     if not positions:
         return []
     with connect.translated_errors():

@@ -85,7 +85,8 @@ def create(
 ) -> bool:
     """Create a consumer that begins after a position; change nothing and return False if the name exists.
 
-    The selection cannot change later, because a dead letter that the consumer has skipped is never examined again.
+    The selection cannot change later, because a consumer examines a skipped dead letter again only after a seek. Raise
+    RegistrationError if the selection has a time range.
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
@@ -121,10 +122,12 @@ def set_max_receives(connection: connect.Connection, customer_id: str, name: str
 def lease(
     connection: connect.Connection, customer_id: str, name: str, *, limit: int, lease_s: float, now: dt.datetime
 ) -> PollResult:
-    """Lease dead letters to a poller, at most `limit` and as many as fit into an answer.
+    """Lease dead letters to a poller, in this order, at most `limit` and as many as fit into an answer.
 
-    Dead letters with an expired lease are chosen first, then dead letters that were never leased. A dead letter with an expired
-    lease that was leased `max_receives` times is parked instead. The leases of dead letters that no longer wait are deleted.
+    1. Dead letters whose lease has expired, or whose wait after a nack is over. One that was leased `max_receives` times is
+       parked instead. If one was discarded or redriven since, its lease is deleted.
+    2. Dead letters that were never leased.
+
     Raise RegistrationError if the consumer does not exist.
     """
     key = _key(customer_id, name)
@@ -165,7 +168,10 @@ def seek(connection: connect.Connection, customer_id: str, name: str, *, after: 
 
 
 def position_before(connection: connect.Connection, customer_id: str, since: dt.datetime) -> int:
-    """Return the position before the first waiting dead letter archived since a time; the result of `end` if there is none."""
+    """Return the position before the first waiting dead letter archived since a time.
+
+    If there is none, return the position of the newest waiting dead letter; 0, the beginning, if there is none at all.
+    """
     with connect.translated_errors():
         first = connection.execute(query("first_dead_letter_since"), {"customer_id": customer_id, "since": since}).fetchone()
         if first is not None and first["position"] is not None:

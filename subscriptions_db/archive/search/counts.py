@@ -40,9 +40,9 @@ class ConsumerCounts(NamedTuple):
     """The dead letters of a consumer that are not acked, each in one of three counts."""
 
     waiting: Count
-    """Dead letters that polls give: not leased yet, nacked, or with an expired lease."""
+    """Dead letters that polls give, at once or after the wait of a nack: not leased yet, nacked, or with an expired lease."""
     leased: int
-    """Dead letters that a poller has."""
+    """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: Count
 
 

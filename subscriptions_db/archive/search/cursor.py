@@ -20,7 +20,8 @@ MAX_POSITION = 2**63 - 1
 MAX_CHARS = 128
 """Maximum characters of a cursor or a receipt handle."""
 BACKWARDS = "b"
-"""The first part of a cursor of newer records. That of older ones is `a`, as for the position of an attempt."""
+"""The first part of a cursor that leads backwards: to newer attempts or deliveries, or to earlier dead letters. Cursors that
+lead forwards begin with `a` (attempts and deliveries) or `l` (dead letters)."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -65,7 +66,7 @@ class AttemptPosition(NamedTuple):
         return {"place_at": self.started_at, "place": self.position}
 
     def beside(self, *, is_newer: bool) -> AttemptPosition:
-        """Return the next newer or older position, between which and this one no record lies."""
+        """Return the adjacent position on the newer or the older side. No attempt lies between the two."""
         return self._replace(position=self.position + (1 if is_newer else -1))
 
 

@@ -30,7 +30,7 @@ MAX_LETTERS = 10_000
 
 
 class DeliveryStatus(enum.StrEnum):
-    """The status of a delivery, by its newest record."""
+    """The status of a delivery, by its newest record. A record of a postponement decides only if there is no other."""
 
     DELIVERED = "delivered"
     WAITING = "waiting"
@@ -66,16 +66,17 @@ class DeliverySummary:
     began_at: dt.datetime
     """Time of the first record: the first attempt, or an outcome without an attempt."""
     newest_at: dt.datetime
-    """Time of the newest record."""
+    """Time of the record that decides the status."""
     status: DeliveryStatus
     reason: str | None
-    """Why the delivery has not arrived: the error class of the newest attempt, or the reason for no attempt."""
+    """Why the delivery has not arrived: the reason of its newest dead letter; else the error class of the newest attempt, or
+    the reason for no attempt. None: the delivery has arrived."""
     attempts: int
     """Attempts among the newest MAX_OF_ONE records."""
     dead_letters: int
-    """Dead letters of the newest attempt. A batch has one for each rejected event."""
+    """Dead letters of the newest attempt or outcome. A batch has one for each event that was given up."""
     dead_letter: int | None
-    """The position of the newest dead letter."""
+    """The position of the newest dead letter. None: there is none."""
     dead_letter_state: LetterState | None
 
 

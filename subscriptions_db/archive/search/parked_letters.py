@@ -46,9 +46,10 @@ class Unparked(NamedTuple):
 
 
 def browse(connection: connect.Connection, customer_id: str, name: str, *, after: int, limit: int) -> ParkedPage:
-    """Return the parked dead letters after a position that still wait, as many as fit into an answer.
+    """Return parked dead letters after a position, at most `limit` and as many as fit into an answer.
 
-    The page may be empty although later dead letters are parked: `has_more` says so.
+    Those that were discarded or redriven since are left out. The page may be empty although later dead letters are parked:
+    `has_more` says so.
     """
     asked = {"customer_id": customer_id, "name": name, "after": after, "limit": limit}
     with connect.translated_errors():

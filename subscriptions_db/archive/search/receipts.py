@@ -24,7 +24,7 @@ class ReceiptRefusal(enum.StrEnum):
     NOT_LEASED = "not_leased"
     """The consumer has no lease of this receipt handle: acked or nacked before, ended by a seek, or never leased."""
     LEASED_AGAIN = "leased_again"
-    """Another poller has leased the dead letter since."""
+    """The dead letter was leased again since, with another receipt handle."""
     PARKED = "parked"
     """The dead letter is parked. It can still be acked."""
     TOO_LONG = "too_long"
@@ -44,7 +44,7 @@ class ReceiptResult(NamedTuple):
 def ack(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[ReceiptHandle]) -> list[ReceiptResult]:
     """Acknowledge dead letters: the consumer does not get them again. Return one result for each receipt handle, in order.
 
-    An expired lease still counts while no other poller has the dead letter.
+    An expired lease still counts while no other poller has the dead letter. A parked dead letter can be acked too.
     """
     return _settle(connection, "ack", customer_id, name, receipts)
 
@@ -58,7 +58,10 @@ def nack(
     now: dt.datetime,
     wait_s: float = 0,
 ) -> list[ReceiptResult]:
-    """Make dead letters leasable again after `wait_s` seconds; return one result for each receipt handle, in order."""
+    """End leases, and make the dead letters leasable again after `wait_s` seconds, at most MAX_LEASE_S.
+
+    Return one result for each receipt handle, in order.
+    """
     return _settle(connection, "nack", customer_id, name, receipts, until=consumers.lease_end(now, wait_s))
 
 

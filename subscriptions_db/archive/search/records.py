@@ -1,4 +1,4 @@
-"""Read pages of a customer's records in both directions, and count the matches. Attempts and deliveries are searched by it.
+"""Read pages of a customer's records in both directions, and count the matches, for the searches of attempts and deliveries.
 
 Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a rare criterion
 costs no more than none. Records are sorted by time. A reader that pages by cursor misses a record that is archived after its
@@ -45,7 +45,6 @@ def nearest(
 ) -> FoundRows:
     """Return the `limit` matches nearest to `start`, or fewer after `most` examined records.
 
-    One row more is read, so that the last page has no `further`.
     The page may be empty although further records match: continue at `further`. `wanted` has the criteria of `parameters`.
     """
     side = "after" if start.is_backwards else "before"

@@ -1,4 +1,4 @@
-"""Claim the dead letters whose redrive was requested, and mark them as redriven once they are enqueued.
+"""Claim the dead letters whose redrive was requested, and set them to the state `redriven` once they are enqueued.
 
 Runs in `fanout archive`. A request changes the archive only, so the API needs no Kafka, and does not wait for Kafka.
 """
@@ -30,7 +30,9 @@ class RedriveRequest(NamedTuple):
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests. The context enqueues them. If it ends without an error, mark them as redriven.
+    """Lock and yield the oldest requests that no other process has locked.
+
+    The caller enqueues the dead letters in its `with` block. If the block ends without an error, they become `redriven`.
 
     After a crash before the commit, the next process enqueues the same dead letters again, with the same `webhook-id`s.
     """
