@@ -21,7 +21,7 @@ MAX_ATTRIBUTES = 32
 MAX_BYTES = 8 * 1024
 """Most bytes of the names and values of one event's further attributes, in UTF-8. The bytes travel through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
-"""Names that no further attribute has: these attributes have a field in `Event`, or the platform sets them."""
+"""Names that no further attribute has: these attributes have a field in `Event`, or say how the event is to be read."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}
 """Names of members of a structured event that are not further attributes."""
 
@@ -40,7 +40,7 @@ def further_attributes(attributes: Mapping[str, Any], named: frozenset[str]) -> 
     """Return the attributes whose names are not in `named`, in their order, as pairs of a name and a value.
 
     Leave out null values, and an empty `subject` or `dataschema`. Raise EventRejected for an invalid name or value, and for
-    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent: one comparison, if there are no such attributes.
+    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent. Without such attributes, it takes one comparison.
     """
     return () if named.issuperset(attributes) else _checked(attributes, named)
 
@@ -74,9 +74,9 @@ def _checked(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes
         size += len(name) + len(as_text(value).encode())
         found.append((name, value))
         if len(found) > MAX_ATTRIBUTES:
-            raise _rejected(f"it has more than {MAX_ATTRIBUTES} {_FURTHER}")
+            raise _rejected(f"the event has more than {MAX_ATTRIBUTES} {_FURTHER}")
         if size > MAX_BYTES:
-            raise _rejected(f"it has more than {MAX_BYTES} bytes of {_FURTHER}")
+            raise _rejected(f"the event has more than {MAX_BYTES} bytes of {_FURTHER}")
     return tuple(found)
 
 

@@ -13,13 +13,14 @@ from delivery import errors
 HEADER = "content-encoding"
 """Name of the header, in lower case."""
 MAX_MEMBERS = 64
-"""Most members of a gzip value. Each member copies the rest of the value, so thousands of empty members would take long."""
+"""Most compressed parts (members) of a gzip or deflate value. Each copies the rest of the value, so thousands of empty parts
+would take long."""
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 """Window of zlib's decompressor for the frame of gzip."""
 
 
 def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """Return the decompressed value. Return the value unchanged if `encoding` is unknown, or if the value is not compressed.
+    """Return the decompressed value. Return the value unchanged if `encoding` is unknown, or if the value is not compressed so.
 
     Some bridges decompress a value and keep its header, and some write a charset into this header. The value of such a record
     is read as if the header were missing. Raise EventRejected for a compressed value that is broken, or that has more than
@@ -35,7 +36,9 @@ def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
         found = decompress(value, max_bytes + 1)
     except (zlib.error, EOFError, OSError) as exc:
         raise errors.EventRejected(
-            "undecodable", f"the value does not decompress by {encoding.decode(errors='replace')[:20]}: {exc}"[:200]
+            "undecodable",
+            f"the value does not decompress by {encoding.decode(errors='replace')[:20]} ({str(exc)[:100]}): compress it again, "
+            "or write it uncompressed and without the header content-encoding",
         ) from exc
     if len(found) > max_bytes:
         raise errors.EventRejected(
@@ -92,5 +95,5 @@ _ENCODINGS: dict[bytes, _Known] = {
     b"deflate": (_is_zlib, _inflate),
     b"zstd": (_is_zstd, _unzstd),
 }
-"""For each encoding, a function that recognises a compressed value by its first bytes, and a function that decompresses the
-value up to a number of bytes."""
+"""For each encoding, two functions. The first recognises a compressed value by its first bytes. The second decompresses a value
+up to a number of bytes."""

@@ -29,16 +29,16 @@ _MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[\x20-\x7e\t]*)?")
 _JSON_TYPE = re.compile(r"[^/]*/(?:[^;]*\+)?json[ \t]*(?:;|$)", re.IGNORECASE)
 _TEXT_TYPE = re.compile(r"(?:text/[^;]*|application/xml|[^/]*/[^;]*\+xml)[ \t]*(?:;|$)", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Control characters, each of which JSON escapes with six characters. Text with them could need six times its bytes in a body,
+"""Control characters, most of which JSON escapes with six characters. Text with them could need six times its bytes in a body,
 so it counts as bytes. Hardly any text has them."""
 _CHARSET = re.compile(r";[ \t]*charset=[ \t]*\"?([^\"; \t]*)", re.IGNORECASE)
 _UNICODE = frozenset({"utf-8", "utf8", "us-ascii"})
 
 
 def is_media_type(text: str) -> bool:
-    """Return True if `text` may be the `content-type` of a request for an opaque payload.
+    """Return True if `text` is a media type of at most MAX_MEDIA_TYPE_CHARS, and not one of CloudEvents.
 
-    A CloudEvents media type may not: a receiver would read the request as another event.
+    By a CloudEvents media type, a receiver would read the request as another event. Media types of JSON return True too.
     """
     return (
         len(text) <= MAX_MEDIA_TYPE_CHARS
@@ -61,8 +61,8 @@ def is_unicode(media_type: str) -> bool:
 def opaque_of(payload: bytes, media_type: str) -> Opaque:
     """Return an opaque payload's form and media type.
 
-    The form is text if the media type is a type of text or XML, and the payload is UTF-8 without control characters other than
-    tab, CR and LF.
+    The form is text if the media type is a type of text or XML and names no other charset than UTF-8 or ASCII, and if the
+    payload is UTF-8 without control characters other than tab, CR and LF.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)
@@ -76,9 +76,9 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
 def as_received(event: Event, wanted: EndpointPayload) -> Event:
     """Return the event with its payload in the form that an endpoint wants.
 
-    For ORIGINAL, the framed value becomes an opaque payload of bytes, and the attribute SCHEMA_ID names the schema, in place of
-    a producer's attribute of this name. `content` stays the decoded payload. An event that was not decoded by a schema is
-    returned unchanged.
+    For ORIGINAL, the framed value becomes an opaque payload of bytes. The attribute SCHEMA_ID names the schema, and replaces a
+    producer's attribute of this name. `content` stays the decoded payload. For JSON, and for an event that was not decoded by
+    a schema, the event is returned unchanged.
     """
     if event.framed is None or wanted is EndpointPayload.JSON:
         return event
@@ -88,14 +88,17 @@ def as_received(event: Event, wanted: EndpointPayload) -> Event:
 
 
 def as_json(payload: bytes, opaque: Opaque | None) -> bytes:
-    """Convert a payload to the JSON of `Event.data`."""
+    """Convert a payload to the JSON of `Event.data`. `opaque` None: the payload is JSON already."""
     if opaque is None or opaque.form is PayloadForm.NONE:
         return payload
     return orjson.dumps(payload.decode()) if opaque.form is PayloadForm.TEXT else b'"%s"' % base64.b64encode(payload)
 
 
 def as_bytes(data: bytes, opaque: Opaque | None) -> bytes:
-    """Convert the JSON of `Event.data` to the bytes of the payload. For an event without a payload, the bytes are NULL."""
+    """Convert the JSON of `Event.data` to the bytes of the payload. `opaque` None: the payload is JSON, and stays unchanged.
+
+    For an event without a payload, the bytes are NULL.
+    """
     if opaque is None or opaque.form is PayloadForm.NONE:
         return data
     return orjson.loads(data).encode() if opaque.form is PayloadForm.TEXT else base64.b64decode(data[1:-1], validate=True)

@@ -1,7 +1,7 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors, where each lane parses a record once, and in the API and the commands that publish or check. The payload
-keeps its bytes. The payload of a CloudEvent may be opaque.
+Runs in the executors, where each lane parses a record once. Also runs in the archive, the API and the commands that publish,
+replay or check. The payload keeps its bytes. The payload of a CloudEvent may be opaque.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -33,7 +33,7 @@ STRUCTURED = "application/cloudevents"
 BATCH = b"application/cloudevents-batch"
 """Beginning of the content type of a batch, for which CloudEvents has no Kafka binding."""
 MAX_ATTRIBUTE_CHARS = 1024
-"""Most characters of an attribute, as it becomes part of bodies, keys and log lines. The specification has no bound."""
+"""Most characters of an id, type, source, time or tenant: they become part of bodies and keys. CloudEvents has no bound."""
 HEADER_OVERHEAD_BYTES = 24
 """Bytes that each header of a record adds to the record's size, besides the header's name and content."""
 
@@ -57,17 +57,17 @@ class Layout:
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
     passes_cloud_event_time: bool = False
-    """True: a CloudEvent whose time is no RFC 3339 time gets the time of its record. False: it is rejected."""
+    """True: a CloudEvent whose time is text or digits, but not RFC 3339, gets the time of its record. False: it is rejected."""
     passes_plain_time: bool = True
-    """True: an event in plain JSON whose time is no RFC 3339 time gets the time of its record. False: it is rejected."""
+    """True: an event in plain JSON whose time is text or digits, but not RFC 3339, gets its record's time. False: rejected."""
     tells_ids_apart: bool = False
     """True: the `webhook-id` depends on the payload too, so two events with one id and different payloads have two."""
     rejects_reused_ids: bool = False
-    """True: an event is rejected if an earlier event had the same id and another payload (`routing.seen_ids`)."""
+    """True: an event is rejected if a worker remembers an event of its tenant with its source and id, and another payload."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
-    """Most bytes of a record, headers included. A larger record is rejected."""
+    """Most bytes of a record, headers included, as written and after decompression or decoding. A larger record is rejected."""
     tenant_of_topic: str = ""
     """Regular expression for the whole name of a topic. Its one group is the tenant that owns the topic. Empty, or no match:
     the topic has no owner."""
@@ -98,7 +98,7 @@ def parse(record: Record, layout: Layout) -> Event:
 
 
 def with_payload_digest(event: Event) -> Event:
-    """Return the event with a digest of its payload. The `webhook-id` of this event depends on the digest too."""
+    """Return the event with a digest of its payload. The `webhook-id` of this event then depends on the digest too."""
     return event._replace(payload_digest=hashlib.blake2b(event.data, digest_size=16).hexdigest())
 
 
@@ -138,7 +138,7 @@ def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
 def _read(record: Record, layout: Layout) -> Event:
     """Return the event in a record, decompressed and parsed in the mode in which the record was written.
 
-    1. `content-type: application/cloudevents+json` is structured mode.
+    1. A `content-type` that begins with `application/cloudevents` is structured mode. Only `+json` is accepted.
     2. A `ce_specversion` header is binary mode.
     3. Any other record is plain JSON.
     """
@@ -183,7 +183,7 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
         attributes = {name[3:]: content.decode() for name, content in headers.items() if name.startswith("ce_")}
         media_type = headers.get("content-type", b"application/json").decode().strip()
     except UnicodeDecodeError as exc:
-        raise errors.EventRejected("bad_attribute", "a CloudEvents header of the record is not UTF-8: encode it so") from exc
+        raise errors.EventRejected("bad_attribute", "a ce_ or content-type header is not UTF-8: encode it so") from exc
     is_json = media_type == "application/json" or opaque.is_json(media_type)
     if not is_json and not opaque.is_media_type(media_type):
         raise errors.EventRejected(
@@ -232,9 +232,9 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
 
 
 def _opaque_type(document: Mapping[str, Any]) -> str:
-    """Return the `datacontenttype` of a structured event if its payload is opaque; an empty text if the payload is JSON.
+    """Return the `datacontenttype` of a structured event if it declares an opaque payload; an empty text if it declares JSON.
 
-    A `datacontenttype` that is no media type counts as JSON.
+    A missing `datacontenttype`, or one that is no media type, counts as JSON.
     """
     media_type = document.get("datacontenttype")
     if not isinstance(media_type, str):
@@ -300,7 +300,7 @@ def _loads(value: bytes) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
         # Without the document, because the text is logged. UTF-8, NaN and nesting beyond 1024 levels end here too.
-        raise errors.EventRejected("not_json", f"the value or its payload is not valid JSON: {exc}"[:200]) from exc
+        raise errors.EventRejected("not_json", f"the value or its payload is not valid JSON ({exc}): correct it"[:200]) from exc
 
 
 def _at(document: Any, path: tuple[str, ...]) -> Any:
@@ -333,7 +333,7 @@ def _optional(value: Any, name: str) -> str | None:
 def _time(value: Any, *, passes_invalid: bool) -> str | None:
     """Return the time of an event. None: the time is missing, or no RFC 3339 time and `passes_invalid` is true.
 
-    Raise EventRejected for another invalid time, because receivers' libraries refuse it.
+    Raise EventRejected for any other invalid time. A value that is neither text nor a whole number is always invalid.
     """
     text = _optional(value, "time")
     if text is None or _RFC_3339.fullmatch(text):
@@ -369,15 +369,15 @@ def _second(epoch_s: int) -> str:
         # Producers may set any record time, for example in microseconds, which is in the year 55,000.
         raise errors.EventRejected(
             "bad_attribute",
-            "the event has no time, and the record's time is outside the years 1 to 9999: add a `time` to the event, or set "
-            "the record's time in milliseconds",
+            "the event has no valid time, and the record's time is outside the years 1 to 9999: add a `time` to the event, or "
+            "set the record's time in milliseconds",
         ) from exc
 
 
 def _raw_member(value: bytes, name: str) -> bytes:
-    """Return the bytes of a top-level member of a valid JSON object, unchanged.
+    """Return the bytes of a top-level member of a valid JSON object, unchanged. Raise EventRejected if it is nested too deeply.
 
-    The JSON libraries in use do not return the place of a value. Writing the parsed value again would change its bytes.
+    The JSON libraries in use do not return the position of a value. Writing the parsed value again would change its bytes.
     """
     text = value.decode()
     try:

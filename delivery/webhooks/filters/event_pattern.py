@@ -12,17 +12,18 @@ objects (branches), of which one must match, in addition to the other fields of 
 
 * A field has a value when it is a string, number, boolean or null. An object is not a value, nor is an empty array. Only
   `{"exists": false}` matches a field without a value. `anything-but` needs a value.
-* A pattern has no arrays. A field that is an array matches when one of its elements does, at any depth of nesting.
-* Fields of one pattern object must match in the same object of an array: "Ann Lee" does not match Ann Ray and Bo Lee.
-* One object of an array is enough for a match by a value. A match by missing values alone needs all of them: where two
-  items are listed and one has a `discount`, `discount` is not missing.
+* A field that is an array matches when one of its elements matches by a value, at any depth of nesting. A match by missing
+  values alone needs all elements: where two items are listed and one has a `discount`, `discount` is not missing.
+* Fields of one pattern object must match in the same object of an array: a pattern for first name Ann and last name Lee does
+  not match an array with Ann Ray and Bo Lee.
 
 EventBridge differs in four details:
 
 1. A dot in a field name is a step into an object in EventBridge. In this module it is part of the name.
 2. Strings that look like addresses are compared as addresses in EventBridge. In this module they are compared as text.
 3. Of a field named both beside and inside `$or`, EventBridge keeps one. In this module both must match.
-4. In this module, fields beside `$or` and fields inside it may match in different objects of an array.
+4. A field beside `$or` and a field inside it may name the same array. In this module they may match in different objects of
+   the array.
 
 A pattern becomes a tree of judges, one for each object and field: functions from a value to one of three verdicts.
 """
@@ -44,8 +45,9 @@ MAX_DEPTH = 16
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects: use fewer levels"
 _SHORTEN = "leave some out, or use several subscriptions"
 MAX_OPERANDS = 300
-"""Most literals in a pattern. Each `*` counts as one more literal, because it is one more text to search. The number bounds the
-work for one value of an event. `$or` needs no bound of its own: it is evaluated as written, never expanded."""
+"""Most literals in a pattern. The sign of a comparison is a literal too. Each `*` counts as one more literal, because it is one
+more text to search. The number bounds the work for one value of an event. `$or` needs no bound of its own: it is evaluated as
+written, never expanded."""
 
 _Judge = Callable[[Any], int]
 _NO, _BY_ABSENCE, _BY_VALUE = range(3)
@@ -69,7 +71,7 @@ class Filter:
 
 
 def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
-    """Return the filter of a pattern. Raise FilterError for an invalid pattern; `path` is the place of the mistake in it."""
+    """Return the filter of a pattern. Raise FilterError for an invalid pattern. The error's `path` names the wrong part."""
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError):
@@ -210,7 +212,7 @@ def flattened(array: list[Any]) -> Iterator[Any]:
 
 
 def _operands(pattern: Any) -> int:
-    """Return the number that MAX_OPERANDS bounds."""
+    """Return the number of literals and asterisks in a pattern."""
     if isinstance(pattern, dict):
         return sum(map(_operands, pattern.values()))
     if isinstance(pattern, list):

@@ -9,10 +9,10 @@ the document, and is one of
 * a text or a part of it: the whole, or a start or an end of some length, with or without case;
 * a number, a boolean or null;
 * a range of numbers, for `numeric`;
-* the presence of any value, for `anything-but`, `cidr` and `{"wildcard": "*x*"}`.
+* the presence of any value, for `anything-but`, `cidr`, `{"exists": true}` and `{"wildcard": "*x*"}`.
 
 A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. Each
-branch of `$or` has its own keys. A filter that matches by missing fields only has no key, and is always a candidate.
+branch of `$or` has its own keys. A filter that can match by missing fields alone has no key, and is always a candidate.
 
 The index only prunes. A document without any key of a filter cannot match it. For a document with a key, the compiled filter
 decides. This is the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems"
@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 
 
 class FilterIndex(Generic[Item]):
-    """Find the items whose filter pattern a document may match. An item is any object, such as a subscription. Immutable.
+    """Find the items whose filter pattern a document may match. An item is any hashable object. Immutable.
 
     `event_pattern.compile_pattern` must accept each pattern.
     """
@@ -242,7 +242,7 @@ class _PathNode(Generic[Item]):
             self._present.append(item)
 
     def find(self, value: Any, found: set[Item]) -> None:
-        """Add to `found` the items with a key that `value` fulfils. Of an object or array, its fields or elements count."""
+        """Add to `found` the items with a key that `value`, one of its fields or one of its elements fulfils."""
         if isinstance(value, dict):
             for name in self._below.keys() & value.keys():  # Python iterates over the smaller one
                 self._below[name].find(value[name], found)

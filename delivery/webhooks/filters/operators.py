@@ -29,7 +29,7 @@ class Absent:
 
 
 SCALARS = (str, int, float, bool, NoneType)
-"""Types of JSON values other than objects and arrays. Exactly these types, no subclasses."""
+"""Types of JSON values other than objects and arrays."""
 _NUMBERS = (int, float)
 _OPERATORS = ("prefix", "suffix", "equals-ignore-case", "wildcard", "anything-but", "numeric", "cidr", "exists")
 
@@ -205,7 +205,8 @@ def _anything_but(operand: Any, path: str) -> Tests:
     else:
         literals = operand if isinstance(operand, list) else [operand]
         if {type(literal) for literal in literals} not in ({str}, {int}, {float}, {int, float}):
-            raise errors.FilterError(path, "must be a string, a number, a list of strings or a list of numbers")
+            kinds = 'a string, a number, a list of strings, a list of numbers, or an operator such as {"prefix": "a"}'
+            raise errors.FilterError(path, f"must be {kinds}")
         excluded = equality(literals)
     return {kind: _not(excluded[kind]) if kind in excluded else _always for kind in SCALARS}
 
