@@ -10,12 +10,15 @@ from delivery.webhooks.scheduling import outage
 
 
 class EndpointObservations:
-    """Collect the endpoints that are gone (410), that responded and that were unreachable, until they are drained."""
+    """Collect the endpoints that are gone (410), and those that responded or were unreachable.
+
+    `drain_gone` and `drain_reachability` return them, and each begins to collect again.
+    """
 
     def __init__(self) -> None:
         self._gone: set[EndpointId] = set()
         self._responded: dict[EndpointId, tuple[Endpoint, bool]] = {}
-        """By endpoint: whether it responded."""
+        """By endpoint id: the endpoint, and True if it responded. False: it was unreachable."""
 
     @property
     def has_gone(self) -> bool:
@@ -27,10 +30,10 @@ class EndpointObservations:
     ) -> None:
         """Record what the attempt of a retry entry shows about its endpoint.
 
-        1. The endpoint responded, maybe with 410 Gone: it is reachable. One response outweighs all failures.
-        2. The endpoint has become unreachable lately: the lease is no probe, and the entry's previous attempt failed for
-           another reason. Without these two conditions, ten dead endpoints in an idle micro-batch would look like an outage
-           of our own network, and would pause all lanes.
+        1. The endpoint responded: it is reachable, whatever failed before or fails later. After 410 Gone it is also gone.
+        2. The endpoint has become unreachable: it sent no response, the lease is no probe, and the entry did not wait because
+           the endpoint was unreachable. Without the last two conditions, ten dead endpoints in an idle micro-batch would look
+           like an outage of our own network, and would pause all lanes.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class

@@ -15,10 +15,12 @@ from delivery.webhooks.scheduling import host_limits, limits
 
 
 class SharedLimits(NamedTuple):
-    """The limits that all leases of one endpoint share."""
+    """The limits that the leases of one endpoint share."""
 
     max_in_flight: int
+    """Most requests in flight from all leases of the endpoint together."""
     slots: asyncio.Semaphore
+    """Has one slot for each of these requests. The caller takes a slot before `begin`."""
     pace: limits.Pace | None
     """None: the endpoint has no rate limit."""
     host: host_limits.Host | None
@@ -27,8 +29,8 @@ class SharedLimits(NamedTuple):
     def wait_s(self, now: float) -> float:
         """Return the seconds to wait before the next request, by the rate and the host's limits. 0: it may begin now.
 
-        If the host has no capacity, return RECHECK_S, and count a delayed request of the host. `now` is in seconds of the
-        clock of `pace`.
+        If only the host has no capacity, each call returns RECHECK_S, and counts a delayed request of the host. `now` is in
+        seconds of the clock of `pace`.
         """
         wait_s = 0.0 if self.pace is None else self.pace.wait_s(now)
         if not wait_s and self.host is not None and not self.host.has_room:
@@ -37,20 +39,23 @@ class SharedLimits(NamedTuple):
         return wait_s
 
     def begin(self, now: float) -> None:
-        """Count a request that begins now."""
+        """Count a request that begins now, for the rate and the host."""
         if self.pace is not None:
             self.pace.consume(now)
         if self.host is not None:
             self.host.enter()
 
     def end(self) -> None:
-        """Count a request that has ended."""
+        """Count a request that has ended, for the host."""
         if self.host is not None:
             self.host.leave()
 
 
 class EndpointSlots:
-    """Give each endpoint's SharedLimits to its leases. `paces` and `known_hosts` belong to all lanes of the worker."""
+    """Keep the limits that the leases of one endpoint share, for all endpoints of a worker.
+
+    `bounds` has the worker's limits. The worker's other lanes use the same `paces` (rates of endpoints) and `known_hosts`.
+    """
 
     def __init__(self, bounds: limits.Limits, paces: limits.Paces, known_hosts: host_limits.Hosts) -> None:
         self._bounds = bounds
@@ -59,7 +64,10 @@ class EndpointSlots:
         self._slots: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits. A lease in flight keeps the limits with which it began."""
+        """Replace the limits of endpoints. A lease in flight keeps those with which it began. Limits of hosts are not replaced.
+
+        The worker replaces the limits of hosts (`Hosts.set_bounds`), which also hold for leases in flight.
+        """
         self._bounds = bounds
 
     def limits_of(self, endpoint: Endpoint) -> SharedLimits:

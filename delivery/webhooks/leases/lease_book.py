@@ -51,7 +51,7 @@ class LeaseBook:
     def rejoin(self, lease: retry_messages.Lease) -> bool:
         """Let the current Spark task await a lease that an earlier task began. Return False if there is no such lease.
 
-        A lease whose report was drained does not count.
+        A lease that has ended counts until `forget` is called for it.
         """
         known = self._newest.get(_fifo_id(lease))
         if known is None or known.lease.message.number != lease.number:
@@ -60,7 +60,7 @@ class LeaseBook:
         return True
 
     def begin(self, lease: LeaseInFlight, delivering: Coroutine[None, None, None]) -> None:
-        """Run `delivering` in an asyncio task, which the current Spark task awaits. Stop the expired lease of the same FIFO."""
+        """Run `delivering` in an asyncio task, which the current Spark task awaits. Stop an older lease of the same FIFO."""
         fifo_id = _fifo_id(lease.message)
         expired = self._newest.get(fifo_id)
         if expired is not None:
@@ -72,11 +72,11 @@ class LeaseBook:
         self._awaited.add(task)
 
     def end(self, lease: LeaseInFlight) -> None:
-        """Record that a lease has ended."""
+        """Record that a lease has ended, for `drain_ended`."""
         self._ended.append(lease)
 
     def forget(self, lease: LeaseInFlight) -> None:
-        """Forget a lease that is reported, or that expires without a report."""
+        """Forget a lease that is reported, or that expires without a report. A newer lease of its FIFO stays."""
         fifo_id = _fifo_id(lease.message)
         if fifo_id in self._newest and self._newest[fifo_id].lease is lease:
             del self._newest[fifo_id]
@@ -104,7 +104,7 @@ class LeaseBook:
             lease.stop()
 
     async def close(self) -> None:
-        """Cancel all leases in flight."""
+        """Cancel all leases in flight, and wait for the end of their asyncio tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

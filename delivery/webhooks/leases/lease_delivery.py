@@ -26,7 +26,10 @@ def without_body(
 ) -> Delivery | BatchDelivery:
     """Return the events at `places` of a retry entry as a delivery or batch, without a body.
 
-    A deleted endpoint or subscription is represented by its id only. Raise an error of msgspec if an event is unreadable.
+    1. The endpoint was deleted, or is of another customer now: the result has an endpoint with only ids and mode.
+    2. The subscription was deleted: the result has a subscription with only ids.
+
+    Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
     """
     endpoint = destination.endpoint
     if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs

@@ -1,13 +1,14 @@
 """Carry a lease from its triage to its report.
 
-No I/O: the registry's destination, the attempts and `now_ms` are passed in. delivery.webhooks.leases.lease_triage decides;
+No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in. delivery.webhooks.leases.lease_triage decides;
 delivery.webhooks.leases.lease_runner attempts the waiting entries.
 
     begin ─┬─► skipped, given up or accepted earlier: ended
-           ├─► endpoint paused or registry behind: requeued
-           └─► waiting ─► prepare ─► record_attempt ─┬─► ended
-                     │                               └─► requeued, by its schedule
-                     └─► no time left: requeued by finish
+           ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
+           └─► waiting ─┬─► prepare ─┬─► record_attempt ─┬─► ended
+                        │            │                   └─► requeued, by its schedule
+                        │            └─► no body can be built: ended
+                        └─► no time left, or stopped: requeued by finish
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class Prepared(NamedTuple):
     """A retry entry with its request body, ready to be sent."""
 
     place: int
+    """Place of the entry in its lease, from 0."""
     delivery: Delivery | BatchDelivery
     number: int
-    """Number of the attempt, over all lanes."""
+    """Number of the attempt, from 1, over all lanes."""
     timeout_s: float | None
     """Seconds for the attempt. None: the default of the sender."""
     skipped: lease_triage.Parts
@@ -51,7 +53,7 @@ class Prepared(NamedTuple):
 class LeaseInFlight:
     """A lease in one worker: the retry entries that wait for an attempt, the end of the time for attempts, and the report.
 
-    `ended` has the keys of deliveries that were accepted in an earlier run of the micro-batch.
+    `ended` has the keys of deliveries that were accepted already, read when a micro-batch or task runs again.
     """
 
     __slots__ = ("_ended", "_view", "message", "report", "until", "waiting")
@@ -76,13 +78,16 @@ class LeaseInFlight:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Return the endpoint of the waiting entries."""
+        """Return the endpoint of the waiting entries. Called only for a lease whose triage found entries to attempt."""
         endpoint = self._view.destination.endpoint
         assert endpoint is not None, "what goes to no endpoint is skipped"  # noqa: S101
         return endpoint
 
     def begin(self, now_ms: int) -> None:
-        """Decide about each entry (lease_triage.triage): queue it in `waiting`, or record its end in the report."""
+        """Decide about each entry (lease_triage.triage): queue it in `waiting`, requeue it, or record its end in the report.
+
+        A requeued entry stops an ordered lease.
+        """
         self.report.pause_reason, decisions = lease_triage.triage(self.message, self._view, self._ended, now_ms)
         for place, decision in enumerate(decisions):
             match decision:
@@ -97,7 +102,7 @@ class LeaseInFlight:
                     self._end(place, parts, now_ms)
 
     def refuse(self, now_ms: int) -> None:
-        """Requeue all entries unattempted: this worker has no memory for them."""
+        """Requeue all entries unattempted, with a wait of LOCAL_WAIT_S: this worker has no memory for them."""
         at_ms = now_ms + round(backoff.LOCAL_WAIT_S * 1000)
         for place, entry in enumerate(self.message.entries):
             self.report.requeue(place, NextAttempt(at_ms, entry.retries))
@@ -105,11 +110,12 @@ class LeaseInFlight:
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
         """Requeue an entry that met a fault of ours, such as unreadable events, with a wait of DEFER_FAULTY_S.
 
-        The fault is logged, and counts as an attempt. In an unordered lease the other entries go on.
+        The fault is logged, and counts as an attempt. In an ordered lease no other entry is attempted.
         """
         log.error(
-            "an unforeseen error in one retry entry: the entry is kept, and a retry follows in %.0f s. Send this traceback to "
-            "the maintainers of the platform",
+            "an unforeseen error in one retry entry of this endpoint: the entry is kept, and a retry follows in %.0f s. Other "
+            "entries are not affected, unless they have the same order key. Send this traceback to the maintainers of the "
+            "platform",
             DEFER_FAULTY_S,
             exc_info=fault,
             extra={"endpoint_id": self.message.endpoint_id},
@@ -124,11 +130,14 @@ class LeaseInFlight:
         self._stop_if_ordered()
 
     def stop(self) -> None:
-        """Begin no more attempts."""
+        """Begin no more attempts. Attempts in flight go on."""
         self.until = float("-inf")
 
     def prepare(self, place: int) -> Prepared | None:
-        """Return the entry at `place`, ready to be sent. None: its body cannot be built, and its dead letter is recorded."""
+        """Return the entry at `place`, ready to be sent. None: its body cannot be built, and its dead letter is recorded.
+
+        Raise msgspec.MsgspecError or UnicodeDecodeError if an event of the entry is unreadable.
+        """
         entry, destination = self.message.entries[place], self._view.destination
         # Split again: the parts of all waiting entries would take more memory than the bound of the lane counts.
         skipped = lease_triage.parts(self.message, entry, destination)
@@ -138,8 +147,10 @@ class LeaseInFlight:
         except Exception:  # as in the batch lane
             log.exception(
                 "an unforeseen error in the content of one retry entry: the entry becomes a dead letter with the reason "
-                "unforeseen. Send this traceback to the maintainers of the platform, and redrive the dead letter when the "
-                "cause is mended",
+                "unforeseen. Send this traceback to the maintainers of the platform. When the cause is mended, redrive the dead "
+                "letter: `fanout dead-letters redrive --endpoint %s --reason %s`",
+                self.message.endpoint_id,
+                intake.UNFORESEEN,
                 extra={"endpoint_id": self.message.endpoint_id},
             )
             self.report.record(
@@ -171,7 +182,7 @@ class LeaseInFlight:
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that was not attempted.
 
-        Entries are not attempted if the time runs out, the worker stops, or an earlier entry of their order key was requeued.
+        Entries are not attempted if the lease's time ran out, or if the lease was stopped.
         """
         for place in self.waiting:
             self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))
@@ -183,7 +194,7 @@ class LeaseInFlight:
     def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> None:
         """End an entry without an attempt: skip its events, or record their dead letter.
 
-        An unreadable entry is retried much later. If it is given up, its events go to the rejected topic.
+        An unreadable entry is retried after DEFER_FAULTY_S. If it is given up, its events go to the rejected topic.
         """
         entry, lease = self.message.entries[place], self.message
         for reason, places in parts.items():
@@ -204,8 +215,8 @@ class LeaseInFlight:
         The entry was given up and cannot have a dead letter. The rejected topic then has the only copy of the events.
         """
         log.error(
-            "a retry entry that was given up cannot be read: its events go to the rejected topic, which then has their only "
-            "copy. Send this traceback to the maintainers of the platform",
+            "a retry entry that was given up cannot be read, so it gets no dead letter: its events go to the topic of "
+            "delivery.rejected_topic, which then has their only copy. Send this traceback to the maintainers of the platform",
             exc_info=fault,
             extra={"endpoint_id": self.message.endpoint_id},
         )

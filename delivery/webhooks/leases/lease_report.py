@@ -19,7 +19,7 @@ from delivery.webhooks.sending import batch_payload
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 NO_TOPIC = "(retry lane)"
-"""Topic of quarantined records, which come from no topic. Kafka allows no topic of this name."""
+"""Topic in the rejected record of an unreadable event, which comes from no topic. Kafka allows no topic of this name."""
 
 
 class LeaseReport:
@@ -44,7 +44,7 @@ class LeaseReport:
         self.results = Results()
         """Results that are written with the report."""
         self.pause_reason: str | None = None
-        """Why no entry of the lease is attempted, such as `endpoint_paused`. None: entries may be attempted."""
+        """Why all entries are requeued without an attempt, such as `endpoint_paused`. None: each entry has its own decision."""
         self._accepted = Results()
         self._requeued: list[retry_messages.Requeue] = []
         self._delivered = self._failed = self._refused = 0
@@ -56,7 +56,10 @@ class LeaseReport:
         return bool(self._accepted.outcomes or self._accepted.batches)
 
     def move_accepted(self, into: Results) -> None:
-        """Add the deliveries accepted since the last call to `into`."""
+        """Add the deliveries and batches accepted since the last call to `into`.
+
+        A batch of which the response rejected an event is in `results` instead.
+        """
         into.outcomes += self._accepted.outcomes
         into.batches += self._accepted.batches
         self._accepted.outcomes.clear()
@@ -70,7 +73,7 @@ class LeaseReport:
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
     def count_failure(self, disposition: Disposition, retry_after_s: float | None) -> None:
-        """Count a failed attempt, whose response asked to wait for `retry_after_s`."""
+        """Count a failed attempt, and keep the longest `retry_after_s`. None: the response asked for no wait."""
         self._failed += disposition.is_unhealthy
         self._refused += disposition.is_refusal
         if retry_after_s is not None:
@@ -98,12 +101,13 @@ class LeaseReport:
         )
 
     def quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
-        """Record the unreadable events at `places` for the rejected topic. Unreadable events cannot have a dead letter."""
+        """Record the events at `places` of an unreadable entry for the rejected topic. They cannot have a dead letter."""
         for place in places:
             detail = (
-                f"waited for endpoint {self._lease.endpoint_id} of customer {self._lease.customer_id}, by subscription "
-                f"{revalidation.subscription_ids(entry, [place])[0]}; {self._lease.given_up}; {type(fault).__name__}, see the "
-                "worker's log"
+                f"the retry entry cannot be read ({type(fault).__name__}): it waited for endpoint {self._lease.endpoint_id} of "
+                f"customer {self._lease.customer_id}, by subscription {revalidation.subscription_ids(entry, [place])[0]}, and "
+                f"was given up ({self._lease.given_up}). This record has the only copy of the event. Send the traceback in the "
+                "worker's log to the maintainers of the platform"
             )
             record = Record(NO_TOPIC, -1, -1, entry.since_ms, entry.packed[place])
             self.results.rejections.append(
@@ -111,7 +115,7 @@ class LeaseReport:
             )
 
     def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
-        """Record the outcome of an entry in this lease. The request body is dropped."""
+        """Record the outcome of an entry in this lease, with the entry's replay. The request body is dropped."""
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):

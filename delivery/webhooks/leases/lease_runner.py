@@ -52,7 +52,10 @@ class LeaseRunner:
         self.observations = EndpointObservations()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits of endpoints by this worker's share of `bounds`. A lease in flight keeps its bounds."""
+        """Replace the limits of endpoints by this worker's share of `bounds`. The worker's own limit stays.
+
+        A lease in flight keeps the endpoint's limits with which it began.
+        """
         self._endpoint_slots.set_bounds(bounds)
 
     def drain_most_in_flight(self) -> int:
@@ -67,7 +70,7 @@ class LeaseRunner:
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        Entries that cannot begin before `lease.until` stay in `lease.waiting`. After `stop`, attempt none: each wait for a rate
+        Entries that cannot begin by `lease.until` stay in `lease.waiting`. After `stop`, attempt none: each wait for a rate
         would end at once, and the lease would busy-wait until its end.
         """
         if self._stopping.is_set():

@@ -3,7 +3,7 @@
 Pure: the registry's destination, the completed-work log, the attempt, `now_ms` and the random numbers are passed in.
 
     triage ─┬─► ToRequeue: endpoint paused, or registry behind
-            ├─► WasDelivered: by an earlier run of the micro-batch
+            ├─► WasDelivered: accepted before the micro-batch was interrupted
             ├─► ToEnd: skipped, or a dead letter
             └─► ToAttempt ─► attempt ─► settle ─► delivered, postponed or a dead letter
 """
@@ -30,7 +30,8 @@ _PAUSE_REASONS = {
     EndpointStatus.DISABLED: retry_reasons.ENDPOINT_DISABLED,
 }
 Parts = Mapping[SkipReason | None, Sequence[int]]
-"""Places of an entry's events, by the SkipReason for which the events are skipped. Under None: the events to send."""
+"""Places of an entry's events, by the SkipReason for which the events are skipped. Under None: the events to send, or, if the
+lease is given up, the events for a dead letter."""
 
 
 class RegistryView(NamedTuple):
@@ -57,7 +58,7 @@ class ToRequeue(NamedTuple):
 
 
 class WasDelivered(NamedTuple):
-    """The endpoint accepted the entry in an earlier run of the micro-batch. The events in `skipped` are still to be skipped."""
+    """The endpoint accepted the entry already. The events in `skipped` are still to be skipped."""
 
     skipped: Parts
 
@@ -97,13 +98,14 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     """Return the decision about each entry of a lease.
 
     1. The endpoint is quarantined, paused or disabled, and the lease is not given up: all entries are requeued.
-    2. The entry's endpoint, subscriptions or tenants are missing in this worker's registry, which may be older than the
-       entry: requeued.
-    3. Missing otherwise means deleted. The entry is skipped, as it is for a paused or quarantined subscription.
-    4. The lease is given up: a dead letter. Or it has resends of deliveries that wait already: skipped, whatever the registry
-       says.
-    5. The entry was accepted in an earlier run of the micro-batch (`ended`): delivered.
-    6. Otherwise it is attempted.
+    2. The lease has resends of deliveries that wait already: its entries are skipped, whatever the registry says.
+    3. An endpoint, subscription or tenant is missing in this worker's registry, which may be older than the entry: the entry is
+       requeued, unless the lease is given up.
+    4. Missing otherwise means deleted. Events without endpoint, subscription or tenant are skipped, and so are events of a
+       paused or quarantined subscription. If no events remain, the entry ends.
+    5. The lease is given up: the remaining events become dead letters.
+    6. The remaining events were accepted already (`ended`): delivered.
+    7. Otherwise the remaining events are attempted.
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:
@@ -117,8 +119,9 @@ def settle(
     """Return the decision about an attempted entry.
 
     1. Accepted: delivered.
-    2. Failed: postponed by the endpoint's schedule.
-    3. Failed, and nothing is left of the schedule or of the entry's time: a dead letter.
+    2. Failed: postponed until the time that `backoff.next_attempt` returns.
+    3. Failed, and `backoff.next_attempt` returns None: a dead letter. The endpoint has no schedule, or no wait of it is left,
+       or the next attempt would come after the entry expires.
     """
     error_class = attempt.error_class
     if error_class is None:
@@ -188,13 +191,16 @@ def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: 
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry. The wait is the time since the entry entered the lane, from LOCAL_WAIT_S to MAX_BEHIND_S."""
+    """Requeue an entry. It waits as long as it has been in the lane, but at least LOCAL_WAIT_S and at most MAX_BEHIND_S."""
     wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
     return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
 
 
 def _was_accepted(entry: retry_messages.RetryEntry, places: Sequence[int], ended: completed_work.CompletedKeys) -> bool:
-    """Return True if all events at these places were accepted. If only some were, the whole batch is sent again."""
+    """Return True if all events at these places were accepted. If only some were, the whole batch is sent again.
+
+    False for a replay, because `ended` has no replays, and for an unreadable entry.
+    """
     if not ended or entry.replay is not None:
         return False
     keys = (
