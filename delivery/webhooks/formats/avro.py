@@ -1,4 +1,4 @@
-"""Convert Avro to JSON by the schema with which it was written. Pure. Runs in the executors and the commands.
+"""Convert Avro to JSON by the schema with which it was written. Pure. Runs in the executors, the archive and the commands.
 
 docs/producing.md lists the JSON of each type. Bytes come from producers, so no bytes may harm a worker:
 
@@ -56,11 +56,13 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
             content = read(stream, schema, None)[_VALUE]
             written = orjson.dumps(content, default=_plain, option=orjson.OPT_UTC_Z)
         except Exception as exc:  # broken bytes raise errors of many classes, and none may leave: one record is at fault
-            problem = f"the value does not decode by its Avro schema ({type(exc).__name__}: {exc})"
-            raise errors.EventRejected("undecodable", problem[:200]) from exc
+            problem = f"the value does not decode by its Avro schema ({type(exc).__name__}: {exc}"[:150]
+            raise errors.EventRejected("undecodable", f"{problem}): use an Avro serializer of the schema registry") from exc
         if stream.tell() != len(body):
             raise errors.EventRejected(
-                "undecodable", f"by its Avro schema the value ends after {stream.tell()} bytes, but it has {len(body)}"
+                "undecodable",
+                f"by its Avro schema the value ends after {stream.tell()} bytes, but it has {len(body)}: use an Avro "
+                "serializer of the schema registry",
             )
         return written
 
@@ -68,7 +70,7 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
 
 
 def _plain(value: Any) -> str:
-    """Return the JSON of a value for which orjson has none."""
+    """Return the text that stands in JSON for a decimal or for bytes. Raise TypeError for another value."""
     if isinstance(value, decimal.Decimal):
         return format(value, "f")
     if isinstance(value, bytes):
@@ -86,7 +88,10 @@ class _Examined:
         self._empty: dict[str, bool] = {}
 
     def is_recursive(self, schema: Any) -> bool:
-        """Return True if a type contains itself. Raise ValueError for a type that could harm a worker (see the module)."""
+        """Return True if a type contains itself.
+
+        Raise ValueError for an array whose items may have no bytes, and for a decimal with a scale above MAX_SCALE.
+        """
         if isinstance(schema, str):
             if schema not in self._named or schema in self._done:
                 return False

@@ -1,4 +1,6 @@
-"""Read records of topics with a schema registry as events. Runs in the event loop of a worker, and in the commands.
+"""Read records as events, and decode values by the schemas of a schema registry.
+
+Runs in the event loop of a worker, in the archive and in the commands.
 
 Each worker process has one Decoder. A schema never changes under its id, so cached schemas do not expire, and are used while
 the schema registry is away. A record whose schema is not cached then waits, and is not rejected
@@ -28,8 +30,8 @@ UNKNOWN_S = 30.0
 """Seconds for which the schema registry is not asked again for a schema that it does not have. Often many records in a row have
 the same wrong id."""
 AWAY_S = 3.0
-"""Seconds for which an unreachable schema registry is not asked again. Each request waits for `Access.wait_s`, and the records
-of hundreds of partitions would wait one after another."""
+"""Seconds for which the schema registry is not asked again after it gave no usable answer. Each request waits for
+`Access.wait_s`, and the records of hundreds of partitions would wait one after another."""
 _CONTENT_TYPE = "content-type"
 
 
@@ -39,7 +41,7 @@ class Formats:
 
     access: registry_client.Access
     topic_pattern: str
-    """Regular expression for the whole names of topics whose values may be framed."""
+    """Regular expression for the whole names of topics whose values may be framed. The operational topic is never one."""
     max_schemas: int = 1000
     """Most schemas in the cache. The least recently used are dropped."""
 
@@ -48,7 +50,7 @@ class Reader(Protocol):
     """Reads schemas from the schema registry. Called outside the event loop's thread, because a call may wait."""
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or a needed schema.
+        """Return a schema with all schemas that decoding needs. None: the schema registry lacks it, or a needed schema.
 
         Raise SchemaRegistryUnavailable if the schema registry gives no usable answer.
         """
@@ -74,7 +76,7 @@ class Decoder:
         self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
         self._clock = clock
         self._away: tuple[float, str] = (-math.inf, "")
-        """Time by `clock` until which the schema registry is not asked again, and the text of the last error."""
+        """The time by `clock` until which the schema registry is not asked again. Then the text of the last error."""
         self._reads_topic = functools.lru_cache(maxsize=10_000)(self._matches)
 
     async def event(self, record: Record) -> Event:
@@ -138,7 +140,7 @@ def decoder_of(formats: Formats | None, layout: parsing.Layout) -> Decoder | Non
 
 
 def _media_type(headers: Mapping[str, bytes]) -> str:
-    """Return the framed value's media type, which the record's `content-type` names. "": no valid type, or a type of JSON."""
+    """Return the media type of the framed value from the record's `content-type`. "": it is missing, invalid or a JSON type."""
     text = headers.get(_CONTENT_TYPE, b"").decode(errors="replace").strip()
     return text if opaque.is_media_type(text) and not opaque.is_json(text) else ""
 

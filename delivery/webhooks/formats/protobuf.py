@@ -1,4 +1,4 @@
-"""Convert Protobuf to JSON by the descriptors of its schema. Pure. Runs in the executors and the commands.
+"""Convert Protobuf to JSON by the descriptors of its schema. Pure. Runs in the executors, the archive and the commands.
 
 The JSON has the "ProtoJSON Format" of the Protobuf documentation. Fields have the names of the `.proto` file. Fields with their
 default value are written too, so filters see `false`, 0 and "". docs/producing.md lists the JSON of each type.
@@ -70,8 +70,8 @@ def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byt
             )
             return orjson.dumps(document)
         except Exception as exc:  # as in `avro`
-            problem = f"the value does not decode by its Protobuf schema ({type(exc).__name__}: {exc})"
-            raise errors.EventRejected("undecodable", problem[:200]) from exc
+            problem = f"the value does not decode by its Protobuf schema ({type(exc).__name__}: {exc}"[:150]
+            raise errors.EventRejected("undecodable", f"{problem}): use a Protobuf serializer of the schema registry") from exc
 
     return decode
 
@@ -92,7 +92,7 @@ def _built_in() -> dict[str, Any]:
 
 
 def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> None:
-    """Add a file to the pool, after the files that it imports."""
+    """Add a file to the pool, after the files that it imports. Raise ValueError if `known` lacks an imported file."""
     added.add(file.name)
     for name in file.dependency:
         if name not in known:
@@ -103,11 +103,15 @@ def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> Non
 
 
 def _full_name(file: Any, indexes: tuple[int, ...]) -> str:
-    """Return the full name of a message of `file`. `indexes`: the index among the file's messages, then among nested ones."""
+    """Return the full name of a message of `file`; raise EventRejected if there is none at `indexes`.
+
+    `indexes` has the index among the file's messages, then among the messages nested in it.
+    """
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         if not 0 <= index < len(messages):
-            raise errors.EventRejected("bad_frame", f"the value's frame names message {list(indexes)}, which its schema lacks")
+            problem = f"the value's frame names message {list(indexes)}, which its schema lacks: use a Protobuf serializer"
+            raise errors.EventRejected("bad_frame", problem)
         names.append(messages[index].name)
         messages = messages[index].nested_type
     return ".".join(names)

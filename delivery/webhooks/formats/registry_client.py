@@ -1,8 +1,8 @@
 """Read schemas from a schema registry that speaks the API of Confluent's Schema Registry.
 
-Runs in the executors, the commands and the driver, never in the event loop: each call may wait. Only two answers are usable: a
-schema, and an error code of NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong URL or
-password never rejects a record.
+Runs in the executors, the archive, the commands and the driver, never in the event loop: each call may wait. Only two answers
+are usable: a schema, and an error code of NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong
+URL or password never rejects a record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_FOUND = frozenset({40401, 40402, 40403})
 SERIALIZED = "serialized"
 """Format of Protobuf schemas in which the schema registry returns descriptors, not the text of the `.proto` file."""
 MAX_REFERENCES = 1000
-"""Most schemas that one schema may need, directly or through others."""
+"""Most schemas that one schema may need, directly or through others. A schema that needs more counts as an outage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,7 @@ class Access:
     timeout_s: float = 5.0
     """Seconds for one request."""
     wait_s: float = 3.0
-    """Seconds for which a read of a schema is repeated while the schema registry is away. Then the read fails, and the record
-    waits."""
+    """Seconds after which a failed read of a schema is not repeated. Then the record waits."""
 
 
 class RegistryClient:
@@ -53,14 +52,17 @@ class RegistryClient:
         )
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that it needs. None: the schema registry lacks the schema, or a needed schema.
+        """Return a schema with all schemas that decoding needs. None: the schema registry lacks it, or a needed schema.
 
         Without a usable answer, ask again for `Access.wait_s` seconds, then raise SchemaRegistryUnavailable.
         """
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Ask for a schema once, to see if the schema registry answers. Raise SchemaRegistryUnavailable if it does not."""
+        """Ask for schema 1, without repeats. Raise SchemaRegistryUnavailable if the schema registry gives no usable answer.
+
+        The answer that schema 1 does not exist is usable.
+        """
         self._schema(1)
 
     def _schema(self, schema_id: int) -> schemas.Schema | None:
@@ -79,7 +81,10 @@ class RegistryClient:
         return schemas.Schema(found.schema_type or schemas.SchemaType.AVRO, found.schema_str, needed)
 
     def _read(self, schema_id: int) -> tuple[Any, tuple[schemas.Reference, ...]]:
-        """Return a schema, and the schemas that it needs. A process reads each schema once, so no connection is kept."""
+        """Return a schema, and the schemas that decoding by it needs. Values of JSON Schema are JSON, and need none.
+
+        A process reads a schema hardly more than once, so no connection is kept.
+        """
         with self._client() as client:
             found = client.get_schema(schema_id)
             if found.schema_type == schemas.SchemaType.JSON:
@@ -110,7 +115,10 @@ class RegistryClient:
 
 
 def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Reference, ...]:
-    """Return the schemas that `schema` needs, each after the schemas that it needs itself. `form`: the format to ask for."""
+    """Return the schemas that `schema` needs, each after the schemas that it needs itself.
+
+    `form` is the format to ask for. None: the schema as it was registered. Raise ValueError for more than MAX_REFERENCES.
+    """
     needed: dict[tuple[str, int], schemas.Reference] = {}
     begun: set[tuple[str, int]] = set()
 

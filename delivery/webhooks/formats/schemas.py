@@ -1,6 +1,6 @@
 """Represent a schema of the schema registry, and compile it into a function that decodes bodies by the schema.
 
-Pure. Runs in the executors and the commands. A body is a framed value without its frame.
+Pure. Runs in the executors, the archive and the commands. A body is a framed value without its frame.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Reference(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A schema with all schemas that it needs. `references` has each schema after those that it needs itself."""
+    """A schema with all schemas that decoding by it needs. `references` has each schema after those that it needs itself."""
 
     schema_type: str
     text: str
-    """Avro: JSON. Protobuf: a FileDescriptorProto in base64."""
+    """Avro and JSON Schema: JSON. Protobuf: a FileDescriptorProto in base64."""
     references: tuple[Reference, ...] = ()
 
 
@@ -76,5 +76,5 @@ def compiled(schema_id: int, schema: Schema) -> Decode:
 
 
 def _unchanged(body: bytes) -> bytes:
-    """Return the body, which is JSON. The producer's serializer has validated it by the schema."""
+    """Return the body, which is JSON. It is not validated by its schema: the producer's serializer does that."""
     return body

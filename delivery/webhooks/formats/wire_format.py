@@ -1,7 +1,7 @@
 """Split a value in the Confluent wire format: a zero byte, the schema's id in four bytes, the body. Pure.
 
-Runs in the executors and the commands. The body of a Protobuf value begins with message indexes: the place of its message in
-the schema's file.
+Runs in the executors, the archive and the commands. The body of a Protobuf value begins with message indexes: the position of
+its message in the schema's file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_framed(value: bytes) -> bool:
 
 
 def frame_of(value: bytes) -> Frame:
-    """Return the schema's id and the body of a value that begins with a zero byte. Raise EventRejected if the frame is cut."""
+    """Return the schema's id and the body of a value that begins with a zero byte. Raise EventRejected if it is too short."""
     if len(value) < FRAME_BYTES:
         raise errors.EventRejected(
             "bad_frame",
