@@ -1,6 +1,7 @@
 """Process the leases that a worker of the retry lane gets: decide about each entry, attempt the entries, and build the reports.
 
-A lease is a set of retry entries that a shard gives to a worker for a limited time. In: a lease, its endpoint and subscriptions
-by the registry, the responses. Out: results and one report for each lease. Runs in the executors, on the event loop of a worker.
+A lease is a set of retry entries that a shard gives to a worker for a limited time. In: leases, their endpoints and
+subscriptions by the registry, the responses. Out: results and one report for each lease. Runs in the executors, on the event
+loop of a worker.
 `lease_triage`, `lease_delivery`, `lease_report` and `endpoint_observations` are pure.
 """

@@ -1,7 +1,7 @@
 """Carry a lease from its triage to its report.
 
-No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in. delivery.webhooks.leases.lease_triage decides;
-delivery.webhooks.leases.lease_runner attempts the waiting entries.
+No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in.
+delivery.webhooks.leases.lease_triage decides, and delivery.webhooks.leases.lease_runner attempts the waiting entries.
 
     begin ─┬─► skipped, given up or accepted earlier: ended
            ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
@@ -147,8 +147,8 @@ class LeaseInFlight:
         except Exception:  # as in the batch lane
             log.exception(
                 "an unforeseen error in the content of one retry entry: the entry becomes a dead letter with the reason "
-                "unforeseen. Send this traceback to the maintainers of the platform. When the cause is mended, redrive the dead "
-                "letter: `fanout dead-letters redrive --endpoint %s --reason %s`",
+                "unforeseen. Send this traceback to the maintainers of the platform. When the cause is mended, redrive the "
+                "dead letter: `fanout dead-letters redrive --endpoint %s --reason %s`",
                 self.message.endpoint_id,
                 intake.UNFORESEEN,
                 extra={"endpoint_id": self.message.endpoint_id},
