@@ -57,13 +57,15 @@ LISTED = (
     Listed("subscription", ("id", "endpoint", "event_type", "status")),
     Listed("event_type", ("id", "deprecated", "description")),
 )
-"""The kinds that `fanout get` knows."""
+"""The kinds that `fanout get` lists."""
 
 
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
     """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file.
 
-    With `dry_run`, change nothing. Raise RegistrationError with file and line if the manifest is refused or cannot be read.
+    With `dry_run`, change nothing. With `prune`, also delete rows of the manifest's customers that it does not name. Raise
+    RegistrationError with file and line if the manifest is refused or cannot be read; `strict` refuses one with warnings. Raise
+    SettingsError or RegistryOutdated if the key ring or the schema in Postgres does not fit.
     """
     with _garbage_collection_paused():
         return _apply_file(config, file, dry_run=dry_run, prune=prune, strict=strict)
@@ -86,9 +88,7 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
     try:
         text = file.read_bytes()
     except OSError as exc:
-        raise errors.RegistrationError(
-            str(file), f"cannot be read ({exc.strerror}), so nothing was changed: name a readable file"
-        ) from exc
+        raise errors.RegistrationError(str(file), f"cannot be read ({exc.strerror}): name a readable file") from exc
     document = yaml_document.read(text, str(file))
     with document.naming_lines(str(file)):
         wanted = manifest.check(document.value, worker_plans.guard_of(config.delivery))
@@ -102,7 +102,10 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
 
 
 def known_types(config: settings.Settings) -> frozenset[str]:
-    """Return the event types that have a topic of their name; none if Kafka does not answer within KAFKA_TIMEOUT_S."""
+    """Return the event types that have a topic of their name.
+
+    None of them if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request.
+    """
     try:
         names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
     except errors.KafkaUnavailable:
@@ -115,7 +118,10 @@ def known_types(config: settings.Settings) -> frozenset[str]:
 def apply_manifest(
     config: settings.Settings, wanted: manifest.Manifest, *, dry_run: bool = False, prune: bool = False
 ) -> apply.Result:
-    """Change the registry to match a checked manifest; return the changes."""
+    """Change the registry to match a checked manifest; return the changes and the new signing secrets.
+
+    `dry_run` and `prune` are options of `fanout apply`: change nothing, and delete rows that the manifest does not name.
+    """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         _require_usable(connection, ring)
@@ -132,7 +138,10 @@ def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> No
 
 
 def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:
-    """Print the changes of `fanout apply`, the new secrets, which are shown once, and the warnings."""
+    """Print what `fanout apply` changed, the new secrets, the endpoints that still get nothing, and the warnings.
+
+    A new secret is shown only here.
+    """
     marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
     for change in result.changes:
         console.print(f"{marks[change.action]} {change.kind} {change.id}")
@@ -214,7 +223,8 @@ def rotate_secret(
 ) -> dict[str, Any]:
     """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs.
 
-    Older secrets still sign for `overlap`, or until an earlier end that is set already.
+    Older secrets still sign for `overlap`, or until an earlier end that is set already. Raise RegistrationError if there is no
+    such endpoint, or if it would have too many valid secrets.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
@@ -236,12 +246,13 @@ def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> Non
 
 
 def overlap_of(text: str) -> dt.timedelta:
-    """Return the duration of a text such as `24h`. Raise RegistrationError for another text or a too long duration."""
+    """Return the duration of a text such as `24h`. Raise RegistrationError for another text or one above MAX_OVERLAP."""
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(
             "--overlap",
-            f"must be a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d; {text!r} is not",
+            f"must be a number with s, m, h or d, such as 24h, up to {rotation.MAX_OVERLAP.days}d; {text!r} is not. "
+            "No secret was created",
         )
     return overlap
 
@@ -264,7 +275,7 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 
 
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
-    """Ask the receiver of an endpoint for permission to deliver, and record its answer.
+    """Ask the receiver of an endpoint for permission to deliver, record its answer, and return the state that results.
 
     Raise RegistrationError if there is no such endpoint, or if it needs no permission.
     """
@@ -300,7 +311,7 @@ async def _answer(
 
 
 def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
-    """Print the answer of the receiver."""
+    """Print the answer of the receiver to the question for permission."""
     rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
     console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}", markup=False)
 

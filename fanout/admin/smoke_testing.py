@@ -52,7 +52,7 @@ class Result:
     is_signature_checked: bool
     """False if the endpoint is not the receiver of the command: then only the status of its answer is known."""
     published: int
-    """Copies of the event. More than one: no copy was delivered within PUBLISH_EVERY_S."""
+    """Copies of the event. More than one: there was no proof of a delivery within PUBLISH_EVERY_S."""
     delivered_after_s: float | None
     """Seconds from the first copy to the proof; None: no proof in time."""
     seen: tuple[str, ...]
@@ -87,7 +87,8 @@ def run(
 ) -> Result:
     """Deliver an event to `endpoint_url`, or to a receiver in this process at `host` and `port`; return the result.
 
-    Give up after `timeout_s`. Raise SettingsError, before anything is published, if the job would not deliver the event.
+    Give up after `timeout_s`. Raise SettingsError, before anything is published, if the job would not deliver the event. Raise
+    KafkaUnavailable if there is no attempts topic or Kafka does not answer, and LocalStackError if the port cannot be opened.
     """
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))
@@ -145,7 +146,8 @@ def require_readable(config: settings.Settings, message: publishing.Message) -> 
     """Raise SettingsError unless the job reads the topic and accepts the event."""
     if not topic_pattern.matches(config.source.topic_pattern, message.topic):
         raise errors.SettingsError(
-            f"source.topic_pattern does not match {message.topic}, so the job would not read the event; nothing was published"
+            f"source.topic_pattern does not match {message.topic}, so the job would not read the event, and nothing was "
+            "published: change source.topic_pattern or source.topic_prefix"
         )
     record = Record(topic=message.topic, partition=0, offset=0, appended_at_ms=0, value=message.value)
     try:
@@ -239,7 +241,7 @@ class Seen:
 class DeliveryLog:
     """Read the records about one endpoint that arrive in the attempts topic after this object was created.
 
-    Raise KafkaUnavailable if there is no attempts topic.
+    Raise KafkaUnavailable if there is no attempts topic, or if Kafka does not answer.
     """
 
     def __init__(self, config: settings.Settings, endpoint_id: str) -> None:
@@ -248,8 +250,9 @@ class DeliveryLog:
             extents = scanner.extents([name])
         if not extents:
             raise errors.KafkaUnavailable(
-                f"there is no topic {name} on {config.kafka.bootstrap_servers}, so nothing was tested: the job has never run "
-                "on this Kafka, or the topic has another name. Start the job, or set delivery.attempts_topic"
+                f"there is no topic {name} on {config.kafka.bootstrap_servers} that this login may describe, so nothing was "
+                "tested: the job has not created it, or it has another name. Start the job, set delivery.attempts_topic, or "
+                "grant Describe on the topic to the login"
             )
         self.seen = Seen()
         self._key = endpoint_id.encode()

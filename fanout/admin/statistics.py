@@ -24,14 +24,16 @@ TIMES = ("duration_ms", "latency_ms")
 def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: Granularity) -> FoundStatistics:
     """Return the statistics of an endpoint from `since` until now, by hour or by day.
 
-    `since` is a time ago, such as `24h`, or a moment. Raise SettingsError if `since` is neither, is in the future, or is
+    `since` is a time ago, such as `24h`, or a moment. Raise SettingsError if `since` is neither, is not in the past, or is
     further back than `by` permits. Raise RegistrationError if there is no such endpoint.
     """
     now_ms = round(time.time() * 1000)
     first = dt.datetime.fromtimestamp(times.moment_ms("--since", since, now_ms=now_ms) / 1000, dt.UTC)
     until = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC)
     if not dt.timedelta() < until - first <= by.longest:
-        raise errors.SettingsError(f"--since must be in the last {by.longest.days} days with --by {by}; {since!r} is not")
+        raise errors.SettingsError(
+            f"--since must be in the last {by.longest.days} days with --by {by}; {since!r} is not, so nothing is shown"
+        )
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)

@@ -41,16 +41,18 @@ log = logging.getLogger(__name__)
 NAME = "archive"
 """The name of this process in probes and metrics."""
 WAIT_S = 0.5
-"""Seconds to wait for records. Redrives, replays and operational events run at least this often."""
+"""Seconds to wait for records. After each wait, the records are written, and redrives, replays and operational events run."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of records that are written to Postgres in one transaction."""
+"""Maximum bytes of records that are written to Postgres in one transaction. A larger record has a transaction of its own."""
 MAINTENANCE_S = 60.0
-"""Seconds between two maintenance runs. A run creates and drops the partitions of days, deletes other rows past their
-retention, records a notice about each API key that expires soon, and looks for reached quotas."""
+"""Seconds between two maintenance runs. A run creates and drops the partitions of days, and deletes other rows past their
+retention. It looks for reached quotas if quota_step.py permits. With `operations.topic` it records a notice about each API key
+that expires soon."""
 REPORT_S = 60.0
-"""Seconds between two log lines about archived records. Nothing is logged if none was archived."""
+"""Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
-"""Seconds between two checks for endpoints that were disabled. Their customers get an operational event."""
+"""Seconds between two checks for endpoints that were disabled, or whose dead letters are due to be reported. Their customers
+get an operational event."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
 UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
@@ -66,8 +68,8 @@ def pause_s(failures: int) -> float:
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
     """Archive, and run redrives, replays and operational events, until `stop` is set.
 
-    With `once`, return when the records now in Kafka are archived, and nothing is left to redrive, replay or publish. Then also
-    raise the error of a server that is unavailable.
+    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. With `once`,
+    also raise the error of a server that is unavailable. Raise SettingsError for settings with which nothing can be archived.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
@@ -108,7 +110,8 @@ class Archiver:
         """Archive until `stop` is set, or until a topic has new partitions, which the next call reads too.
 
         With `once`, archive the records now in Kafka, and raise SchemaRegistryUnavailable if a replay needs a schema that
-        cannot be read now. Raise one of UNAVAILABLE if Kafka or Postgres does not answer, or the schema is too old.
+        cannot be read now. Raise one of UNAVAILABLE if Kafka or Postgres does not answer, or if the schema in Postgres has
+        another version. Raise SettingsError if the retries topic refuses large records.
         """
         names = [self._config.delivery.dead_letter_topic]
         if self._config.archive.attempts:
@@ -126,7 +129,10 @@ class Archiver:
 
     def stopped(self) -> None:
         """Log the regular end, as the last line."""
-        log.info("stopped in order: all records that were read are archived, %s", self._totals.in_all())
+        log.info(
+            "stopped in order. Archived since the start: %s. The next start continues after the archived records",
+            self._totals.in_all(),
+        )
 
     def failed(self, exc: errors.FanoutError) -> None:
         """Log that a server is unavailable, and pause. The pause doubles with each failure in a row. `stop` ends the pause."""
@@ -193,8 +199,9 @@ class Archiver:
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
-        Return the sum of the events, dead letters and replay chunks; 0 while these steps pause. They pause for LONGEST_PAUSE_S
-        if Kafka refuses their records, or if a replay needs a schema that cannot be read now. Archiving continues meanwhile.
+        Return the sum of the events, dead letters and steps of replays; 0 while all this pauses. It pauses for LONGEST_PAUSE_S
+        after KafkaUnavailable, or SchemaRegistryUnavailable of a replay. Archiving continues meanwhile. With `once`, raise
+        the error instead.
         """
         if time.monotonic() < self._steps_allowed_at:
             return 0
@@ -209,8 +216,8 @@ class Archiver:
                 raise
             log.warning(
                 "operational events, redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, "
-                "check that this server answers, and that the archiver may write the retries topic, the attempts topic and "
-                "operations.topic",
+                "check that Kafka and the schema registry answer, and that the archiver may write the retries topic, the "
+                "attempts topic and operations.topic",
                 LONGEST_PAUSE_S,
                 exc,
             )
@@ -251,11 +258,11 @@ class Archiver:
                     signals=signals.log_signals(record, at),
                     statistics=statistics.of_log(record, at) if self._kept.statistics else {},
                 )
-        except (errors.RecordUnreadable, ValueError) as exc:  # a MsgspecError is a ValueError
+        except (errors.RecordUnreadable, ValueError) as exc:  # a DecodeError of msgspec is a ValueError
             log.warning(
-                "record %s:%d:%d is left out of the archive, because this version of the job did not write it: %s. Its topic "
-                "keeps the record. If a newer job wrote it, update `fanout archive`; else find the program that writes to this "
-                "topic",
+                "record %s:%d:%d is left out of the archive, because this version of `fanout archive` cannot read it: %s. "
+                "Archiving continues after it, and its topic keeps the record. If a newer job wrote it, update `fanout "
+                "archive`; else find the program that writes to this topic",
                 topic,
                 partition,
                 offset,
@@ -293,7 +300,7 @@ class Archiver:
 
 
 class _Totals:
-    """Numbers of archived rows since the start, for the log."""
+    """Numbers of archived dead letters and attempts since the start, for the log."""
 
     def __init__(self) -> None:
         self._letters = self._attempts = self._reported_letters = self._reported_attempts = 0
@@ -329,7 +336,7 @@ def policy_of(config: settings.Settings) -> Policy | None:
     if not topic_pattern.matches(config.source.topic_pattern, operations.topic):
         raise errors.SettingsError(
             f"setting operations.topic: {operations.topic} does not match source.topic_pattern, so the job would not read its "
-            "events: change one of the two settings"
+            "events, and `fanout archive` does not start: change one of the two settings"
         )
     return Policy(
         operations.failing_after_s,

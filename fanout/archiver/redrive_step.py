@@ -1,7 +1,7 @@
-"""Redrive the dead letters of the archive that were requested over the API, as `fanout dead-letters redrive` does.
+"""Redrive the dead letters of the archive that customers requested over the API: enqueue them in the retry lane again.
 
-Runs in `fanout archive`. All dead letters of one page are enqueued together. So the dead letters of one batch make one request
-again, if one page has all of them.
+Runs in `fanout archive`. All dead letters of one page are enqueued together. So the dead letters of one batch go in one request
+again, if one page has all of them and the request is not too large (redrive_plan.MAX_REQUEST_BYTES).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from subscriptions_db.postgres import connect
 
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
-    """Enqueue one page of requested dead letters, only the newest of each delivery; return their number.
+    """Enqueue one page of requested dead letters, only the newest of each delivery; return their number, 0 without requests.
 
-    Raise KafkaUnavailable if Kafka does not confirm all of them. The next call then enqueues the page again.
+    The whole page then counts as redriven. Raise KafkaUnavailable if Kafka does not confirm all of them. The next call then
+    enqueues the page again.
     """
     with archive.claim_page(connection, now=now) as requested:
         if not requested:

@@ -38,12 +38,12 @@ MAX_RECORDS = 1000
 250 MiB."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
 """Reasons of failed replays. ENDPOINT_DELETED: the endpoint was deleted, or has another customer now. EVENT_GONE: Kafka no
-longer has the event of the delivery. NOT_COUNTED: `archive.attempts` is off, so the number of deliveries without an outcome is
-unknown."""
+longer has the event of the delivery at its offset, or the job would reject it now. NOT_COUNTED: `archive.attempts` is off, so
+the number of deliveries without an outcome is unknown."""
 
 
 class Replayer:
-    """Advance all running replays, one chunk each in rotation."""
+    """Advance all unfinished replays, one chunk each in rotation."""
 
     def __init__(self, config: settings.Settings) -> None:
         self._config = config
@@ -55,9 +55,10 @@ class Replayer:
         self._after = 0
 
     def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
-        """Advance all running replays by one chunk each, repeatedly for about STEP_S; return the number of chunks.
+        """Advance each unfinished replay by one chunk, in rotation, for about STEP_S or until none can advance now.
 
-        Raise KafkaUnavailable or SchemaRegistryUnavailable; the next step then repeats the chunk. `clock` is for tests.
+        Return the number of advances; the begin and the end of a replay count as well. Raise KafkaUnavailable or
+        SchemaRegistryUnavailable; the next step then repeats the chunk. `clock` is for tests.
         """
         began, chunks = clock(), 0
         try:
@@ -156,7 +157,10 @@ class Replayer:
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
     def _find(self, asked: ReplayOne, endpoint: Endpoint) -> replay_plan.Due | None:
-        """Return the event of a delivery, and its subscription; None if Kafka no longer has the event at its offset."""
+        """Return the event of a delivery, and its subscription.
+
+        None: Kafka no longer has the event at its offset, or the job would reject it now.
+        """
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
         low, high = self._reader().bounds(place)
         if not low <= asked.offset < high:

@@ -24,9 +24,9 @@ from fanout.kafka.places import Place
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30
-"""Seconds to wait for an answer of Kafka."""
+"""Seconds to wait for the offsets of a partition, or for a sign of Kafka while records are missing."""
 MAX_RECORDS_PER_POLL = 500
-"""Maximum records that one poll returns."""
+"""Maximum messages of one poll: records, and notices of the end of a partition."""
 PARTITION_CHECK_S = 30.0
 """Seconds between two checks for new partitions."""
 
@@ -137,7 +137,8 @@ class Source:
     def has_new_partitions(self) -> bool:
         """Return True if the topics have partitions that this source does not read.
 
-        Ask Kafka at most once every PARTITION_CHECK_S; between two requests, return False. Raise KafkaUnavailable.
+        Ask Kafka at most once every PARTITION_CHECK_S; between two requests, return False. Raise KafkaUnavailable if Kafka does
+        not answer, or refuses the request.
         """
         if time.monotonic() - self._checked_at < PARTITION_CHECK_S:
             return False
@@ -162,8 +163,8 @@ class Source:
         place = place_of(message)
         if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
             raise errors.KafkaUnavailable(
-                f"{place.topic}:{place.partition} cannot be read ({error.str()}): check the brokers, and that the archiver may "
-                "read the topic"
+                f"{place.topic}:{place.partition} cannot be read ({error.str()}), so its next records are not archived yet: "
+                "check the brokers, and that the archiver may read the topic"
             )
         self._answered_at, self.is_unavailable = time.monotonic(), False
         self._ends.pop(place, None)  # offsets after the last record hold only markers of transactions

@@ -109,7 +109,10 @@ def export(
     until: Until = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Write at most this many dead letters.")] = None,
 ) -> None:
-    """Write dead letters to FILE as JSON lines, unchanged from their topic."""
+    """Write dead letters to FILE as JSON lines, unchanged from their topic.
+
+    On standard output, control characters in texts become JSON escapes.
+    """
     from fanout.redrive import dead_letters  # noqa: PLC0415
 
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)

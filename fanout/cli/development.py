@@ -17,7 +17,10 @@ def up(
     root: Annotated[Path, typer.Option(help="Folder for the data.")] = Path(".fanout"),
     kafka_port: Annotated[int, typer.Option(help="Port of Kafka.")] = 9092,
 ) -> None:
-    """Start Postgres and Kafka on this machine, for development, until Ctrl-C."""
+    """Start Postgres and Kafka on this machine, for development, until Ctrl-C.
+
+    Writes their addresses and an encryption key to local.toml in the folder.
+    """
     from fanout.local import stack  # noqa: PLC0415  # needs the extra `local`, which a production image leaves out
 
     with stack.Stack(root, kafka_port=kafka_port) as running:

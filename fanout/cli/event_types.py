@@ -38,7 +38,8 @@ def try_(
     wanted = _of_catalogue(config, tried.event_type) if schema is None else _of_option(schema)
     if tried.opaque is not None:
         raise errors.RegistrationError(
-            "--event", "the schema was not tried: its payload is not JSON, and a schema describes JSON only"
+            "--event",
+            "the schema was not tried: the event's payload is not JSON, and a schema describes JSON only. Name another event",
         )
     try:
         found = event_types.problems(wanted, orjson.loads(tried.data))

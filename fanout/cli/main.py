@@ -79,7 +79,10 @@ def apply(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register the tenants, endpoints and subscriptions in FILE. Safe to repeat: only differences are written."""
+    """Register the tenants, customers, endpoints, subscriptions and event types in FILE.
+
+    Safe to repeat: only differences are written.
+    """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     try:
@@ -179,14 +182,16 @@ def accept_loss(
         console.print(
             "The loss is in the audit log. The job continues after these records."
             if is_sure
-            else "Nothing was changed. To continue without these records, run the command again with --yes."
+            else "No record was skipped. To continue without these records, run the command again with --yes."
         )
 
 
 def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in chosen.split(",")))
     if unknown := set(names) - set(known):
-        raise errors.SettingsError(f"there is no lane {min(unknown)!r}; the lanes are {', '.join(known)}")
+        raise errors.SettingsError(
+            f"there is no lane {min(unknown)!r}, so nothing was started; the lanes are {', '.join(known)}"
+        )
     return names
 
 
@@ -232,8 +237,8 @@ def publish(
 ) -> None:
     """Publish events from NDJSON, or generated events. Missing topics are created.
 
-    A line that the job would reject stops the command. Then no line of a file is published, but the earlier lines of standard
-    input are.
+    A line that is not JSON, has no type, or would be rejected by the job stops the command. Then no line of a file is
+    published, but the earlier lines of standard input are.
     """
     from delivery.config import worker_plans  # noqa: PLC0415
     from fanout.kafka import publishing  # noqa: PLC0415

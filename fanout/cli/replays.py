@@ -44,7 +44,7 @@ def ask(
     context: typer.Context,
     endpoint_id: Annotated[str, typer.Argument(metavar="ENDPOINT", parser=lambda text: listing.id_of(text, "endpoint"))],
     since: Annotated[str, typer.Option(help="A time ago (24h, 7d), or a moment (2026-05-01T10:00:00Z).")],
-    until: Annotated[str | None, typer.Option(help="As --since. Default: now.")] = None,
+    until: Annotated[str | None, typer.Option(help="The end, written like --since. Default: now.")] = None,
     event_type: Annotated[
         list[str] | None, typer.Option(help="An exact type, or a prefix such as order.*; repeat it. Default: every type.")
     ] = None,
@@ -63,7 +63,8 @@ def ask(
             made = requests.ask(connection, _owner(connection, endpoint_id), endpoint_id, asked)
             if made is None:
                 raise errors.RegistrationError(
-                    endpoint_id, "has an unfinished replay: wait for it, or cancel it by `fanout replays cancel`"
+                    endpoint_id,
+                    "has an unfinished replay, so no other was requested: wait for it, or cancel it by `fanout replays cancel`",
                 )
             row = _row(made)
             fields = {name: row[name] for name in ("endpoint", "since", "until", "event_types") if row[name] is not None}

@@ -26,7 +26,9 @@ def seconds(option: str, text: str) -> float:
     """Return a duration such as `24h` in seconds; raise SettingsError, which names the option, for another text."""
     read = duration(text)
     if read is None:
-        raise errors.SettingsError(f"{option} must be a number with s, m, h or d, such as 24h; {text!r} is not")
+        raise errors.SettingsError(
+            f"{option} must be a number with s, m, h or d, such as 24h; {text!r} is not, so nothing was done"
+        )
     return read.total_seconds()
 
 
@@ -47,10 +49,11 @@ def moment_ms(option: str, text: str, *, now_ms: int, is_ahead: bool = False) ->
     except ValueError:
         distance = "from now" if is_ahead else "ago"
         raise errors.SettingsError(
-            f"{option} must be a time {distance}, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither"
+            f"{option} must be a time {distance}, such as 24h, or a moment, such as 2026-05-01T10:00:00Z; {text!r} is neither, "
+            "so nothing was done"
         ) from None
     if not 0 <= moment_ms <= LAST_MS:
-        raise errors.SettingsError(f"{option} must be a moment of the years 1970 to 9999; {text!r} is not")
+        raise errors.SettingsError(f"{option} must be a moment of the years 1970 to 9999; {text!r} is not, so nothing was done")
     return moment_ms
 
 
