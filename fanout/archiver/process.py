@@ -68,8 +68,8 @@ def pause_s(failures: int) -> float:
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
     """Archive, and run redrives, replays and operational events, until `stop` is set.
 
-    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. With `once`,
-    also raise the error of a server that is unavailable. Raise SettingsError for settings with which nothing can be archived.
+    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. Then a
+    server that is unavailable raises its error. Raise SettingsError for settings with which nothing can be archived.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
