@@ -51,7 +51,7 @@ def default_max_connections() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Opening:
-    """The opening of a connection, as an exchange with deadlines (exchange_deadlines.Expiring)."""
+    """The opening of a connection. `expire` ends it at a deadline (exchange_deadlines.Expiring)."""
 
     timeout: asyncio.Timeout
     step: str = ""
@@ -125,10 +125,10 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class ConnectionPool:
-    """All connections of one worker process. Created inside the event loop that uses it.
+    """All connections of one Transport. Created inside the event loop that uses it.
 
     Guarantee: never more than `max_connections` are open, idle ones included. An idle connection is closed after KEEPALIVE_S.
-    When another endpoint needs a connection, the connection that has been idle longest is closed earlier.
+    If the pool is full when a request needs a new connection, the connection that has been idle longest is closed earlier.
     """
 
     def __init__(
@@ -138,12 +138,16 @@ class ConnectionPool:
         deadlines: exchange_deadlines.Deadlines,
         max_connections_to: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`max_connections_to` returns the maximum of open connections to the host of a URL."""
+        """`max_connections_to` returns a number of open connections to the host of a URL.
+
+        From this number on, a new connection to the host closes an idle one. The number is no bound: without an idle
+        connection to the host, the pool still opens another.
+        """
         self._most_to = max_connections_to
         self._open_by_host: collections.Counter[str] = collections.Counter()
         """By host, the number of open connections, idle ones included."""
         self._idle_by_host: dict[str, collections.OrderedDict[Connection, None]] = {}
-        """By host, the idle connections."""
+        """By host, the idle connections, longest idle first."""
         self._deadlines = deadlines
         self._loop = asyncio.get_running_loop()
         self._names = dns.Resolver()
@@ -156,7 +160,7 @@ class ConnectionPool:
         self._expiry: asyncio.TimerHandle | None = None
 
     def acquire(self, origin: Origin) -> Connection | None:
-        """Take an idle connection of `origin` from the pool and return it. None: none is idle, so the caller calls `open`."""
+        """Take an idle connection to `origin` from the pool and return it. None: none is idle, so the caller calls `open`."""
         while idle := self._idle.get(origin):
             connection = self._remove_idle(idle, -1)
             if connection.is_connected():
@@ -167,7 +171,8 @@ class ConnectionPool:
     async def open(self, origin: Origin, deadline: exchange_deadlines.Deadline) -> Connection:
         """Wait until the pool may open one more connection, open a connection to `origin`, and return it.
 
-        Raise AttemptFailed at `deadline`, or OSError or a ClientError of aiohttp if the connection fails.
+        The caller ends its use by `release` or `close`. Raise AttemptFailed at `deadline`, or OSError or a ClientError of
+        aiohttp if the connection fails.
         """
         opening = _Opening(asyncio.timeout(None))
         _opening.set(opening)

@@ -1,7 +1,7 @@
-"""End exchanges with endpoints that take too long, without counting our own delay.
+"""End exchanges with endpoints that take too long, without counting our own delay up to a bound.
 
 An exchange is the opening of a connection, or one request with its response. Own delay is time in which this process waited for
-its own machine. Runs in the event loop of a worker, of the API or of a command.
+its own machine. Runs in the event loop of a worker, of the API or of a command. The API and the commands measure no own delay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from delivery import errors
 from delivery.webhooks.scheduling import endpoint_clock
 
 CHECK_EVERY_S = 0.02
-"""Seconds between two checks for exchanges at their deadlines. An exchange may overrun its deadline by this much."""
+"""Seconds between two checks for exchanges at their deadlines. An exchange may overrun its deadline by this much, or by more
+if the event loop stalls."""
 MAX_EXTENSION_S = 8.0
 """Most seconds that our own delay adds to an attempt's timeout. Bounded, because a worker that ends waits for its attempts."""
 
@@ -37,8 +38,8 @@ class Expiring(Protocol):
 class Deadlines:
     """Expire exchanges at their deadlines. One timer serves all exchanges: a timer each would be a tenth of a request's cost.
 
-    Created inside the event loop that uses it. `endpoint_time` returns the time by the endpoint clock, in seconds. That clock
-    slows down while this process waits for its own machine.
+    Created inside the event loop that uses it. `endpoint_time` returns the time by the endpoint clock, in seconds. In a worker
+    this clock slows down while the process waits for its own machine.
     """
 
     def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:

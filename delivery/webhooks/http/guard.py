@@ -1,8 +1,8 @@
 """Block requests to addresses, names and headers that a customer must not reach or set.
 
-Runs in the executors, on the driver, in the API and in the commands. The same rules apply when an endpoint is registered and
-when a connection is made. The check at the connection decides, as it sees the address of the socket: a name may have another
-address than at the registration, and no resolver is asked for literal addresses.
+Runs in the executors, on the driver, in the API and in the commands. Registration checks URLs, headers and literal addresses,
+and looks up no names. Each connection checks the address of its socket by the same rules. This check decides, because a name
+may lead to any address.
 """
 
 from __future__ import annotations
@@ -107,9 +107,8 @@ class Guard:
     def check_url(self, url: str) -> None:
         """Raise TargetRefused if `url` must not be the URL of an endpoint or of its token server.
 
-        Called when an endpoint is registered, when its row is read, and before a worker's first request to the endpoint.
-
-        All refused addresses get the same text, so that the text does not help a port scan.
+        Called when an endpoint is registered, when its row is read, and before a process's first request to the endpoint. Looks
+        up no name. All refused addresses and names get the same text, so that the text does not help a port scan.
         """
         if len(url) > MAX_URL_CHARS:
             raise errors.TargetRefused("url", f"has {len(url)} characters; at most {MAX_URL_CHARS} are accepted: shorten it")
@@ -137,14 +136,14 @@ class Guard:
             raise errors.TargetRefused("url", _NOT_ALLOWED)
 
     def is_allowed(self, address: str) -> bool:
-        """Return True if a connection to this IP address is allowed. Return False for any other text."""
+        """Return True if a connection to this IP address is allowed. Return False for text that is no IP address."""
         return _is_allowed(address, self.allow_networks)
 
     def socket_factory(self, addr_info: Sequence[Any]) -> socket.socket:
         """Return the socket for a connection; raise BlockedSocket for a refused address. For `aiohttp.TCPConnector`.
 
-        aiohttp passes the address to which it will connect, for names and literals alike. If a name has several addresses, only
-        the allowed ones are used.
+        aiohttp passes the address to which it will connect, for names and literals alike. If a name has several addresses,
+        aiohttp calls this method again for the next one, so only allowed addresses are used.
         """
         family, kind, protocol, _, address = addr_info
         if not self.is_allowed(address[0]):
@@ -159,7 +158,7 @@ class Guard:
 
         1. A literal address is checked as an address.
         2. A name that ends with a dot, or that a resolver might read as a number, is refused.
-        3. `localhost` is allowed if its address is.
+        3. `localhost` is allowed if 127.0.0.1 is.
         4. Any other name has two valid labels or more, and must not end in one of INTERNAL_NAMES.
         """
         try:

@@ -27,8 +27,8 @@ _NOT_HTTP = "the answer is not HTTP, or its head is beyond the bounds"
 class Connection(asyncio.Protocol):
     """A connection that carries one request at a time. aiohttp's connector creates it; httptools calls it back.
 
-    Guarantee: the future of `send` ends once, with the response to the request of that call. Unrequested bytes, or bytes after
-    a timeout, make the connection unusable.
+    Guarantee: the future of `send` ends once, with a failure or with the response to the request of that call. Bytes that no
+    request waits for, such as bytes after a timeout, close the connection.
     """
 
     closed = None
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._received = 0
         self._has_status = False
         self.has_received = False
-        """True if a byte has arrived since the last request was written."""
+        """True if a byte has arrived since the last call of `send`."""
         self.should_close = False
         """True if the connection can take no further request."""
         self.status = 0
@@ -58,8 +58,8 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes) -> asyncio.Future[None]:
         """Write a request; return a future that is done when the response is complete, is cut at a bound, or fails.
 
-        Then the response is in `status`, `headers` and `kept_body`. If the exchange fails before a status has arrived, the
-        future has the failure as its exception.
+        Then the response is in `status`, `headers` and `kept_body` until the next call. If the exchange fails before a status
+        has arrived, the future has the failure as its exception. If it fails later, the response so far counts.
         """
         self._answer = answer = self._loop.create_future()
         self._received, self._has_status, self.has_received = 0, False, False

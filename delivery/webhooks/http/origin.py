@@ -1,4 +1,4 @@
-"""Define the origin, which decides which requests may share a connection, and the target of an endpoint's requests."""
+"""Define the origin and the target of requests. Requests share a connection only if their origins are equal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Origin(NamedTuple):
     customer_id: str
     """Customer of the requests. Customers share no connection, so a late response never reaches another customer."""
     tls: ssl.SSLContext | None
-    """The endpoint's TLS context. None: plain http."""
+    """The TLS context of the connection. None: plain http."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An endpoint's URL, with the parts of its requests that are the same for each delivery."""
+    """The URL of an endpoint or a token server, with the parts of its requests that are the same for each delivery."""
 
     url: yarl.URL
     origin: Origin
@@ -49,4 +49,4 @@ class Grant:
     to: Target
     """Target of the request: the token server."""
     body: bytes
-    """Body of the request: grant type and scopes. The client secret is in a header, in `to.head`."""
+    """Body of the request: grant type and, if the endpoint names any, scopes. The client secret is in a header in `to.head`."""

@@ -26,8 +26,8 @@ _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 def context(settings: Tls | None) -> ssl.SSLContext:
     """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid.
 
-    `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object.
-    aiohttp and ConnectionPool compare connections by this object, so a connection is used only with equal settings.
+    `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object while it
+    is cached. aiohttp and ConnectionPool compare connections by this object, so a connection is used only with equal settings.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -45,9 +45,10 @@ def context(settings: Tls | None) -> ssl.SSLContext:
 
 
 def _trust_the_system(made: ssl.SSLContext) -> None:
-    """Make a context trust the system's authorities. OpenSSL reads an authority when a certificate names it.
+    """Make a context trust the system's authorities.
 
-    Loading the whole bundle would take 28 ms in the event loop, and 860 KiB per context. Each customer with a client
+    If the system has a folder of authorities by hash, OpenSSL reads an authority only when a certificate names it. Otherwise
+    the whole bundle is loaded. This takes 28 ms in the event loop, and 860 KiB per context. Each customer with a client
     certificate has its own context.
     """
     folder = ssl.get_default_verify_paths().capath

@@ -20,7 +20,7 @@ from delivery.webhooks.http.origin import Target
 from delivery.webhooks.scheduling import endpoint_clock
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors by which the system says that this process has no more of a resource. Such an error proves nothing about the
+"""Errors by which the system says that files, memory or ports have run out here. Such an error proves nothing about the
 endpoint."""
 
 _NO_ADDRESS = "the host name leads to no address that is allowed"
@@ -36,7 +36,7 @@ class Response(NamedTuple):
 
 
 class Transport:
-    """Send all requests of one process to endpoints. Created inside the event loop that uses it."""
+    """Send requests to endpoints over one pool of connections. Created inside the event loop that uses it."""
 
     def __init__(
         self,
@@ -49,8 +49,9 @@ class Transport:
     ) -> None:
         """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
-        `max_connections` 0: the default of the connection pool. `max_extension_s`: see exchange_deadlines.MAX_EXTENSION_S.
-        `max_connections_to`: see ConnectionPool.
+        `max_connections` 0: half of the files that the process may open, at most 16,384. `max_extension_s`: most seconds that
+        such waits add to a timeout. `max_connections_to` returns the number of connections to the host of a URL from which a
+        new connection closes an idle one.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
@@ -60,10 +61,10 @@ class Transport:
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
         """Send one request and return its response; raise a subclass of AttemptFailed if no response comes.
 
-        `target.head` has the method: POST for deliveries, OPTIONS for handshakes.
-        `headers` are the delivery's own header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a
-        connection to the response: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are
-        not followed. On an idle connection that the server has closed, the request is sent once more on a new connection.
+        `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the delivery's own
+        header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
+        `endpoint_time`: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
+        followed. If a reused connection breaks before any byte of the response, the request is sent once more on a new one.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
@@ -90,7 +91,7 @@ class Transport:
     async def _exchange(
         self, connection: connection_pool.Connection, request: bytes, deadline: exchange_deadlines.Deadline
     ) -> Response:
-        """Write a request on a connection, wait for the final response, and return the connection to the pool."""
+        """Write a request on a connection, and return the final response. Release the connection; after a failure, close it."""
         self._deadlines.begin(connection, deadline)
         try:
             await connection.send(request)
