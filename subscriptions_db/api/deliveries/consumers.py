@@ -31,7 +31,7 @@ class SeekTarget(NoParameters):
     cursor: Cursor | None = None
     """Read on after the page of `GET /v1/dead-letters` that returned this cursor."""
     since: AwareDatetime | None = None
-    """Read on at the first dead letter archived since this time."""
+    """Read on at the first waiting dead letter archived at this time or later. If there is none: as `end`."""
 
 
 class NewConsumer(SeekTarget, DeadLetterQuery):
@@ -94,7 +94,10 @@ class Consumers(described.DescribedModel):
 
 
 def existing_consumer(call: Call) -> consumers.ConsumerState:
-    """Return the consumer of the path; raise Refused with 404 if it does not exist, and with 422 as customer_of does."""
+    """Return the consumer of the path.
+
+    Raise Refused with 404 if it does not exist, and with 422 if the customer is missing or not the key's own.
+    """
     for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
         return state
     raise problems.not_found("consumer")
@@ -116,8 +119,12 @@ def get(call: Call) -> Consumer:
 def create(call: Call) -> Consumer:
     """Create a consumer.
 
-    Raise Refused with 429 at the maximum of consumers, with 409 if the name is taken, and with 422 if the key is limited to
-    endpoints and the selection is not.
+    Raise Refused:
+
+    * 409: the name is taken.
+    * 422: the key is limited to endpoints and the selection is not, the request names more than one place, or the customer is
+      missing or not the key's own.
+    * 429: the customer has the maximum of consumers.
     """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
     own = call.principal.endpoints
@@ -158,7 +165,10 @@ def delete(call: Call) -> None:
 
 
 def seek(call: Call) -> Consumer:
-    """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid."""
+    """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid.
+
+    Raise Refused with 404 if there is no such consumer, and with 422 if the request does not name exactly one place.
+    """
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))
     if after is None:

@@ -61,12 +61,12 @@ class MarkedLetters(described.DescribedModel):
 
 
 def redrive(call: Call) -> MarkedLetter:
-    """Request the redrive of a dead letter."""
+    """Request the redrive of a waiting or discarded dead letter. Raise Refused with 409 for one in another state."""
     return _mark(call, LetterState.REDRIVING)
 
 
 def discard(call: Call) -> MarkedLetter:
-    """Discard a waiting dead letter."""
+    """Discard a waiting dead letter. Raise Refused with 409 for one in another state."""
     return _mark(call, LetterState.DISCARDED)
 
 
@@ -121,7 +121,7 @@ def position_behind(text: str | None) -> int:
 
 
 def shown(marked: archived_dead_letters.MarkResult) -> MarkedLetters:
-    """Convert the result of marking dead letters to the API's type."""
+    """Convert the result of a redrive or discard of many dead letters to the API's type."""
     return MarkedLetters(count=marked.count, next_cursor=cursor.letter_cursor(marked.until), has_more=marked.has_more)
 
 

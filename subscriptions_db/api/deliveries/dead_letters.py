@@ -79,7 +79,8 @@ class DeadLetterCount(described.DescribedModel):
     count: int
     """The number of dead letters."""
     is_exact: bool
-    """False: `count` is the least number, because only the oldest 100,000 waiting dead letters are examined."""
+    """False: `count` is the least number, because only the oldest waiting dead letters are examined: 100,000, or 5,000 with
+    `q`."""
 
 
 class DeadLetter(expansion.Expandable):
@@ -119,7 +120,7 @@ class DeadLetters(described.DescribedModel):
 def customer_of(call: Call) -> str:
     """Return the customer of the request: the customer of its API key, or, with an operator's key, the parameter `customer`.
 
-    Raise Refused with 422 as crud.owner_for does.
+    Raise Refused with 422 if an operator's key names no customer, or if a customer's key names another customer.
     """
     return crud.owner_for(call, call.query_as(CustomerQuery).customer)
 
@@ -142,7 +143,7 @@ def position(call: Call) -> int:
 def existing_letter(call: Call) -> ArchivedDeadLetter:
     """Return the dead letter of the path, in any state.
 
-    Raise Refused with 404 if it does not exist, and with 422 as customer_of does.
+    Raise Refused with 404 if it does not exist, and with 422 if the customer is missing or not the key's own.
     """
     letter = archived_dead_letters.get(call.connection, customer_of(call), position(call))
     if letter is None:
@@ -164,7 +165,7 @@ def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None
 
 
 def list_(call: Call) -> DeadLetters | LongPoll:
-    """Return a page of waiting dead letters, or a long poll if none matches and the request has `wait_s`."""
+    """Return a page of waiting dead letters. If none matches on it and after it, and the request has `wait_s`: a long poll."""
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
     asked, (place, is_backwards) = selection(wanted), cursor.letter_start(wanted.cursor)
     if is_backwards:
@@ -195,7 +196,7 @@ def _fitting(
 ) -> tuple[list[DeadLetter], int, bool]:
     """Return the dead letters of a page that fit into one answer, in order, and `until` and `has_more` for them.
 
-    The page fits without its endpoints. With these, the dead letters nearest to the page's start are shown.
+    Expanded endpoints may make the page too large. Then only the dead letters nearest to its start are returned.
     """
     nearest = page.letters[::-1] if is_backwards else page.letters
     endpoints = expansion.EndpointReader(call, expand)
@@ -237,7 +238,7 @@ ROUTES = (
     ),
     Route(
         method="GET", path="/v1/dead-letters/count", name="countDeadLetters",
-        summary="Count the waiting dead letters, exactly as long as a customer has fewer than 100,000.",
+        summary="Count the waiting dead letters, exactly as long as a customer has fewer than 100,000, or 5,000 with `q`.",
         scopes=routes.BROWSERS, handler=count, query=DeadLetterCountQuery, answer=DeadLetterCount,
     ),
     Route(

@@ -60,9 +60,10 @@ class Delivery(expansion.Expandable):
     status: DeliveryStatus
     """The present status."""
     reason: str | None
-    """Why it is not delivered: the error class of the newest attempt, or the reason for no attempt. Null: it is delivered."""
+    """Why it is not delivered: the reason of its newest dead letter; else the error class of the newest attempt, or the reason
+    for no attempt. Null: it is delivered."""
     began_at: dt.datetime
-    """Time of the first attempt. Without an attempt: time of the record that says so."""
+    """Time of the first record: the first attempt, or an earlier outcome without an attempt."""
     newest_at: dt.datetime
     """Time of the record that decides the status."""
     attempts: int
@@ -70,7 +71,7 @@ class Delivery(expansion.Expandable):
     dead_letters: int
     """Dead letters of the newest attempt. A delivered batch has one for each event that the receiver rejected."""
     dead_letter: str | None
-    """The id of the newest dead letter."""
+    """The id of the newest dead letter. Null: there is none."""
     dead_letter_state: LetterState | None
     """The state of the newest dead letter. Null: there is none."""
 
@@ -115,7 +116,7 @@ def list_(call: Call) -> Deliveries:
 
 
 def get(call: Call) -> DeliveryHistory:
-    """Return a delivery with its attempts."""
+    """Return a delivery with its attempts. Raise Refused with 404 if the archive has no records of it."""
     customer_id, webhook_id = dead_letters.customer_of(call), call.path["webhook_id"]
     found = deliveries.get(call.connection, customer_id, webhook_id)
     if found is None:

@@ -1,6 +1,6 @@
 """Redrive the dead letters of an endpoint once its receiver is repaired.
 
-Runs in the API, which only marks the dead letters. `fanout archive` then enqueues them in the retry lane.
+Runs in the API, which only sets the state of the dead letters. `fanout archive` then enqueues them in the retry lane.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RecoverEndpoint(NoParameters):
 
 
 class RecoveredEndpoint(MarkedLetters):
-    """The number of redriven dead letters, where to continue, and the status of the endpoint."""
+    """The number of dead letters that are redriven, where to continue, and the status of the endpoint."""
 
     status: EndpointStatus
     """The status of the endpoint, which this request does not change."""
@@ -59,7 +59,7 @@ def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
 
 
 def recover(call: Call) -> RecoveredEndpoint:
-    """Request the redrive of an endpoint's waiting dead letters, at most `limit` for each request."""
+    """Request the redrive of an endpoint's waiting dead letters since a time, at most `limit`; raise Refused with 404."""
     wanted, endpoint_id = call.body_as(RecoverEndpoint), call.path["endpoint_id"]
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     customer_id = endpoint["customer"]

@@ -99,7 +99,7 @@ class SettledReceipt(described.DescribedModel):
     """The id of the dead letter. Null: refused."""
     reason: ReceiptRefusal | None = None
     """The reason of a refusal. `invalid`: the text is not a receipt handle. `not_leased`: the consumer has no lease of this
-    receipt handle, as after an ack, a nack or a seek. `leased_again`: another poller has leased the dead letter since.
+    receipt handle, as after an ack, a nack or a seek. `leased_again`: the dead letter has another receipt handle since.
     `parked`: the dead letter is parked, and can only be acked. `too_long`: the lease has existed for 12 hours."""
     leased_until: dt.datetime | None = None
     """The new end of an extended lease."""
@@ -120,7 +120,10 @@ class SettledLetters(described.DescribedModel):
 
 
 def lease(call: Call) -> LeasedDeadLetters | LongPoll:
-    """Lease dead letters to a poller, or start a long poll if there is none and the request has `wait_s`."""
+    """Lease dead letters to a poller, or start a long poll if there is none and the request has `wait_s`.
+
+    Raise Refused with 404 if there is no such consumer.
+    """
     wanted, now = call.body_as(LeaseRequest), dt.datetime.now(dt.UTC)
     try:
         polled = consumers.lease(
@@ -147,7 +150,7 @@ def ack(call: Call) -> SettledLetters:
 
 
 def nack(call: Call) -> SettledLetters:
-    """Return dead letters: any poller of the consumer can lease them again."""
+    """Return dead letters: after `wait_s` any poller of the consumer can lease them again."""
     now, wait_s = dt.datetime.now(dt.UTC), call.body_as(NackRequest).wait_s
     return _settled(call, "returned", functools.partial(receipts.nack, now=now, wait_s=wait_s))
 

@@ -107,11 +107,14 @@ class Statistics(described.DescribedModel):
     total: DeliveryCounts
     """The counts of the whole range."""
     items: list[StatisticsBucket]
-    """The oldest first. Hours and days without deliveries are left out."""
+    """The oldest first. Hours and days without deliveries and attempts are left out."""
 
 
 def of_endpoint(call: Call) -> Statistics:
-    """Return the statistics of an endpoint; raise Refused with 404 for the endpoint, and 422 for a time range not allowed."""
+    """Return the statistics of an endpoint.
+
+    Raise Refused with 404 if there is no such endpoint, and with 422 for a time range that is not allowed.
+    """
     endpoint_id = call.path["endpoint_id"]
     owner = crud.existing_row(call, "endpoint", endpoint_id)["customer"]
     return _read(call, owner, endpoint_id)
@@ -120,8 +123,8 @@ def of_endpoint(call: Call) -> Statistics:
 def of_customer(call: Call) -> Statistics:
     """Return the statistics of all endpoints of a customer, deleted ones included.
 
-    Raise Refused with 403 for a limited key, and with 422 for a time range that is not allowed, or as customer_of does.
-    No sum over the endpoints of a limited key is stored, and row-level security hides the sum over all endpoints.
+    Raise Refused with 422 for a time range that is not allowed, or if the customer is missing or not the key's own. Raise it
+    with 403 for a limited key: the sum over its endpoints is not stored, and row-level security hides the sum over all.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(

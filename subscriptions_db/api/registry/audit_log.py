@@ -63,7 +63,7 @@ class AuditQuery(PageQuery):
 def list_(call: Call) -> AuditEntries:
     """Return a page of the audit log, the newest first.
 
-    Raise RegistrationError for an invalid cursor, and Refused with 422 as crud.require_own does.
+    Raise RegistrationError for an invalid cursor, and Refused with 422 if a customer's key names another customer.
     """
     wanted = call.query_as(AuditQuery)
     crud.require_own(call, wanted.customer)

@@ -33,11 +33,11 @@ class Quotas(parts.ManifestPart):
     """Maximum rows of a customer. A quota bounds what the customer asks for itself; the operator may exceed the quota."""
 
     endpoints: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
-    """Null: `api.max_endpoints_per_customer`."""
+    """Maximum endpoints. Null: `api.max_endpoints_per_customer`."""
     subscriptions: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
-    """Null: `api.max_subscriptions_per_customer`."""
+    """Maximum subscriptions. Null: `api.max_subscriptions_per_customer`."""
     dead_letters: Annotated[int, Field(ge=1, le=MAX_QUOTA)] | None = None
-    """Null: `api.max_dead_letters_per_customer`."""
+    """Waiting dead letters at which the customer can request no replays. Null: `api.max_dead_letters_per_customer`."""
 
 
 class CustomerFields(parts.ManifestPart):
@@ -109,7 +109,8 @@ def get(call: Call) -> Customer:
 def put(call: Call) -> Customer | routes.Created:
     """Create a customer, or replace its fields.
 
-    Raise RegistrationError for the id of a deleted customer, and Refused with 412 or 422 as crud.require_conditions does.
+    Raise RegistrationError for the id of a deleted customer. Raise Refused with 412 if `If-Match` or `If-None-Match` does not
+    hold, and with 422 if it is malformed.
     """
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
     is_known = crud.lock(call, "customer", customer_id)
@@ -149,8 +150,8 @@ def _set_quotas(call: Call, customer_id: str, wanted: Quotas) -> None:
 def delete(call: Call) -> None:
     """Delete a customer with its endpoints, secrets, subscriptions and keys.
 
-    The archive keeps the customer's data for its retention, and the audit log until the operator deletes it there. So `put`
-    refuses the id of a customer whose deletion is in the audit log.
+    The archive keeps the customer's data until its retention ends. The audit log keeps its entries until the operator deletes
+    them. So `put` refuses the id of a customer whose deletion is in the audit log.
     """
     customer_id = call.path["customer_id"]
     crud.delete(call, "customer", customer_id, get, lambda _: customer_id)

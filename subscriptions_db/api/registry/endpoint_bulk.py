@@ -118,6 +118,9 @@ def change(call: Call) -> ChangedEndpoints:
     1. Lock all of them in the order of their ids. A wait for a lock ends after a second, with 503.
     2. Change each one that its state allows, and write an audit entry for it.
     3. In a dry run, roll the changes back.
+
+    Raise Refused with 403 if the answer would show stored values to a key that reads nothing. Raise it with 422 if the request
+    does not name the endpoints in exactly one way, or if the customer is missing or not the key's own.
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)

@@ -42,7 +42,12 @@ def get(call: Call) -> schemas.Endpoint:
 def create(call: Call) -> schemas.CreatedEndpoint:
     """Create an endpoint with a new signing secret.
 
-    Raise Refused with 403 for a limited key, with 422 and 409 as crud.owner_for and crud.id_for do, and with 429 at the quota.
+    Raise RegistrationError if the fields are refused. Raise Refused:
+
+    * 403: the key is limited to endpoints.
+    * 409: the id is taken.
+    * 422: the customer is missing or not the key's own, or a customer's key chooses an id.
+    * 429: the customer's quota of endpoints is used up.
     """
     require_may_create(call)
     document = dict(call.document)
@@ -64,7 +69,11 @@ def require_may_create(call: Call, count: int = 1) -> None:
 def update(call: Call) -> schemas.Endpoint:
     """Change the given fields of an endpoint, and keep all its other fields and its secrets.
 
-    Raise Refused with 422 if a key of scope `write_only` would redirect stored credentials to another server.
+    Raise RegistrationError if the fields are refused, and SealError if a secret that is kept cannot be opened. Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 412: `If-Match` or `If-None-Match` does not hold.
+    * 422: a key of scope `write_only` would redirect stored credentials to another server.
     """
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)
@@ -122,7 +131,7 @@ def delete(call: Call) -> None:
 
 
 def pause(call: Call) -> schemas.Endpoint:
-    """Pause an endpoint: its deliveries wait. A disabled endpoint must be enabled first."""
+    """Pause an endpoint: its deliveries wait. Raise Refused with 404 if there is none, and with 409 if it is disabled."""
     return _set_status(call, EndpointStatus.PAUSED, unless=EndpointStatus.DISABLED)
 
 
@@ -182,13 +191,19 @@ def change_status(
 
 
 def rotate(call: Call) -> schemas.RotatedSecret:
-    """Create a new signing secret; the earlier secrets sign too until the overlap ends."""
+    """Create a new signing secret; the earlier secrets sign too until the overlap ends.
+
+    Raise RegistrationError if the endpoint would have more than five valid signing secrets.
+    """
     before = crud.locked_row(call, "endpoint", _id(call))
     return rotate_locked(call, _id(call), before, call.body_as(schemas.RotateSecret))
 
 
 def rotate_locked(call: Call, endpoint_id: str, before: dict[str, Any], wanted: schemas.RotateSecret) -> schemas.RotatedSecret:
-    """Create a new signing secret for an endpoint that the caller has locked."""
+    """Create a new signing secret for an endpoint that the caller has locked, and write the audit entry.
+
+    Raise RegistrationError if the endpoint would have more than five valid signing secrets.
+    """
     overlap = dt.timedelta(seconds=wanted.overlap_s)
     rotated = rotation.rotate_in_transaction(call.connection, call.ring, endpoint_id, scheme=wanted.scheme, overlap=overlap)
     fields = rotated.audit_fields(overlap)

@@ -92,7 +92,11 @@ def _shown(row_id: str, row: dict[str, Any]) -> EventType:
 
 
 def put(call: Call) -> EventType | routes.Created:
-    """Create an event type, or replace its fields."""
+    """Create an event type, or replace its fields.
+
+    Raise RegistrationError if the schema or an example is refused, and Refused with 412 if `If-Match` or `If-None-Match` does
+    not hold.
+    """
     row_id = call.path["event_type_id"]
     is_known = crud.lock(call, "event_type", row_id)
     crud.require_conditions(call, get if is_known else None)

@@ -38,9 +38,10 @@ class PermitResult(described.DescribedModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Record a question for permission, which the event loop then sends, whatever the endpoint's status.
+    """Record a question for permission, whatever the endpoint's status. The event loop sends the question afterwards.
 
-    Raise Refused with 404 if there is no such endpoint, and with 409 if it needs no permission or cannot be used.
+    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot be
+    used, or if the operator has set no `delivery.webhook_origin`.
     """
     endpoint_id = call.path["endpoint_id"]
     row, asked = (

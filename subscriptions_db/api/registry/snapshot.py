@@ -45,11 +45,11 @@ class RegistryDocument(described.DescribedModel):
     scopes: list[dict[str, Any]]
     """The scopes of `subscriptions`."""
     gone: dict[str, list[str]]
-    """The ids of deleted rows, by table."""
+    """The ids of deleted rows, by kind: `tenant`, `endpoint` or `subscription`."""
 
 
 def follow(call: Call) -> SnapshotRequest:
-    """Return the newest revision, and the reader's revision if the log of changes reaches back to it."""
+    """Return the newest revision, the reader's revision if the log of changes reaches back to it, and the reader's `wait_s`."""
     wanted = call.query_as(SnapshotQuery)
     known = registry_reader.revisions(call.connection)
     since = wanted.since if wanted.since is not None and known.reach_back_to(wanted.since) else None

@@ -69,7 +69,14 @@ def get(call: Call) -> schemas.Subscription:
 
 
 def create(call: Call) -> schemas.RegisteredSubscription:
-    """Create a subscription of an endpoint."""
+    """Create a subscription of an endpoint.
+
+    Raise RegistrationError if the fields are refused, or with `strict` for a warning. Raise Refused:
+
+    * 409: the id is taken.
+    * 422: a tenant is not granted, a scope field has too many entries, or a customer's key chooses an id.
+    * 429: the customer's quota of subscriptions is used up.
+    """
     crud.require_quota(call, "subscription", call.bounds.max_subscriptions_per_customer)
     document = dict(call.document)
     subscription_id = crud.id_for(call, "subscription", document.pop("id", None), prefix="sub")
@@ -79,7 +86,14 @@ def create(call: Call) -> schemas.RegisteredSubscription:
 
 
 def update(call: Call) -> schemas.RegisteredSubscription:
-    """Change the given fields of a subscription, and keep its other fields."""
+    """Change the given fields of a subscription, and keep its other fields.
+
+    Raise RegistrationError if the fields are refused, or with `strict` for a warning. Raise Refused:
+
+    * 404: there is no such subscription.
+    * 412: `If-Match` or `If-None-Match` does not hold.
+    * 422: a tenant is not granted, or a scope field has too many entries.
+    """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.subscription_document(before) | call.document

@@ -111,7 +111,8 @@ class TestEventSender:
     async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
         """Send a request without a body to a receiver, and return its response, or the error of the attempt.
 
-        Raise Refused as `send` does.
+        Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
+        MAX_AT_ONCE are in flight.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             try:
@@ -130,7 +131,7 @@ class TestEventSender:
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
         if self._in_flight >= MAX_AT_ONCE:
-            raise problems.unavailable("too many test events are in flight: try again")
+            raise problems.unavailable("too many test events are in flight, and nothing was sent: try again")
         pace.consume(now)
         self._in_flight += 1
         try:
@@ -152,7 +153,8 @@ async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> 
 def send(call: Call) -> PendingSend:
     """Build a test event for an endpoint, whatever its status, for the event loop to send.
 
-    Raise Refused with 409 if the endpoint cannot be used, or if its receiver has not permitted deliveries.
+    Raise Refused with 404 if there is no such endpoint, and with 409 if it cannot be used or its receiver has not permitted
+    deliveries. Raise RegistrationError if the catalogue's example of the type cannot be sent.
     """
     endpoint_id, wanted = call.path["endpoint_id"], call.body_as(TestEvent)
     crud.require_permitted(crud.existing_row(call, "endpoint", endpoint_id))
