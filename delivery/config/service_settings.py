@@ -61,9 +61,9 @@ class Api(Area):
     """libpq URL of the API's own login, which owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
     `database.url`, for development."""
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
-    """Most connections to Postgres, and most requests that are worked on at once."""
+    """Most connections of one process to Postgres, and most requests that it works on at once."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """Most requests in flight, long polls not included; further requests are answered with 503."""
+    """Most requests in flight in one process, waiting polls not included; further requests are answered with 503."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10
@@ -81,13 +81,15 @@ class Api(Area):
     for replays. Further dead letters are stored all the same. 0: no quota. The API and `fanout archive` must have the same
     quotas."""
     max_poll_s: Seconds = 30
-    """Longest wait of a poll that finds no dead letter. A request that asks for a longer wait gets this one."""
+    """Longest wait of a poll that finds no dead letter, and of a reader of the registry that waits for a later revision. A
+    request that asks for a longer wait gets this one."""
     max_polls: Annotated[int, Field(gt=0)] = 200
-    """Most polls that wait at once; further polls are answered with 503."""
+    """Most polls that wait at once in one process; further polls are answered with 503."""
     max_polls_per_customer: Annotated[int, Field(gt=0)] = 10
-    """Most polls of one customer that wait at once; further polls are answered with 429."""
+    """Most polls of one customer that wait at once in one process; further polls are answered with 429."""
     max_snapshot_polls: Annotated[int, Field(gt=0)] = 300
-    """Most readers of the registry (`GET /v1/snapshot`) that wait at once; further readers are answered with 503."""
+    """Most readers of the registry (`GET /v1/snapshot`) that wait at once in one process; further readers are answered with
+    503."""
     max_requests_per_s: PerSecond = 100
     """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly.
     Requests that publish events do not count here."""

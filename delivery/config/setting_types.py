@@ -61,7 +61,7 @@ def with_one_group(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
     except re.error as exc:
-        raise ValueError(f"is not a regular expression: {exc}") from None
+        raise ValueError(f"is not a regular expression: {exc}; correct it") from None
     if pattern and groups != 1:
         raise ValueError(f"has {groups} groups, and must have exactly one group: the tenant's id, as in events\\.([^.]+)\\..+")
     return pattern

@@ -91,8 +91,8 @@ class Source(Area):
     """The records at which a lane's first start begins: `earliest`, the first record of each topic, or `latest`, only records
     that come later. A topic that is found later is always read from its first record."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
-    """Most events in a micro-batch of the direct lane, and most records in a micro-batch of the retry lane. The number bounds
-    the memory, and the time until a change of the registry takes effect."""
+    """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up; most records in a
+    micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """Largest record, in bytes. A larger record goes to the topic of rejected records. A dead letter carries the event in
     base64, which adds a third, and must fit into Kafka's 1 MiB."""
@@ -126,7 +126,8 @@ class Snapshot(Area):
 
     source: Literal["broadcast", "lookup"] = "broadcast"
     """`broadcast`: the driver follows the registry, and each worker has all of it. `lookup`: the workers ask Postgres for the
-    rows that their events need. For this the workers get `database.url` and `keys.ring`."""
+    rows that their events need. For this the workers get `database.url` and `keys.ring`. The real-time lane needs
+    `broadcast`."""
     poll_interval_s: Seconds = 1
     """Broadcast: time between two requests for changes when no notification comes."""
     max_age_s: Seconds = 3600
@@ -142,8 +143,9 @@ class Delivery(Area):
     """Requests to endpoints, in all lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
-    """Total time of one attempt, from the DNS look-up to the last byte that is read of the response. When an
-    endpoint suddenly stops answering, the fast lanes send it nothing for twice this time, and the retry lane does."""
+    """Total time of one attempt in a fast lane (direct, batch or real-time), from the DNS look-up to the last byte that is read
+    of the response. In the retry lane the endpoint's `timeout_s` holds. When an endpoint suddenly stops answering, the fast
+    lanes send it nothing for twice this time. Its deliveries go to the retry lane."""
     lane_deadline_s: Seconds = 3
     """Queue timeout: the longest time that deliveries may wait for their own endpoint's answers, or for its `max_per_second`,
     once all other deliveries of the micro-batch are done. Then the waiting deliveries are postponed to the retry lane, and the
@@ -154,10 +156,10 @@ class Delivery(Area):
     deliveries whose attempts fail go to the retry lane. A micro-batch does not wait only to make a quick retry. With the value
     of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
-    """Most attempts at a delivery in a fast lane (direct, batch or real-time), within `lane_deadline_s`. When a micro-batch has
-    nothing else to do, it leaves further attempts to the retry lane."""
+    """Most attempts at a delivery in a fast lane (direct, batch or real-time). When a micro-batch has nothing else to do, it
+    leaves further attempts to the retry lane."""
     retry_wait_s: Seconds = 0.2
-    """Wait before the second attempt. The wait doubles with each further attempt, ±20 %."""
+    """Wait before the second attempt in a fast lane. The wait doubles with each further attempt, ±20 %."""
     max_retry_after_s: Seconds = 86_400
     """Longest `Retry-After` that is honoured. A longer one counts as this time. A delivery whose `Retry-After` ends after
     `lane_deadline_s` is postponed to the retry lane."""
@@ -166,9 +168,10 @@ class Delivery(Area):
     who look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A dead letter
     keeps 1 KiB of each response, whatever this setting."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
-    """Most requests in flight in one worker process. In addition, as many background attempts may be in flight."""
+    """Most requests in flight from a task of a fast lane; from a task of the real-time lane, twice as many. In addition, as
+    many background attempts of a worker process may be in flight, and as many requests of the retry lane."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
-    """Most requests in flight to one endpoint from one worker process."""
+    """Most requests in flight from one task to an endpoint without a `max_in_flight` of its own."""
     stop_within_s: Seconds = 20
     """Time for attempts in flight to end when the job stops. An attempt that is cut off is repeated by the next start, so set
     it to at least the longest `timeout_s` of an endpoint. The process manager must allow this time and one micro-batch."""
@@ -176,8 +179,9 @@ class Delivery(Area):
     """Most open connections of one worker process, idle ones included; beyond that the least recently used are closed.
     0: half of the files that the process may open (`ulimit -n`)."""
     max_connections_per_host: Annotated[int, Field(ge=0)] = 128
-    """Most connections to one host over all workers and all customers. Each worker has an equal share, by `spark.parallelism`
-    or by the executors' cores, and at least one. 0: no limits for hosts, and `max_per_second_per_host` has no effect."""
+    """Most connections to one host over all workers and all customers. Each worker has an equal share, by `spark.parallelism`,
+    by the executors' cores with scaling, or by the partitions in the real-time lane. The share is at least one. 0: no limits
+    for hosts, and `max_per_second_per_host` has no effect."""
     max_per_second_per_host: Annotated[float, Field(gt=0)] = 2000
     """Most requests a second to one host over all workers and all customers."""
     unlimited_hosts: tuple[str, ...] = ()
@@ -191,7 +195,7 @@ class Delivery(Area):
     """Ports that an endpoint's URL may name. Empty, for development: any port."""
     webhook_origin: Annotated[str, _DNS_NAME] = ""
     """The platform's DNS name as a sender, such as `fanout.example.com`. Receivers of endpoints with `validation` are asked to
-    permit deliveries from this name. Empty: no receiver can be asked, and nothing is sent to those endpoints."""
+    permit deliveries from this name. Empty: no receiver can be asked, and nothing is sent to endpoints without a permission."""
     result_partitions: Annotated[int, Field(gt=0)] = 6
     """Partitions of each topic of results (attempts, dead letters, rejected records, retries) that the job creates."""
     attempts_topic: str = "fanout.attempts"
@@ -200,9 +204,9 @@ class Delivery(Area):
     dead_letter_topic: str = "fanout.dead-letters"
     """Topic of dead letters: deliveries that were given up, with their attempt history."""
     rejected_topic: str = "fanout.rejected-events"
-    """Topic for the operator: records that are not events."""
+    """Topic for the operator: records that are no events of a known tenant, or are rejected for another reason."""
     retries_topic: str = "fanout.retries"
-    """Topic that the retry lane reads: deliveries that wait for their next attempt, and reports of the results. The topic's
+    """Topic that the retry lane reads: deliveries that wait for their next attempt, and reports of leases. The topic's
     retention must be longer than any standstill of the retry lane."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
@@ -267,8 +271,8 @@ class Realtime(Area):
     """The real-time lane, for the topics of `source.realtime_pattern` (docs/adr/0040)."""
 
     batch_s: Annotated[float, Field(ge=5)] = 300
-    """Length of a micro-batch of this lane. Delivery stops for some 0.3 s between two micro-batches. A new topic ends a
-    micro-batch early."""
+    """Length of a micro-batch of this lane. Delivery stops for some 0.3 s between two micro-batches. A new topic or partition
+    ends a micro-batch early."""
     behind_after_s: Seconds = 5
     """Age of waiting records from which the lane is behind. The lane then catches up in short micro-batches, and returns to
     real time by itself."""
@@ -335,8 +339,8 @@ class Logs(Area):
     format: Literal["text", "json"] = "text"
     """`text` for people, `json` for machines: one object a line."""
     attempt_sample: Annotated[float, Field(ge=0, le=1)] = 0
-    """Share of all attempts that the workers log, 0 to 1. In addition, failed attempts are logged, up to 10 a second and
-    worker."""
+    """Share of all attempts that the workers log at level INFO, 0 to 1. In addition, failed attempts are logged, up to 10 a
+    second and worker."""
 
 
 class Metrics(Area):
@@ -347,7 +351,7 @@ class Metrics(Area):
     host: str = "127.0.0.1"
     """Address to serve on; `0.0.0.0` in a container."""
     lag_interval_s: Seconds = 10
-    """Time between two requests to Kafka for the lag."""
+    """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300
     """The job is unhealthy when records wait and none was committed for this time. When the job stops, a micro-batch that runs
     for this time more is interrupted, and runs again at the next start. The time must be longer than any micro-batch."""

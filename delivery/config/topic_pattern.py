@@ -1,8 +1,8 @@
 """Check topic patterns against the syntax that Java's and Python's regular expressions share.
 
-Runs anywhere. Spark passes the pattern to Java; `fanout doctor`, `reconcile` and replays match topics in Python. So a pattern
-may contain only constructs that mean the same in both languages, for the characters of Kafka's topic names: letters, digits,
-`.`, `_`, `-` (docs/adr/0037).
+Runs anywhere. Spark passes the pattern to Java; the job, the commands, the archive and the API match topics in Python. So a
+pattern may contain only constructs that mean the same in both languages, for the characters of Kafka's topic names: letters,
+digits, `.`, `_`, `-` (docs/adr/0037).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def checked(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as exc:
-        raise ValueError(f"is not a regular expression: {exc}") from None
+        raise ValueError(f"is not a regular expression: {exc}; correct it") from None
     return pattern
 
 
