@@ -1,5 +1,5 @@
-"""Decide what follows from an attempt: its error class, whether and when a next attempt is made, and the headers to keep.
+"""Decide what follows from an attempt: its error class, the time of a next attempt, and what is kept of the response.
 
-In: the status and headers, or the error, of an attempt. Out: these decisions. Pure. Runs in the executors, and in the API for
-test events. Every process uses the names of error classes and reasons.
+In: the status, headers and body, or the error, of an attempt. Out: these decisions. Pure. Runs in the executors, and in the API
+for test events. Every process uses the names of error classes and reasons.
 """

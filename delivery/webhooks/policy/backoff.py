@@ -39,7 +39,8 @@ _MENDED_BY_PEOPLE = frozenset(
 JITTER = 0.2
 """Share by which each wait is randomised to both sides, so that deliveries that failed together do not return together."""
 LOCAL_WAIT_S = 5.0
-"""Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint."""
+"""Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint. Also the shortest
+wait for a newer registry."""
 MAX_BEHIND_S = 300.0
 """Seconds. Longest time between two attempts to deliver a retry entry that needs a newer registry than the worker has."""
 
@@ -57,6 +58,7 @@ class QuickRetry:
     first_wait_s: float = 0.2
     """Seconds before the second attempt. The wait doubles with each further attempt."""
     jitter: float = JITTER
+    """Share by which the wait is randomised to both sides."""
     max_wait_s: float = 3.0
     """Longest `Retry-After`, in seconds, for which the lane waits. It does not bound the wait that doubles."""
 
@@ -65,7 +67,7 @@ class QuickRetry:
     ) -> float | None:
         """Return the wait in seconds after the failed attempt `attempt_number` (from 1). None: no further attempt in this lane.
 
-        1. A failure that seldom passes within a second: None. A throttled request is repeated if it has a `retry_after_s`.
+        1. A failure that seldom passes within a second: None. A throttled request is repeated only with a `retry_after_s`.
         2. A `retry_after_s` beyond `max_wait_s` is not shortened: None.
         3. The attempt was the last of `max_attempts`: None.
         4. Otherwise the wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.
@@ -93,8 +95,8 @@ def next_attempt(
     `retries` is the number of waits of the endpoint's schedule that the delivery has used up.
 
     1. An endpoint without a schedule: the delivery is given up.
-    2. A fault of ours, or a 410, after which the endpoint will be disabled: LOCAL_WAIT_S. No wait is used up.
-    3. A first failure that people have to repair: the second wait of the schedule, if it has two.
+    2. A fault of ours: LOCAL_WAIT_S. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No wait is used up.
+    3. No wait is used up yet, and people have to repair the failure: the second wait of the schedule, if it has two.
     4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
     5. Each wait is randomised to both sides, and never ends before `retry_after_s`. If it ends after `expires_ms`, the delivery
        is given up now.

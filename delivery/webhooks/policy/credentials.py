@@ -70,7 +70,7 @@ MAX_WORDS = 32
 def places(lower: str) -> list[tuple[int, int]]:
     """Return the places of credentials in a text in lower case, each as start and end; they may overlap.
 
-    The whole text is one place if it has too many words to look at.
+    If words of _PATTERNS occur more than MAX_WORDS times, the whole text is one place.
     """
     found: list[tuple[int, int]] = []
     left = MAX_WORDS

@@ -12,7 +12,8 @@ UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 
 UNFORESEEN_DETAIL = "an unforeseen error in the platform; its traceback is in the worker's log"
-"""Detail of an attempt that an unforeseen error in our own code ended. The error's own text could contain a secret."""
+"""Detail of an attempt, or of a rejected record, that an unforeseen error in our own code ended. The error's own text could
+contain a secret."""
 
 
 def error_class_of(status: int) -> str | None:

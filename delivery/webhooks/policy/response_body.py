@@ -17,7 +17,7 @@ from delivery.model import KEPT_RESPONSE_BYTES
 from delivery.webhooks.policy import credentials
 
 MAX_BYTES = KEPT_RESPONSE_BYTES
-"""Most bytes of a body that are kept, as many as in a dead letter, and the default of `delivery.logged_response_bytes`."""
+"""Most bytes of a body that are kept, as many as in a dead letter. Default and maximum of `delivery.logged_response_bytes`."""
 MIN_SECRET_CHARS = 4
 """Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 REDACTED = "***"
@@ -27,7 +27,7 @@ _AHEAD_BYTES = 4 * _HEAD_CHARS
 """Bytes of the body that are searched behind those that are kept. So the end cuts no secret before its first 64 characters."""
 _CONTROLS = {*range(32), 127} - {*b"\t\n\r"}
 _CONTROL_TO_INVALID = bytes(0xFF if byte in _CONTROLS else byte for byte in range(256))
-"""Replaces ASCII control characters by a byte that is never UTF-8, so that decoding replaces them."""
+"""Replaces ASCII control characters, except tab, LF and CR, by a byte that is never UTF-8, so that decoding replaces them."""
 _C1 = re.compile(r"[\x80-\x9f]")
 """The other control characters of Unicode."""
 
@@ -35,9 +35,9 @@ _C1 = re.compile(r"[\x80-\x9f]")
 def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[str], max_bytes: int) -> str:
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
-    Empty: there is no body, or none is to be kept. `secrets` are secret texts that the request sent, which are replaced too,
-    also in the forms of JSON, URLs and HTML, and in upper or lower case. A body with a content encoding is not kept, because
-    requests ask for none.
+    Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, for which no request asks. `secrets` are
+    secret texts that the request sent. Those of MIN_SECRET_CHARS or more are replaced too, also in the forms of JSON, URLs and
+    HTML, and in upper or lower case.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""
@@ -61,7 +61,10 @@ def _is_encoded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of known secrets in a text in lower case, each as start and end."""
+    """Yield the places of `secrets` in a text in lower case, each as start and end.
+
+    Secrets shorter than MIN_SECRET_CHARS are left out.
+    """
     for secret in secrets:
         if len(secret) < MIN_SECRET_CHARS:
             continue

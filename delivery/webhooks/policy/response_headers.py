@@ -53,17 +53,20 @@ def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Atte
 
 
 def of(attempt: Attempt) -> dict[str, str]:
-    """Return the response headers that `attach` gave to an attempt. Empty for an attempt of an earlier lane or lease."""
+    """Return the headers that `attach` gave to an attempt. Empty: it has none, or is an attempt of an earlier lane or lease."""
     return dict(getattr(attempt, "headers", ()))
 
 
 def body_of(attempt: Attempt) -> str:
-    """Return the body that an attempt keeps (response_body.py). Empty: the attempt keeps none, or is of an earlier lane."""
+    """Return the body that `attach` gave to an attempt. Empty: it has none, or is an attempt of an earlier lane or lease."""
     return getattr(attempt, "body", "")
 
 
 def kept(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the kept headers of a response by name in lower case, in their order. Of a repeated header the first counts."""
+    """Return the kept headers of a response by name in lower case, in their order. Of a repeated header the first counts.
+
+    A value that looks like a credential becomes `***`.
+    """
     found: dict[str, str] = {}
     size = 0
     for raw_name, raw_value in headers:

@@ -17,7 +17,8 @@ attempt would come too early."""
 def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:
     """Return the seconds from `now` that a `Retry-After` header asks for, from 0 to `cap_s`. None: the value is unreadable.
 
-    RFC 9110, section 10.2.3: seconds, or a date in any of the three forms of section 5.6.7. A date in the past is no wait.
+    RFC 9110, section 10.2.3: seconds, or a date in any of the three forms of section 5.6.7. A date in the past, and a negative
+    number, are 0. `now` is in seconds since the epoch.
     """
     value = value.strip()
     if _NUMBER.fullmatch(value):

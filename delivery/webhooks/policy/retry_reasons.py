@@ -1,13 +1,14 @@
 """The reasons, other than error classes, for which a delivery is deferred to the retry lane or becomes a dead letter.
 
-A closed set: topics, metrics and the API have these words.
+A closed set: topics, metrics and the API have these words, and two more: `unforeseen` (`routing.intake`) and
+`rejected_by_endpoint` (`sending.batch_payload`).
 """
 
 from __future__ import annotations
 
 LANE_DEADLINE = "lane_deadline"
-"""The delivery waited for the queue timeout (`delivery.lane_deadline_s`), in which its endpoint accepted nothing or too little.
-"""
+"""The delivery waited for its own endpoint when the queue timeout (`delivery.lane_deadline_s`) ended, or would have waited
+after that."""
 UNDER_WAY = "under_way"
 """The endpoint has not responded yet, and the lane waits for nothing else. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""
@@ -17,7 +18,7 @@ response of the endpoint."""
 RATE_LIMITED = "rate_limited"
 """The endpoint's own limit of requests a second (`max_per_second`), or a limit of its host, delayed the delivery too long."""
 CIRCUIT_OPEN = "circuit_open"
-"""The endpoint was failing. Only the retry lane sends requests to the endpoint until it responds again."""
+"""The endpoint was failing: its circuit breaker in the worker was open, or the retry lane had it suppressed in all workers."""
 ENDPOINT_PAUSED = "endpoint_paused"
 """The endpoint is paused. The delivery waits until the endpoint is resumed."""
 ENDPOINT_DISABLED = "endpoint_disabled"
@@ -31,9 +32,10 @@ REDRIVEN = "redriven"
 REPLAYED = "replayed"
 """A replay asked for the delivery, whatever its outcome was."""
 REGISTRY_BEHIND = "registry_behind"
-"""The worker's registry is older than the registry by which the delivery was due, and may not have the endpoint yet."""
+"""The worker's registry is older than the registry by which the delivery was due, and lacks its endpoint, subscription or
+tenant."""
 NO_ROOM = "no_room"
-"""The retry lane gave the delivery up: its endpoint had as many waiting events as `retry.max_pending` allows."""
+"""The retry lane gave the delivery up: with it, more events than `retry.max_pending` would have waited for its endpoint."""
 EXPIRED = "expired"
 """The retry lane gave the delivery up: it had waited as long as its endpoint's `max_age_s` allows."""
 CONFIGURATION = "configuration"

@@ -1,7 +1,8 @@
-"""Write the log line `delivery.attempted` for a sample of the attempts.
+"""Write the log lines `delivery.attempted` and `batch.attempted` for a sample of the attempts.
 
-Runs in the executors. The attempts topic has every attempt; the log lines are for a person who examines one worker. Lines of
-failures have a bounded rate, so that a dead endpoint does not fill the disk. No line has a payload, response, secret or URL.
+Runs in the executors. The attempts topic has every attempt; the log lines are for a person who examines one worker. Failures
+outside the sample get lines too, at a bounded rate, so that a dead endpoint does not fill the disk. No line has a payload,
+response, secret or URL.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class AttemptLog:
         self._refilled_at = clock()
 
     def write(self, results: Results) -> None:
-        """Write one log line for each attempt in `results` that the sample or the rate of failures admits."""
+        """Write one log line for each attempt in `results` that is in the sample, or is a failure within FAILURES_PER_S.
+
+        The lines have level INFO. Nothing is written if the process logs warnings only.
+        """
         if not log.isEnabledFor(logging.INFO):
             return
         for outcome in results.outcomes:

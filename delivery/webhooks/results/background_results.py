@@ -69,8 +69,8 @@ class BackgroundResults:
         except Exception:
             log.exception(
                 "results of %d background attempts could not be written: the retry lane repeats these deliveries. Check that "
-                "Kafka answers, and that the job may write the result topics. After any other error send this traceback to the "
-                "maintainers of the platform", len(ended),
+                "Kafka answers, and that the job may write its result topics (delivery.attempts_topic, dead_letter_topic and "
+                "retries_topic). After any other error send this traceback to the maintainers of the platform", len(ended),
             )  # fmt: skip
         else:
             self._written.put(results)

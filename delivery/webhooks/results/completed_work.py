@@ -1,15 +1,16 @@
-"""Find the deliveries that an interrupted micro-batch has completed, by the records that it wrote to Kafka.
+"""Find the deliveries that an interrupted micro-batch has completed, by the records in the result topics.
 
 Runs on the driver and in the executors. The completed deliveries are the completed-work log. When the micro-batch runs again,
 it repeats every delivery that is not in this log. A repeat is allowed (at least once). Leaving out a delivery that has not
-ended is not allowed. So only a record that itself ends a delivery counts:
+ended is not allowed. So only a record that itself ends a delivery counts, whichever lane wrote it:
 
 1. Direct, batch and real-time lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does
    not count: its dead letter may never have reached Kafka.
 2. Retry lane: an accepted attempt, or the report of a lease. Entries do not count, because the retry lane has to deliver them.
-   Dead letters do not count, because a redrive may have come later, which only clocks could decide.
+   Dead letters do not count: a redrive after the dead letter makes the delivery due again, and only a comparison of clocks
+   could tell which of the two came later.
 
-Records of replays do not count: a replay was not due.
+Attempts, dead letters and entries of replays do not count: a replay was not due.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key
 class CompletedWorkLog(abc.ABC):
     """Collect the keys of the deliveries and leases that an interrupted micro-batch of one lane has completed.
 
-    `add` is called with each record that the micro-batch wrote to a result topic.
+    `add` is called with each record that came into a result topic since the micro-batch began, also from other lanes.
     """
 
     def __init__(self, max_completed: int = MAX_COMPLETED) -> None:
@@ -98,7 +99,7 @@ class CompletedWorkLog(abc.ABC):
         """Call `reader` with the value of a record, to add the work that the record completes.
 
         `readers` returned `reader` for the record's topic. Errors of `reader` are counted, and the first one is logged: a
-        topic may have millions of records of another version. At `max_completed` keys nothing is added.
+        topic may have millions of records of another version. Once there are `max_completed` keys, nothing is added or counted.
         """
         if len(self.completed) >= self._max_completed:
             return
@@ -108,10 +109,10 @@ class CompletedWorkLog(abc.ABC):
             self.unreadable += 1
             if self.unreadable == 1:
                 log.exception(
-                    "a record of a result topic could not be read after a micro-batch was interrupted, and others may follow "
-                    "without a log line: their deliveries may be sent again, with the same webhook-id. After a change of the "
-                    "version there is nothing to do. Otherwise another program writes to this topic: find it, or send this "
-                    "traceback to the maintainers of the platform"
+                    "a record of a result topic could not be read after a micro-batch was interrupted: its deliveries may be "
+                    "sent again, with the same webhook-id. A later line names the topics, and counts all such records. After a "
+                    "change of the version there is nothing to do. Otherwise another program may write to the topic: find it, "
+                    "or send this traceback to the maintainers of the platform"
                 )
 
     def _accepted(self, value: bytes) -> None:
@@ -150,7 +151,7 @@ class FastLaneLog(CompletedWorkLog):
 
 
 class RetryLaneLog(CompletedWorkLog):
-    """The completed work of the retry lane: reported leases, and accepted attempts of other leases."""
+    """The completed work of the retry lane: reported leases, and accepted attempts of all lanes."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
         """Return the readers of reports and accepted attempts, each by its topic."""

@@ -29,13 +29,13 @@ class Counters:
     """Counts of the results of one task, or of several tasks. `a + b` has the counts of both."""
 
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Deliveries, by outcome and reason."""
+    """Deliveries, by outcome and reason. NONE in place of a reason: delivered."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Rejected records, by reason."""
     batches: Counter[str] = field(default_factory=Counter)
     """Batches that were sent, by LeaveReason."""
     attempts: Counter[str] = field(default_factory=Counter)
-    """Attempts, by error class."""
+    """Attempts, by error class. NONE in place of an error class: accepted."""
     retries: int = 0
     """Attempts that were not the first of their delivery."""
     latencies: Counter[float] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Counters:
     reach: outage.Reachability = outage.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     cpu_s: float = 0.0
-    """CPU seconds that the worker processes have used."""
+    """CPU seconds that the worker processes used for this task or these tasks."""
     waited_for_hosts: int = 0
     """Requests that waited for the limits of their host (`delivery.webhooks.scheduling.host_limits`)."""
     clock_ahead_s: float = 0.0

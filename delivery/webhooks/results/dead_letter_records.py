@@ -1,7 +1,8 @@
 """The records of the dead-letter topic. Only this module writes and reads their bytes.
 
-docs/delivery-contract.md describes a dead letter for customers. No field holds a secret: request headers are left out, and a
-URL is cut to its origin, since paths and queries carry tokens. The rules for fields are those of `log_records`.
+docs/delivery-contract.md describes a dead letter for customers. The platform writes no secret: request headers are left out,
+and a URL is cut to its origin, since paths and queries carry tokens. A response is kept as the receiver sent it. A field with a
+default is always written; a field that may be UNSET is left out when it has no value. Readers ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from delivery.webhooks.results.log_entries import Due
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """A header of the event's record."""
+    """A header of a Kafka record."""
 
     name: str
     """The header's name."""
@@ -44,7 +45,7 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
-    """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
+    """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response: str = ""
     """Beginning of the response's body, 1 KiB at most, as text. Bytes that are not UTF-8 are replaced."""
     response_headers: dict[str, str] | UnsetType = UNSET
@@ -52,7 +53,7 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     earlier lanes and leases: the attempts topic has theirs. Since 2026-11-25."""
 
     def attempted(self) -> Attempt:
-        """Return the attempt as a value of the domain (`delivery.model`)."""
+        """Return the attempt as a `delivery.model.Attempt`, without its response headers."""
         return Attempt(
             number=self.attempt,
             started_at_ms=self.started_at_ms,
@@ -112,7 +113,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
-    """The last attempts, eleven at most, the oldest first."""
+    """The last attempts, the oldest first: at most eleven, or `delivery.max_attempts` if that is more."""
     attributes: dict[str, Attribute] | UnsetType = UNSET
     """The event's CloudEvents attributes that have no field here. Left out where there are none. Since 2026-11-24."""
     batch_webhook_id: str | UnsetType | None = UNSET
@@ -145,7 +146,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return Opaque(self.payload_form, self.datacontenttype or "") if self.payload_form else None
 
     def payload(self) -> bytes:
-        """Return the bytes of the payload, as its producer wrote them."""
+        """Return the bytes of the payload: JSON, or the opaque payload as its producer wrote it; `null` for no payload."""
         return opaque.as_bytes(base64.b64decode(self.payload_base64, validate=True), self.payload_kind)
 
     def event(self) -> Event:
@@ -168,7 +169,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def history(self) -> tuple[Attempt, ...]:
-        """Return the attempts in the dead letter as values of the domain, the oldest first."""
+        """Return the attempts in the dead letter as values of `delivery.model`, the oldest first."""
         return tuple(attempt.attempted() for attempt in self.attempts)
 
 
@@ -183,14 +184,18 @@ def encode(letter: DeadLetter) -> bytes:
 
 
 def decode(written: bytes) -> DeadLetter:
-    """Return the dead letter in a record of the topic; raise msgspec.MsgspecError if the bytes are no dead letter."""
+    """Return the dead letter in a record of the topic.
+
+    Raise a ValueError if the bytes are no dead letter: msgspec.MsgspecError, or UnicodeDecodeError if they are no UTF-8.
+    """
     return _letters.decode(written)
 
 
 def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
     """Return the dead letter in a record, and its JSON document with every field, also fields of newer versions.
 
-    The record is parsed once. Raise msgspec.MsgspecError if the bytes are no dead letter.
+    The record is parsed once. Raise a ValueError if the bytes are no dead letter: msgspec.MsgspecError, or UnicodeDecodeError
+    if they are no UTF-8.
     """
     document = _documents.decode(written)
     return msgspec.convert(document, DeadLetter), document

@@ -29,9 +29,9 @@ def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
 
 
 def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
-    """Yield a dead letter for each event of a batch that the endpoint did not accept.
+    """Yield the dead letters of a batch: of all events if the batch was given up, of the rejected events if it was accepted.
 
-    The dead letter has the `webhook-id` that the event has when it is sent alone. A batch that was skipped or postponed has no
+    A dead letter has the `webhook-id` that its event has when it is sent alone. A batch that was skipped or postponed has no
     dead letters.
     """
     outcome, delivery = batch.outcome, batch.outcome.delivery

@@ -28,7 +28,7 @@ class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     """Fields of every entry about a single delivery."""
 
     webhook_id: str
-    """The `webhook-id` of the request."""
+    """The `webhook-id` of each request for the delivery."""
     event_id: str
     """The event's id, as its producer gave it."""
     event_type: str
@@ -83,7 +83,7 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
-    """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
+    """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
     """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
@@ -173,7 +173,7 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     retry_after_s: float | None = None
-    """Wait that the response asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
+    """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
     """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET

@@ -7,8 +7,8 @@ A record is JSON. Its `kind` names its type: a LogRecord with the entries of one
 2. A field with a default is always written. A record of an older version, without the field, means the default.
 3. A field that may be UNSET is left out when it has no value.
 
-A record has its fields in the order of this module. A new field comes at the end. A reader ignores fields, records and entries
-of kinds that it does not know.
+A record has its fields in the order of this module. `entries` stays the last field of a LogRecord, because `encode_log` appends
+to it. A reader ignores unknown fields, and records and entries of unknown kinds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
     mode: str = DeliveryMode.DIRECT.value
     """Delivery mode of the endpoint, `direct` or `batch`. Receipts of this mode count these deliveries. Since 2026-11-21."""
     entries: list[Entry]
-    """One entry for each attempt; one entry for a delivery or a batch without an attempt."""
+    """One entry for each attempt; one entry for a delivery or a batch without an attempt; or one entry for each redriven dead
+    letter."""
 
 
 class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="receipt"):
@@ -103,7 +104,7 @@ def encode(record: AttemptsRecord) -> bytes:
 def decode(written: bytes) -> AttemptsRecord | None:
     """Return a record of the attempts topic, without entries of unknown kinds. None: the record is of an unknown kind.
 
-    Raise msgspec.MsgspecError if the job cannot have written the record.
+    Raise a ValueError if the job cannot have written the record: msgspec.MsgspecError, or UnicodeDecodeError if it is no UTF-8.
     """
     try:
         return _records.decode(written)
@@ -112,7 +113,10 @@ def decode(written: bytes) -> AttemptsRecord | None:
 
 
 def _decode_known_kinds(written: bytes) -> LogRecord | None:
-    """Return a record of another version, like `decode`. Raise the error again if the record is invalid for another reason."""
+    """Return a LogRecord without its entries of unknown kinds. None: the record is of an unknown kind.
+
+    Raise the error of `decode` again if the record is invalid for another reason.
+    """
     kind = _kinds.decode(written).kind
     if kind == OffsetReceipt.__struct_config__.tag:
         _records.decode(written)

@@ -1,6 +1,6 @@
 """The records of the topic for rejected records. Only this module writes and reads their bytes.
 
-The topic is the operator's. The rules for fields are those of `log_records`.
+The topic is the operator's. Each field is in the records of every version. Readers ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from delivery.webhooks.results.dead_letter_records import Header
 
 
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record that is not an event of an active tenant, or an unreadable entry of the retry lane.
+    """A record that a lane delivers to nobody, or an event of the retry lane that cannot be read.
 
-    The key of the RejectedRecord is the name of the rejected record's topic.
+    The record's key is the value of `topic`. An event of the retry lane has topic `(retry lane)`, partition -1 and offset -1.
     """
 
     reason: str
@@ -27,7 +27,7 @@ class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     offset: int
     """Offset of the record."""
     appended_at_ms: int
-    """When Kafka appended the record."""
+    """When Kafka appended the record, or when the event came into the retry lane."""
     headers: list[Header]
     """Headers of the record, as many as fit into 64 KiB; all if no other copy of the record exists."""
     value_bytes: int | None
@@ -46,5 +46,8 @@ def encode(record: RejectedRecord) -> bytes:
 
 
 def decode(written: bytes) -> RejectedRecord:
-    """Return a record of the topic; raise msgspec.MsgspecError if the job cannot have written it."""
+    """Return a record of the topic.
+
+    Raise a ValueError if the job cannot have written it: msgspec.MsgspecError, or UnicodeDecodeError if it is no UTF-8.
+    """
     return _records.decode(written)

@@ -1,7 +1,8 @@
 """Turn results into Kafka records for the attempts, dead-letter, retries and rejected topics.
 
 Runs in the executors. A Row is one such record. docs/delivery-contract.md describes the dead letter for customers. No row has a
-secret: request headers are left out, and a URL is cut to its origin, since paths and queries carry tokens.
+secret of the platform's own: request headers are left out, and a URL is cut to its origin, since paths and queries carry
+tokens.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from delivery.webhooks.scheduling import background_attempts
 from delivery.webhooks.state import chunking
 
 MAX_REJECTED_BYTES = 64 * 1024
-"""Most bytes of a rejected record's headers, and most bytes of its value. A larger record is cut; its source topic has it
-whole."""
+"""Most bytes of a rejected record's headers, and most bytes of its value. A larger record is cut, because its source topic has
+it whole. A record without another copy is not cut."""
 
 MAX_ROW_BYTES = 256 * 1024
-"""Most bytes of log entries in one record. Far below Kafka's 1 MiB, and enough to share the fixed costs of a record."""
+"""Most bytes of log entries in one record; a larger entry has a record of its own. Far below Kafka's 1 MiB, and enough to share
+the fixed costs of a record."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
 """Most bytes of retry entries in one record. A larger entry has a record of its own."""
@@ -120,7 +122,8 @@ def deferral_rows(
 def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
     """Yield the Kafka records that report completed background attempts to the shards of the retry lane.
 
-    The caller writes them after the records with the results of these attempts.
+    A record also says if the endpoint accepted one of these requests. The caller writes the records after the records with the
+    results of these attempts.
     """
     names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
     accepting = {outcome.delivery.endpoint.endpoint_id for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
@@ -135,10 +138,11 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
 
 
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
-    """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which failed.
+    """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which failed without a retry.
 
-    For results of the direct, batch and real-time lane. A failure at an endpoint without a retry schedule leaves no retry
-    entry, so such a record reports the failure. The caller writes these records after those of `deferral_rows`.
+    For results of the direct, batch and real-time lane. A delivery that is given up after a failed attempt leaves no retry
+    entry, so such a record reports the failure. For an endpoint in `results.accepting` only the acceptance is reported. The
+    caller writes these records after those of `deferral_rows`.
     """
     accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
