@@ -43,14 +43,14 @@ class PlacedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneAccount:
-    """Outcomes of the due pairs of one lane."""
+    """Outcomes of the due pairs of one lane. Outcomes of pairs that were not due are in `Account.unexpected`."""
 
     due: int
     delivered: int
     redriven: int
     """Delivered pairs that were dead letters before."""
     dead_lettered: int
-    """Pairs that stayed dead letters."""
+    """Pairs that were given up, and not delivered after a redrive."""
     skipped: dict[str, int]
     """Skip reason → number of pairs."""
     pending: int
@@ -86,6 +86,7 @@ class OverHttp:
     polled: int
     """Deliveries whose dead letter was polled over HTTP, with the payload byte for byte as published."""
     acknowledged: int
+    """Deliveries whose dead letter was acknowledged over HTTP."""
     redriven: int
     """Deliveries that were redriven, as the attempts topic says."""
     delivered: int
@@ -93,7 +94,7 @@ class OverHttp:
 
     @property
     def holds(self) -> bool:
-        """Return True if exactly the dead letters were polled, acknowledged, redriven and delivered."""
+        """Return True if as many were polled, acknowledged, redriven and delivered as there are dead letters."""
         return {self.polled, self.acknowledged, self.redriven, self.delivered} == {self.dead_letters}
 
 
@@ -108,12 +109,13 @@ class Account:
     lanes: dict[str, LaneAccount]
     """Lane name → account of its pairs."""
     batches: dict[str, int]
-    """Number of sent batches, by the reason for which they were closed."""
+    """Number of sent batches, by the reason for which they were sent (a LeaveReason)."""
     over_http: OverHttp
     unverified: int
     """Requests whose signature did not verify."""
     unexpected: tuple[Pair, ...]
-    """Pairs with an outcome that were not due, or not due with this outcome."""
+    """Pairs with an outcome that were not due, or not due with this outcome. An accepted request of no due pair has `?` as its
+    event id, and its Token in place of the subscription."""
     findings: tuple[str, ...]
     """Findings of `fanout reconcile`, which knows neither the oracle nor the receivers."""
     wall_s: float
@@ -121,7 +123,7 @@ class Account:
 
     @property
     def holds(self) -> bool:
-        """Return True if nothing is lost or unverified, nothing that was not due was delivered, and all accounts agree."""
+        """Return True if nothing is lost, pending, unverified or unexpected, and all accounts agree."""
         is_open = any(lane.lost or lane.pending for lane in self.lanes.values())
         return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
@@ -167,8 +169,9 @@ def account(
 ) -> Account:
     """Return the account of all due pairs.
 
-    A pair counts as delivered if a receiver accepted a request with it and a verified signature. Records of the job do not
-    count for that. `given_up` are the deliveries that were dead letters of the failing customer before it polled.
+    A pair counts as delivered if a receiver accepted a request with it. Records of the job do not count for that. A signature
+    that did not verify only raises `Account.unverified`. `given_up` are the deliveries that were dead letters of the failing
+    customer before it polled.
     """
     requests = list(received)
     accepted = collections.Counter(token for request in requests for token in _accepted(request))
@@ -293,7 +296,7 @@ def webhook_id(source: str, event_id: str, subscription_id: str) -> str:
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p90 and p99 of the values, rounded to one decimal."""
+    """Return p50, p90 and p99 of the values, rounded to one decimal; 0 without values."""
     if len(values) < 2:
         return dict.fromkeys(("p50", "p90", "p99"), round(sum(values), 1))
     cuts = statistics.quantiles(values, n=100, method="inclusive")

@@ -13,7 +13,10 @@ from fanout.demo import scenario
 
 
 def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) -> Iterator[Mapping[str, Any]]:
-    """Yield every subscription to which an event is due in a lane: `direct` or `batch`, the mode of the endpoint."""
+    """Yield every subscription of `document` to which an event is due in a lane: `direct` or `batch`, the endpoint's mode.
+
+    A paused subscription is yielded as well: `skip_reason` says that its delivery is skipped.
+    """
     modes = {row["id"]: row.get("mode", "direct") for row in document["endpoints"]}
     for subscription in document["subscriptions"]:
         if modes[subscription["endpoint"]] == lane and is_due(event, subscription):

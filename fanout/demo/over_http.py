@@ -11,6 +11,7 @@ import http.client
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -23,6 +24,8 @@ from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.postgres import connect
 
+ROOT = Path(".fanout/demo")
+"""Folder of the demo's data and logs. Each run empties it first."""
 CONSUMER = "support"
 """The name of the customer's consumer of dead letters."""
 LETTERS, LEASE_S, WAIT_S = 100, 60, 2
@@ -31,7 +34,7 @@ short, so that the demo can be stopped."""
 REQUEST_TIMEOUT_S = 30
 """Seconds to wait for an answer of the API."""
 MAX_TRIES = 10
-"""Maximum tries of one request while the API is busy."""
+"""Maximum number of times that one request is sent while the API is busy."""
 BUSY = (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE)
 """Statuses of a busy API."""
 
@@ -44,9 +47,11 @@ class Polled:
     """Deliveries whose dead letters were polled, each once: a poll may return a dead letter twice."""
 
     seen: set[Due] = field(default_factory=set)
+    """Deliveries of which any dead letter was polled."""
     intact: set[Due] = field(default_factory=set)
     """Deliveries whose payload is byte for byte as published."""
     acknowledged: set[Due] = field(default_factory=set)
+    """Deliveries whose dead letter the API has named in its answer to an ack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class Client:
     key: Secret
 
     def is_ready(self) -> bool:
-        """Return True if the API is ready to take requests."""
+        """Return True if the API answers that it is ready; False if it answers anything else, or does not answer."""
         with contextlib.suppress(errors.LocalStackError):
             return self._ask("GET", "/readyz").status == http.client.OK
         return False
@@ -74,8 +79,8 @@ class Client:
             time.sleep(float(answer.headers.get("retry-after", "1")))
         if answer.status // 100 != 2:  # 2xx
             raise errors.LocalStackError(
-                f"the demo failed: the API answers {answer.status} to {path}: {answer.body.decode(errors='replace')}. See "
-                "its log, serve.log"
+                f"the demo failed, and its processes are stopped: the API answered {answer.status} to {path}: "
+                f"{answer.body.decode(errors='replace')}. See the API's log, {_log('serve')}"
             )
         page: dict[str, Any] = orjson.loads(answer.body)
         return page
@@ -89,7 +94,10 @@ class Client:
                 answer = connection.getresponse()
                 return _Answer(answer.status, answer.headers, answer.read())
         except (OSError, http.client.HTTPException) as exc:
-            raise errors.LocalStackError(f"the demo failed: the API does not answer ({exc}). See its log, serve.log") from exc
+            raise errors.LocalStackError(
+                f"the demo failed, and its processes are stopped: the API did not answer a request to {path} ({exc}). See the "
+                f"API's log, {_log('serve')}"
+            ) from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,8 @@ def poll(
 ) -> Polled:
     """Create a consumer, then poll and acknowledge until all `wanted` dead letters have come and a poll is empty.
 
-    Calls `before_poll` before each poll. Raises LocalStackError if no dead letter comes for `timeout_s`.
+    Call `before_poll` before each poll. Raise LocalStackError if the polls return no dead letter for `timeout_s`, or if the API
+    refuses a request or does not answer.
     """
     admin.post("/v1/dead-letter-consumers", {"name": CONSUMER})
     polled, last = Polled(), time.monotonic()
@@ -128,12 +137,16 @@ def poll(
             return polled
         elif time.monotonic() - last > timeout_s:
             raise errors.LocalStackError(
-                f"the demo failed: no dead letter was archived for {timeout_s} s. See archive.log and job.log"
+                f"the demo failed, and its processes are stopped: the polls returned no dead letter for {timeout_s} s, and "
+                f"{len(wanted - polled.seen)} of {len(wanted)} have not come. See the logs {_log('archive')} and {_log('job')}"
             )
 
 
 def redrive(admin: Client) -> None:
-    """Request a redrive of all dead letters of the customer."""
+    """Request a redrive of all dead letters of the customer, page by page.
+
+    Raise LocalStackError if the API refuses a request or does not answer.
+    """
     query: dict[str, Any] = {"everything": True}
     while (page := admin.post("/v1/dead-letters/redrive", query))["has_more"]:
         query = query | {"cursor": page["next_cursor"]}
@@ -148,6 +161,10 @@ def _acknowledge(polled: Polled, poller: Client, items: list[dict[str, Any]], pu
     receipts = {"receipts": [item["receipt"] for item in items]}
     done = poller.post(f"/v1/dead-letter-consumers/{CONSUMER}/ack", receipts)["letters"]
     polled.acknowledged.update(by_id[letter_id] for letter_id in done)
+
+
+def _log(name: str) -> Path:
+    return (ROOT / f"{name}.log").absolute()
 
 
 def _due(record: dict[str, Any]) -> Due:

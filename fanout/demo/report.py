@@ -13,7 +13,10 @@ from fanout.terminal import commands
 
 
 def show(console: rich.console.Console, result: expected_account.Account) -> None:
-    """Print the account as a table, then the polled dead letters, the batches, the latencies and a verdict."""
+    """Print the account as a table, then the polled dead letters, batches and latencies.
+
+    Then print the first ten lost or unexpected pairs, the first ten findings of `fanout reconcile`, and a verdict.
+    """
     table = rich.table.Table(title="Every due (event, subscription), reconciled", title_justify="left")
     table.add_column("")
     for name in (*result.lanes, "together"):

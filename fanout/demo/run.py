@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import rich.console
@@ -34,8 +33,7 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 
-ROOT = Path(".fanout/demo")
-"""Folder of the demo's data and logs. Each run empties it first."""
+ROOT = over_http.ROOT
 EVENTS_PER_S = 500
 """Events that the demo publishes in one second."""
 CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
@@ -45,11 +43,11 @@ OVERRIDES = {
     "retry.probe_interval_s": "1",
     "retry.max_probe_interval_s": "4",
 }
-"""Settings of the job. Probes of failing endpoints are frequent, because the demo takes less than a minute."""
+"""Settings of the job. Failing endpoints are probed often, because the demo takes about a minute."""
 START_TIMEOUT_S = 120
-"""Seconds after which the demo fails if the job writes no record, while the job and the API start."""
+"""Seconds without a new record in the topics of the ledger after which the demo fails, while the job and the API start."""
 QUIET_TIMEOUT_S = 60
-"""Seconds after which the demo fails if the job writes no record."""
+"""Seconds without a new record in the topics of the ledger, or without a polled dead letter, after which the demo fails."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 
@@ -119,16 +117,18 @@ class _Scene:
 
     def require_running(self, platform: Processes) -> None:
         if self.stop.is_set():
-            raise Interrupted("the demo was stopped; none of its processes is left")
+            raise Interrupted(f"the demo was stopped. Its processes are stopped, and its logs are in {ROOT.absolute()}")
         for name, started in platform.items():
             if started.poll() is not None:
-                raise errors.LocalStackError(
-                    f"the demo failed: fanout {name} ended with code {started.returncode}; see its log in {ROOT}"
-                )
+                raise errors.LocalStackError(_ended(name, started))
 
 
 def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> expected_account.Account:
-    """Run the demo and return the account of every due delivery."""
+    """Run the demo and return the account of every due delivery.
+
+    Raise Interrupted if `stop` is set while the demo waits for the job. Raise LocalStackError if a process fails, or makes no
+    progress.
+    """
     began = time.monotonic()
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
@@ -177,7 +177,10 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
 
 @contextlib.contextmanager
 def _running(port: int) -> Iterator[Processes]:
-    """Run the platform, and stop it in order, the job last. Raise LocalStackError if a process fails."""
+    """Run the platform, and stop it in order, the job last.
+
+    Raise LocalStackError if a process ended with another code than 0.
+    """
     with contextlib.ExitStack() as contexts:
         platform = {
             "run": contexts.enter_context(local_job.running(ROOT, OVERRIDES)),
@@ -187,9 +190,13 @@ def _running(port: int) -> Iterator[Processes]:
         yield platform
     for name, started in platform.items():
         if started.returncode:
-            raise errors.LocalStackError(
-                f"the demo failed: fanout {name} ended with code {started.returncode}; see its log in {ROOT}"
-            )
+            raise errors.LocalStackError(_ended(name, started))
+
+
+def _ended(name: str, started: subprocess.Popen[bytes]) -> str:
+    log = (ROOT / (local_job.LOG if name == "run" else f"{name}.log")).absolute()
+    code = started.returncode
+    return f"the demo failed, and its processes are stopped: fanout {name} ended with code {code}. See its log, {log}"
 
 
 def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, repairs: scenario.Repairs) -> _Scene:
@@ -238,7 +245,7 @@ def _play(
             return {lane for lane, _ in recorded.receipts} == set(expected_account.LANES) and api.is_ready()
 
         scene.publish((), *scenario.bad_records())
-        _await(has_begun, advance, START_TIMEOUT_S, "the job handles nothing, or the API does not answer,")
+        _await(has_begun, advance, START_TIMEOUT_S, "the job has not begun in all lanes, or the API is not ready")
         console.print("[bold]4[/] publishing, while the receivers verify every signature")
         change_at, resume_at = int(events * CHANGE_AFTER), int(events * RESUME_AFTER)
         step = EVENTS_PER_S // 10
@@ -254,7 +261,7 @@ def _play(
             scene.publish(events_[first : first + step])
             progress.update(published, completed=min(first + step, events))
             advance(max(0.0, due_at - time.monotonic()))
-        _await(scene.has_everything_ended, advance, QUIET_TIMEOUT_S, "the job makes no progress")
+        _await(scene.has_everything_ended, advance, QUIET_TIMEOUT_S, "deliveries have not ended")
 
 
 def _poll_and_redrive(
@@ -262,7 +269,7 @@ def _poll_and_redrive(
 ) -> tuple[set[Due], over_http.Polled]:
     """Poll the dead letters of the failing customer, repair its endpoints, redrive, and wait for the deliveries.
 
-    Return the deliveries that were dead letters before the poll, by the records of the job, and those that the poll received.
+    Return the deliveries that were dead letters before the poll, by the records of the job, and what the polls returned.
     """
     given_up = scene.given_up(scenario.FAILING_CUSTOMER)
     published = {(placed.event.message.topic, placed.partition, placed.offset): placed.event.payload for placed in scene.placed}
@@ -283,7 +290,7 @@ def _poll_and_redrive(
     def has_been_delivered_again() -> bool:
         return given_up <= scene.reader.ledger.redriven.keys() and scene.has_everything_ended()
 
-    _await(has_been_delivered_again, advance, QUIET_TIMEOUT_S, "the redrive makes no progress")
+    _await(has_been_delivered_again, advance, QUIET_TIMEOUT_S, "redriven deliveries have not ended")
     return given_up, polled
 
 
@@ -294,7 +301,10 @@ def _await(is_done: Callable[[], bool], advance: Callable[[float], int], timeout
         if advance(0.2):
             last = time.monotonic()
         if time.monotonic() - last > timeout_s:
-            raise errors.LocalStackError(f"{problem} for {timeout_s} s; see the logs in {ROOT}")
+            raise errors.LocalStackError(
+                f"the demo failed, and its processes are stopped: {problem}, and the topics of attempts, dead letters and "
+                f"rejected records got no record for {timeout_s} s. See the logs in {ROOT.absolute()}"
+            )
 
 
 def _counts(document: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Generate the registry and the events of the demo from a seed, so that every run with the same seed is the same.
+"""Generate the registry and the events of the demo from a seed. Runs with the same seed differ only in times and ports.
 
 Runs in `fanout` commands.
 """
@@ -39,6 +39,7 @@ HANGING_ENDPOINT = "endpoint-8"
 RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
 """Endpoints that answer 503 until the registry changes."""
 DISABLED_ENDPOINT = "endpoint-13"
+"""Endpoint that is disabled from begin to end."""
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
 """Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
@@ -46,7 +47,7 @@ RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
 REJECTING_ENDPOINT = "batches-rejecting"
 """Endpoint that accepts every batch, and rejects some of its events."""
 PAUSED_ENDPOINTS = ("endpoint-11", "batches-paused")
-"""Endpoints that are paused between the two changes of the registry."""
+"""Endpoints that the first change of the registry pauses, and the second resumes."""
 SUSPENDED_TENANT = "tenant-200"
 """Tenant whose events the job rejects."""
 
@@ -73,12 +74,15 @@ class PublishedEvent:
     time: str
     content: dict[str, Any]
     payload: bytes
-    """Published content; of a structured CloudEvent, its `data`."""
+    """JSON of `content`: the record's value, or the `data` of a CloudEvent in structured mode."""
     message: publishing.Message
 
 
 def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
-    """Return a manifest with every kind of scope, filter, authentication and status."""
+    """Return the manifest with which the demo begins: its tenants, customers, endpoints and subscriptions.
+
+    `receiver_url` is the base of all endpoints' URLs. The scopes and the secrets come from `rng`.
+    """
     tenants = [
         {"id": f"tenant-{n}", **({"sub_tenants": [100, 200, 300]} if n % 10 == 2 else {})} for n in range(1, TENANTS + 1)
     ]
@@ -116,7 +120,7 @@ def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
 
 
 def answer(path: str, repairs: Repairs) -> int | None:
-    """Return the status with which the receiver at `path` answers a request; None: it never answers."""
+    """Return the status with which the endpoint at `path` answers a request now; None: it never answers."""
     name = path.rsplit("/", 1)[1]
     if name in FAILING_ENDPOINTS and not repairs.failing:
         return 500
@@ -126,7 +130,11 @@ def answer(path: str, repairs: Repairs) -> int | None:
 
 
 def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
-    """Return the manifest of the first change of the registry, which the demo makes while the job runs."""
+    """Return a copy of a manifest with the demo's first change: six endpoints and five subscriptions differ.
+
+    Two endpoints get another URL, two are paused, and two get a new signing secret. One subscription is resumed, one gets
+    another filter, two are deleted, and one is added.
+    """
     endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}
     endpoints["endpoint-10"]["url"] = f"{receiver_url}/moved/endpoint-10"
@@ -147,13 +155,13 @@ def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
 
 
 def resumed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of the second change of the registry, which resumes the paused endpoints."""
+    """Return a copy of a manifest with the demo's second change: PAUSED_ENDPOINTS are active."""
     endpoints = [row | ({"status": "active"} if row["id"] in PAUSED_ENDPOINTS else {}) for row in document["endpoints"]]
     return document | {"endpoints": endpoints}
 
 
 def rejects(path: str, event: receiver.BatchEvent) -> bool:
-    """Return True if the receiver at `path` rejects an event of a batch. REJECTING_ENDPOINT rejects about every tenth event."""
+    """Return True if the endpoint at `path` rejects an event of a batch. REJECTING_ENDPOINT rejects about every tenth event."""
     return path.endswith(f"/{REJECTING_ENDPOINT}") and event.event_id.endswith("7")
 
 
@@ -179,7 +187,7 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
 
 
 def bad_records() -> list[publishing.Message]:
-    """Return records that are no events of an active tenant. The job must reject each of them, and delay no event for them."""
+    """Return records that are no events of an active tenant. The job must reject each of them, and delay no event for that."""
     topic = TOPIC_PREFIX + EVENT_TYPES[0]
     values = [
         b"not JSON",

@@ -22,7 +22,7 @@ OF_THE_CHART = frozenset(
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver
     )
 )
-"""Settings that the chart sets itself. The chart's value `config` does not accept them."""
+"""Settings that the chart sets itself, or takes from Secrets. The chart's value `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
 """Settings that pass options to Spark and librdkafka. The schema does not check their keys."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
@@ -32,7 +32,7 @@ BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!--
 
 
 def schema(chart: Path) -> str:
-    """Return values.schema.json with the present settings in `config`."""
+    """Return the text of values.schema.json in the folder `chart`, with the present settings in `config`."""
     document = json.loads((chart / "values.schema.json").read_text())
     document["properties"]["config"] = {"type": "object", "additionalProperties": False, "properties": _areas()}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -64,7 +64,7 @@ class Value(NamedTuple):
 
 
 def readme(chart: Path) -> str:
-    """Return README.md with the present values in its table."""
+    """Return the text of README.md in the folder `chart`, with the present values in its table."""
     head, _, rest = (chart / "README.md").read_text().partition(BEGIN)
     rows = [f"| `{value.path}` | {value.default} | {value.meaning} |" for value in values((chart / "values.yaml").read_text())]
     table = "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])

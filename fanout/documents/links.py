@@ -39,7 +39,7 @@ def broken(document: Path) -> Iterator[str]:
 
 @functools.cache
 def anchors(document: Path) -> frozenset[str]:
-    """Return the anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document: of its headings, as GitHub makes them, and of its `<a>` tags."""
     text = _FENCE.sub("", document.read_text())
     seen: Counter[str] = Counter()
     found = set(_ANCHOR.findall(text))

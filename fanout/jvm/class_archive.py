@@ -35,7 +35,10 @@ def find(folder: Path = jars.IVY_FILE.parent / "lib") -> Path | None:
 
 
 def ensure(folder: Path = jars.IVY_FILE.parent / "lib") -> Path:
-    """Return the archive; build it first if it is missing, which takes about a minute. Raise LocalStackError if that fails."""
+    """Return the archive; build it first if it is missing, which takes about a minute. Then archives of other jars are deleted.
+
+    The jars must be there already. Raise LocalStackError if the archive cannot be built.
+    """
     archive = _archive(folder)
     with (folder / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

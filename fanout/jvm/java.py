@@ -18,7 +18,8 @@ SUPPORTED = (17, 21)
 """Major versions of Java that Spark and Kafka support."""
 HELP = (
     "Java 17 or 21 is needed: apt install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-21-openjdk-headless "
-    "(Fedora) or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH"
+    "(Fedora) or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH. Without it, "
+    "neither the job nor the local Kafka starts"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -30,7 +31,10 @@ def major_version(banner: str) -> int | None:
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the `java` of JAVA_HOME or of the PATH. Raise LocalStackError if there is none of a supported version."""
+    """Return the `java` of JAVA_HOME, or of the PATH if JAVA_HOME is not set.
+
+    Raise LocalStackError if there is none, or if its version is not in SUPPORTED.
+    """
     home = environ.get("JAVA_HOME")
     named = shutil.which("java", path=f"{home}/bin" if home else environ.get("PATH", ""))
     if named is None:

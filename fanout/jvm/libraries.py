@@ -15,7 +15,7 @@ def of(config: settings.Spark) -> session.Libraries:
     """Return the libraries for a session by these settings. Download the jars if they are missing.
 
     The client for an S3-compatible store is included only if the checkpoint is on such a store. Raise LocalStackError if the
-    jars cannot be downloaded, or if there is no supported Java.
+    jars cannot be downloaded, if they differ from their lock, or if there is no supported Java.
     """
     found = jars.ensure()
     return session.Libraries(

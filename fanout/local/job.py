@@ -19,5 +19,9 @@ LOG = "job.log"
 def running(
     folder: Path, overrides: Mapping[str, str] | None = None, *arguments: str
 ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run the job in `folder`, as `process.running` does, with LOG as its log. `arguments` are options of `fanout run`."""
+    """Return a context that runs `fanout run` in `folder`, with the settings of its local.toml, and yields the process.
+
+    `overrides` replace settings (`area.field`). `arguments` are options of `fanout run`. The file LOG in the folder gets the
+    output. The end of the context stops the job in order.
+    """
     return process.running(folder, "run", *arguments, log=LOG, overrides=overrides)

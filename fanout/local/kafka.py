@@ -139,11 +139,11 @@ class EmbeddedKafka:
         self._await_answer()
 
     def stop(self) -> None:
-        """Stop the broker in order."""
+        """Stop the broker in order, or kill it after STOP_TIMEOUT_S. Do nothing if it does not run."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the broker, as a crash does."""
+        """Kill the broker, as a crash does. Do nothing if it does not run."""
         self._end(signal.SIGKILL)
 
     def _end(self, how: signal.Signals) -> None:
@@ -213,7 +213,8 @@ class EmbeddedKafka:
 
     def _failure(self) -> errors.LocalStackError:
         return errors.LocalStackError(
-            f"the Kafka broker did not start, and nothing else runs. The reason is at the end of {self._root / 'broker.log'}"
+            "the Kafka broker did not start, and the local stack is stopped. The reason is at the end of "
+            f"{(self._root / 'broker.log').absolute()}"
         )
 
 
@@ -234,5 +235,6 @@ def require_free(port: int, name: str) -> None:
     """Raise LocalStackError if a process listens on the port. The message names the option `--<name>-port`."""
     if not is_free(port):
         raise errors.LocalStackError(
-            f"port {port} is in use: stop the process that uses it, or choose another port with --{name}-port"
+            f"port {port} is in use, so nothing was started: stop the process that uses it, or choose another port with "
+            f"--{name}-port"
         )

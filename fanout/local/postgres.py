@@ -54,19 +54,24 @@ class EmbeddedPostgres:
         return str(self._server.get_uri(database))
 
     def start(self) -> None:
-        """Start the server, or use the one that already runs on this data. Create the database if it is missing."""
+        """Start the server, or use the one that already runs on this data. Create the database if it is missing.
+
+        Raise LocalStackError if the server does not start.
+        """
         self._forget_dead_server()
         watching = guardian.watch(self._lock)  # before the server: a process killed in between would leave a server behind
         try:
             self._server.start()
         except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
             guardian.dismiss(watching)
-            raise errors.LocalStackError(f"Postgres did not start; the reason is at the end of {self._server.log}") from exc
+            raise errors.LocalStackError(
+                f"Postgres did not start, and the local stack is stopped. The reason is at the end of {self._server.log}"
+            ) from exc
         self._guardian = watching
         self.create_database(DATABASE)
 
     def stop(self) -> None:
-        """Stop the server in order, and disconnect its clients."""
+        """Stop the server in order, and disconnect its clients. After STOP_TIMEOUT_S, kill it."""
         self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def discard(self) -> None:

@@ -17,7 +17,7 @@ from delivery.config import loader
 from fanout.local import guardian
 
 STOP_TIMEOUT_S = 60
-"""Seconds that the process may take to stop."""
+"""Seconds that the process may take to stop before it is killed."""
 
 
 @contextlib.contextmanager
@@ -26,7 +26,8 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `fanout <words>` in `folder` with the settings of its local.toml, and yield the process.
 
-    `overrides` replace settings (`area.field`). The file `log` in the folder gets the output, without that of earlier runs.
+    `overrides` replace settings (`area.field`). The file `log` in the folder gets the output, without that of earlier runs. The
+    end of the context stops the process in order, or kills it after STOP_TIMEOUT_S.
     """
     replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     (folder / log).unlink(missing_ok=True)

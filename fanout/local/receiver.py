@@ -1,8 +1,8 @@
 """Receive webhooks as a customer does: with an HTTP server that verifies the signature of each request.
 
-Runs in `fanout` commands, the demo and the tests. By default the package `standardwebhooks` verifies. Customers use it, and
-the image leaves out: code of this project must not judge its own signatures. The server decompresses bodies, as many servers
-do. The signature is that of the body before compression.
+Runs in `fanout` commands, the demo and the tests. By default the package `standardwebhooks` verifies, because code of this
+project must not judge its own signatures. Customers use the package, and the image does not have it. The server decompresses
+bodies, as many servers do. The signature is that of the body before compression.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 class BatchEvent(NamedTuple):
-    """The identity of an event in a batch: its CloudEvents attributes `source` and `id`."""
+    """The identity of an event in a batch: its `source` and `id`."""
 
     source: str
     event_id: str
@@ -70,9 +70,12 @@ class Receiver:
     """Serve POST requests at `host` and `port` in its own thread, so that callers may block. Port 0: a free port.
 
     * `secrets_of` returns the valid signing secrets (`whsec_…`) for a path.
+    * `on_received` is called in the receiver's thread with each request, before the answer is sent.
     * `answer` returns the status for a path; None: the request is never answered.
-    * `rejects` returns True if the customer at a path rejects an event of a batch.
+    * `rejects` returns True if the answer to a path rejects an event of a batch. Only answers with status 2xx reject events.
     * `verify` returns True if one of the secrets signed the body with these headers.
+
+    The context opens and closes the port. Raise LocalStackError if the port cannot be opened.
     """
 
     def __init__(

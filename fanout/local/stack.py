@@ -30,7 +30,8 @@ DEVELOPMENT = {
     "allow_ports": [],
     "unlimited_hosts": ["127.0.0.1", "localhost"],
 }
-"""Settings that open the address guard for receivers on this machine, without TLS and on any port."""
+"""Settings for receivers on this machine: the address guard permits them without TLS and on any port, and the limits for each
+host do not hold for them."""
 
 
 class Stack:
@@ -68,9 +69,9 @@ class Stack:
 
 
 def write_local_settings(root: Path, stack: Stack) -> None:
-    """Write local.toml in `root`, from which commands read the addresses of the servers.
+    """Write local.toml in `root`: the addresses of the servers, an encryption key, and the settings in DEVELOPMENT.
 
-    An encryption key in an earlier local.toml is kept.
+    The keys of an earlier local.toml are kept, and its other settings are not.
     """
     path = root / "local.toml"
     known = tomllib.loads(path.read_text()) if path.is_file() else {}
@@ -118,6 +119,7 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise errors.LocalStackError(
-                f"another `fanout up` runs in {path.parent}: use that one, or name another folder with --root"
+                f"another `fanout up` runs in {path.parent}, or a demo, so nothing was started: use or stop that one, or let "
+                "`fanout up` use another folder with --root"
             ) from None
         yield
