@@ -50,7 +50,11 @@ class Conflict(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leases:
-    """A client for one Lease at the API server. The Lease `name` may not exist yet."""
+    """A client for one Lease at the API server. The Lease `name` may not exist yet.
+
+    `read` and `write` raise Unavailable if the API server does not answer, or answers with another error. They raise
+    LeaseRefused if it refuses this pod, if its certificate is wrong, or if the service account's files cannot be read.
+    """
 
     host: str
     port: int
@@ -59,15 +63,14 @@ class Leases:
     """Folder with the files of the pod's service account."""
 
     def read(self) -> election.Record | None:
-        """Return the Lease; None if it does not exist. Raise Unavailable or LeaseRefused."""
+        """Return the Lease; None if it does not exist."""
         status, document = self._call("get", "GET", f"/{self.name}")
         return None if status is HTTPStatus.NOT_FOUND else _record(document)
 
     def write(self, record: election.Record) -> election.Record:
         """Create the Lease if `record.version` is empty, else update the Lease at that version; return the Lease as stored.
 
-        Raise Conflict if the Lease is no longer at that version, or exists when it is to be created. Raise Unavailable or
-        LeaseRefused for the same reasons as `read`.
+        Raise Conflict if the Lease is no longer at that version, or exists when it is to be created.
         """
         body = _document(self.name, record)
         if record.version:

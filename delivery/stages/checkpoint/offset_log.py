@@ -51,7 +51,7 @@ def delete(spark: SparkSession, name: str) -> None:
 
 def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
     """Return Spark's file manager for the file `name`, and the path of the file."""
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # as in `read`
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM
     path = jvm.org.apache.hadoop.fs.Path(name)
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager
     return getattr(jvm, object_store.MANAGER).create(path, hadoop), path

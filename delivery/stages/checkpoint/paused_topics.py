@@ -74,7 +74,10 @@ def committed(topics: Topics, newest: int) -> dict[str, PausedTopic]:
 
 
 def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
-    """Return the paused topics with an offset for each partition: its own, else the lane's committed position. Pure."""
+    """Return the paused topics with an offset for each partition that the lane has read. Pure.
+
+    A partition keeps the offset that its topic has for it. Any other partition gets the lane's committed position.
+    """
     return {name: topic._replace(offsets=positions.get(name, {}) | topic.offsets) for name, topic in topics.items()}
 
 

@@ -125,7 +125,7 @@ class _ToKafka:
             except BufferError:  # the queue is full
                 self._producer.poll(0.1)
             except Exception as exc:
-                _producer.cache_clear()  # as in _raise_failure
+                _producer.cache_clear()  # a producer that has failed may not recover
                 raise errors.KafkaUnavailable(
                     f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}): the task fails, and its "
                     "micro-batch runs again. If the row is too large, raise message.max.bytes in kafka.librdkafka_options. "

@@ -184,8 +184,9 @@ class RealtimeTask:
                         }
         except Exception as exc:  # otherwise the failure would show only at the task's end, minutes later
             log.exception(
-                "results of a real-time task could not be written: the task fails, and the lane restarts its query. Check that "
-                "Kafka answers, and that the job may write the result topics"
+                "task %d of lane realtime could not write its results: the task fails, and the lane restarts its query. Check "
+                "that Kafka answers, and that the job may write the result topics",
+                self._number,
             )
             self._lane.fail(exc)
 

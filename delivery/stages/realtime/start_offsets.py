@@ -96,7 +96,7 @@ def _receipts_patiently(
     for _ in range(TRIES):
         try:
             return _receipts(asked, of)
-        except Exception as exc:  # noqa: BLE001  # as delivery.stages.kafka.completed_reader
+        except Exception as exc:  # noqa: BLE001  # any failure means: no receipts
             log.warning(
                 "the offset receipts of lane realtime could not be read (%s): the lane waits, and a retry follows in %.0f s. "
                 "Check that Kafka answers, and that the job may read the attempts topic", exc, RETRY_S,
@@ -114,7 +114,7 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
 
     The time is in milliseconds since the epoch; 0: no receipt was found.
     """
-    import confluent_kafka  # noqa: PLC0415  # as delivery.stages.kafka.completed_reader
+    import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
     runs: dict[Place, list[HandledRange]] = {}
     newest_ms = 0
@@ -160,7 +160,10 @@ def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) 
 
 
 class _Checkpoint:
-    """The committed (before a commit, the first) positions in the lane's checkpoint folder, and the time of the last commit."""
+    """Read the committed positions in the lane's checkpoint folder, and the time of the last commit.
+
+    Before the first commit, `positions` has the positions at which the lane begins.
+    """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM

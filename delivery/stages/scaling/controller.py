@@ -34,7 +34,7 @@ MISSING_AFTER_S = 120.0
 
 
 class Cluster(Protocol):
-    """The executors of this Spark application, as `executors.SparkExecutors` controls them."""
+    """The executors of this Spark application. `executors.SparkExecutors` implements it."""
 
     def now(self) -> executors.Executors:
         """Return the registered executors."""

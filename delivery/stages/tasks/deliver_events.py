@@ -1,7 +1,7 @@
 """Deliver records on the executors, and write their results.
 
 The driver creates these task functions for each micro-batch, with the newest registry. The executors' Python workers run them.
-Guarantee: at least once, as delivery.stages.tasks.task_context describes.
+Guarantee: at least once. A delivery repeats, with the same `webhook-id`, if a task ended between request and written result.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Used by the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard
 holds the waiting items of some endpoints, and is one key of Spark's state: the cost of the state depends on keys and
 micro-batches, not on events (docs/architecture.md). A shard has an index and segments. The index is one small value, rewritten
-when it changes. A segment holds items. It is written once under a growing number, read when items leave, and then removed.
+when it changes. A segment holds items. It is written once, read when items leave, and then removed. Its number is never reused.
 Guarantee: Spark commits the state with the offsets, so a micro-batch that runs again finds the same state.
 """
 
@@ -48,7 +48,7 @@ class Decided(NamedTuple):
 
 
 class RunningTask(Protocol):
-    """The task that decides on shards, as `task_context.Task` provides it."""
+    """The task that decides on shards. `task_context.Task` implements it."""
 
     def finish(self) -> object:
         """Write the remaining results of the worker, and end the task."""
