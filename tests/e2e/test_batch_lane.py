@@ -1,6 +1,8 @@
 """Batches by count and by time, from Kafka to the receiver, and what of them survives."""
 
+import os
 import re
+import signal
 import urllib.request
 
 import orjson
@@ -8,7 +10,7 @@ import pytest
 
 from fanout.local import kafka as local_kafka
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import START_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -58,7 +60,8 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
 
     second = Job(platform, "--lanes", "batch")
     assert_eventually(second.pending, lambda waits: waits == 3, within_s=START_S)
-    platform.kill(second.process)
+    os.kill(platform.jvm_of(second.process), signal.SIGKILL)  # test_crashes.py kills the driver
+    assert second.process.wait(JOB_TIMEOUT_S) != 0
 
     ids += platform.publish(2, first=3)
     platform.run_once()

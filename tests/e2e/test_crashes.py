@@ -65,7 +65,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
         pytest.param(kill_driver, "direct"),
         slow(kill_driver, "batch"),
         slow(kill_jvm, "direct"),
-        pytest.param(kill_jvm, "batch"),
+        slow(kill_jvm, "batch"),
         slow(kill_workers, "direct"),
         slow(kill_workers, "batch"),
     ],

@@ -133,7 +133,12 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
 
 
 def test_an_unusable_checkpoint_stops_the_job_before_it_sends(platform, outside):
-    """One story again: 1. as with a full disk, a file stands where Spark wants a folder; 2. the newest file is cut short."""
+    """One story again.
+
+    1. As with a full disk, a file stands where Spark wants a folder: the job ends.
+    2. The newest file of the checkpoint is cut short: the next job ends before it sends.
+    3. After the documented cure, the micro-batch of that file runs again, and the waiting event is delivered.
+    """
     platform.migrate()
     platform.register([{}])
     platform.publish(1)
@@ -152,16 +157,13 @@ def test_an_unusable_checkpoint_stops_the_job_before_it_sends(platform, outside)
 
     offsets.unlink()
     shutil.move(kept, offsets)
-    platform.run_once("--lanes", "direct")
-    assert platform.accepted() == ["e0", "e1"]
-
     newest = max(offsets.glob("[0-9]*"), key=lambda path: int(path.name))
     newest.write_text("")
     assert platform.start("--once", "--lanes", "direct").wait(JOB_TIMEOUT_S) == 1
-    assert platform.accepted() == ["e0", "e1"]
+    assert platform.accepted() == ["e0"]
 
     [cure] = [block for block in blocks("docs/operations.md", "sh") if "newest" in block]
     subprocess.run(["/bin/sh", "-ec", cure.replace("/var/lib/fanout/checkpoint", str(checkpoint))], check=True)
     platform.run_once("--lanes", "direct")
-    assert platform.accepted() == ["e0", "e1", "e1"]
+    assert sorted(platform.accepted()) == ["e0", "e0", "e1"]
     assert len({request.webhook_id for request in platform.received}) == 2
