@@ -1,7 +1,7 @@
 """Explain whether an event is due to a subscription, and which rule decides. Pure.
 
-Runs in the API and in the commands. Evaluates the rules of delivery.webhooks.routing.matching one by one. A property test
-compares both modules.
+Runs in the API. `fanout filter try` uses only `filter_detail`. Evaluates the rules of delivery.webhooks.routing.matching one by
+one. A property test compares both modules.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 
 MAX_PARTS = 30
-"""Maximum of fields of a filter that are tested one by one to name those that differ. Each test compiles a filter, so the
-maximum limits the cost of a request to the API."""
+"""Maximum of fields of a filter for which `differing_fields` names those that do not match. Each field is compiled as a filter
+of its own, so the maximum limits the cost of a request to the API."""
 
 
 class Rule(enum.StrEnum):
@@ -40,16 +40,19 @@ class Verdict(NamedTuple):
     """The explanation of an event at one subscription."""
 
     is_due: bool
+    """True also for a due event that would be skipped or would wait. `rule` tells these apart."""
     rule: Rule
     detail: str
     """The reason, for a person."""
 
 
 def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Verdict:
-    """Return a Verdict: True if `event` is due to `subscription`, and the first rule that decides.
+    """Return the verdict on `event` at `subscription`: whether it is due, and the first rule that decides.
 
+    The status of the event's tenant is not checked.
     1. to 4. The event is not due, because of type, scope, exclusion or filter.
-    5. The event is due and skipped: the subscription is quarantined or paused.
+    5. The event is due and skipped: the subscription is quarantined or paused. The filter of a quarantined subscription is not
+       evaluated.
     6. The event is due and waits: the endpoint is quarantined, paused or disabled.
     7. The event is due and sent.
     """
@@ -86,7 +89,10 @@ def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
 
 
 def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[str, Any]) -> str:
-    """Return a sentence that says why a filter does not match an event. `document` is the event's document for filters."""
+    """Return a sentence that says why a filter does not match an event. Call it only for a filter that does not match.
+
+    `document` is the event's `matching.filter_document`.
+    """
     detail = differing_fields(pattern, document)
     match event.opaque:
         case None:
@@ -100,13 +106,13 @@ def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[st
 
 
 def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the fields of a filter that do not match `document`.
+    """Return a sentence that names the fields of a filter that do not match `document`. The branches of `$or` are one field.
 
     The sentence names none if the filter has more than MAX_PARTS fields, or if each field matches by itself.
     """
     conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
     if len(conditions) > MAX_PARTS:
-        return "the filter does not take it"
+        return f"the filter does not take the event; it has more than {MAX_PARTS} fields, so none is named"
     failing = [".".join(path) for path, part in conditions if not event_pattern.compile_pattern(part).matches(document)]
     if not failing:
         return "each field matches somewhere, but no one element of an array matches all of them"

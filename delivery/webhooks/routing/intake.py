@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
-"""Reason of a rejection because of an unforeseen error in our own code."""
+"""Reason of a rejection, a dead letter or a requeue because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
-"""Reason of a rejection of an unreadable entry of the retry lane. Its event is unknown, so there is no dead letter."""
+"""Reason of the rejection of an unreadable retry entry that was given up. Its events are unknown, so it has no dead letter."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "reused_id", UNFORESEEN})
-"""Reasons of rejections that depend on a lane's registry or work, so one lane may reject a record that another accepts. For all
-other reasons every lane rejects the same records."""
+"""Reasons for which one lane may reject a record that another lane accepts: they depend on the lane's registry, memory or code.
+`fanout reconcile` expects a rejection for any other reason in every lane that read the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A record that is no event of an active tenant, and why. A lane writes the record to the operator's topic."""
+    """A rejected record, and why it is rejected. A lane writes the record to the rejected topic, which the operator reads."""
 
     record: Record
     reason: str
@@ -42,7 +42,7 @@ class Rejection:
     detail: str
     """Details of the reason, for a person."""
     is_only_copy: bool = False
-    """True if no other copy of the record exists. Then the whole record is kept."""
+    """True if no other copy of the record exists. Then the rejected topic gets the whole record. Others are cut at 64 KiB."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Intake(Generic[Prepared]):
     """Turn records into prepared deliveries, for one lane in one task, and count the records in offset receipts.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
-    `seen` remembers the ids of due events, for longer than the task. `formats` decodes values by the schema registry,
-    if the job has one.
+    It is called only if there is a match. `seen` remembers the ids of due events for longer than the task. `formats` decodes
+    values by the schema registry. None: the job has no schema registry.
 
     With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
@@ -101,9 +101,13 @@ class Intake(Generic[Prepared]):
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
         """Return the prepared deliveries of a record, and count the record in its offset receipt.
 
-        None: no subscription matches, or the record was added to `rejections`, or its partition is paused and does not count.
+        There are three cases of None:
+        1. The record matches no subscription of an endpoint of the lane's mode.
+        2. The record is rejected, and was added to `rejections`.
+        3. The record's partition is paused. The record is not counted.
+
         Raise SchemaRegistryUnavailable if the record's schema cannot be read now, and the intake pauses no partitions. The
-        record must then be read again.
+        record is not counted, and must be read again.
         """
         if self.paused and (record.topic, record.partition) in self.paused:
             return None
@@ -128,9 +132,9 @@ class Intake(Generic[Prepared]):
         except Exception:
             # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
             log.exception(
-                "an unforeseen error in one record: it is delivered to nobody. A lane writes it to the rejected topic, and a "
-                "replay leaves it out. Send this traceback to the maintainers of the platform, and publish the event again "
-                "when the cause is mended",
+                "an unforeseen error in one record: this process delivers it to nobody. A lane writes it to the rejected "
+                "topic, and a replay leaves it out. Send this traceback to the maintainers of the platform, and publish the "
+                "event again when the cause is mended",
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
             self._count(record).rejected += 1
@@ -146,23 +150,24 @@ class Intake(Generic[Prepared]):
     def drain_reused_ids(self) -> int:
         """Return how many due events since the last call had the source and id of an earlier event, but another payload.
 
-        The number is an estimate: see `seen_ids`.
+        The number is an estimate, because the memory of ids is bounded (`seen_ids`).
         """
         return self._seen.drain()
 
     def drain_invalid_times(self) -> int:
-        """Return the number of events whose time was no RFC 3339 time and was replaced, since the last call."""
+        """Return the number of accepted events whose time was no RFC 3339 time and was replaced, since the last call."""
         count, self._invalid_times = self._invalid_times, 0
         return count
 
     def receipts(self) -> list[Receipt]:
-        """Return the offset receipts of all records of the task so far."""
+        """Return the offset receipts of all records that were counted so far, one receipt for each partition."""
         return list(self._receipts.values())
 
     def _require_new_id(self, event: Event) -> None:
         if self._seen.is_reused_by_its_tenant(event):
             raise errors.EventRejected(
-                "reused_id", "an earlier event has this source and id, and another payload: give each event its own id"
+                "reused_id",
+                "an earlier event has this source and id, and another payload: publish the event again with an id of its own",
             )
 
     def _count(self, record: Record) -> Receipt:
@@ -188,7 +193,7 @@ def _require_active(event: Event, router: registries.Router) -> None:
         return
     status = router.tenant_status(event.tenant_id)
     if status is None:
-        detail = f"tenant {event.tenant_id} is not registered: register the tenant, or correct the event"
+        detail = f"tenant {event.tenant_id} is not registered: register it, or correct the event, then publish the event again"
         raise errors.EventRejected("unknown_tenant", detail)
     if status is TenantStatus.SUSPENDED:
         detail = f"tenant {event.tenant_id} is suspended: make it active, then publish the event again"

@@ -24,7 +24,8 @@ from delivery.webhooks.routing import matching, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 
 MAX_SHARED_ENDPOINTS = 20_000
-"""Maximum of endpoints whose rows are shared between answers. The requirement is 10,000 endpoints and more."""
+"""Maximum of endpoints whose rows are shared between answers, and of cached destinations. The requirement is 10,000 endpoints
+and more."""
 
 
 class Reader(Protocol):
@@ -101,13 +102,16 @@ class LookupRegistry:
             self._seen.append((self._clock(), revision))
 
     async def router_for(self, event: Event) -> _Answers:
-        """Return a router made of answers that are younger than `ttl_s`. Missing answers are looked up in Postgres."""
+        """Return a router made of the two answers for an event. Missing answers are looked up in Postgres.
+
+        Each answer was younger than `ttl_s` when it was taken from the cache. The second look-up may wait for Postgres longer.
+        """
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination:
-        """Return an endpoint, its subscriptions, and those of `tenants` that are deleted.
+        """Return an endpoint, its subscriptions, and those of `tenants` that are not registered, except the platform.
 
-        Each answer is at most `ttl_s` seconds old. Missing answers are looked up in Postgres.
+        Missing answers are looked up in Postgres. A cached answer is at most `ttl_s` seconds old.
         """
         known = self._destinations.get(endpoint_id)
         if known is None:

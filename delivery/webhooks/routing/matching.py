@@ -3,9 +3,9 @@
 Runs in the executors, in the archive for replays, and in the API and the commands to explain a match.
 
 Subscriptions of one event type pattern are indexed on first use, by their scope: everything, a tenant or a sub-tenant. Matching
-an event is then three look-ups in this index, for any number of tenants. Where a look-up finds many subscriptions, an index of
-their filters (delivery.webhooks.filters.index) selects those to evaluate. A rule, in the names here, is a subscription that is
-prepared for matching.
+an event then takes at most three look-ups in the index of each pattern, for any number of tenants. Where a look-up finds many
+subscriptions, an index of their filters (delivery.webhooks.filters.index) selects those to evaluate. A rule, in the names here,
+is a subscription that is prepared for matching.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ class Router:
         return self._tenants.get(tenant_id)
 
     def matches(self, event: Event) -> list[Match]:
-        """Return every subscription to which `event` is due, each once, also paused and quarantined subscriptions."""
+        """Return every subscription to which `event` is due, each once, with its endpoint.
+
+        Paused and quarantined subscriptions are included, and endpoints of any status. The filter of a quarantined
+        subscription is not evaluated.
+        """
         return [
             Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)
@@ -158,9 +162,9 @@ class Router:
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
-        """Apply changes of the registry that begin at or before this router's revision.
+        """Apply changes that begin at or before this router's revision and do not end before it.
 
-        Changes that the router already has are ignored.
+        Rows that the router has already stay the same objects, and their indexes stay too.
         """
         _overlay(self._tenants, changes.tenants)
         _overlay(self.endpoints, changes.endpoints)
@@ -205,7 +209,7 @@ class Router:
 
 
 def skip_reason(subscription: Subscription) -> SkipReason | None:
-    """Return the reason for which the events of a subscription are skipped. None: the events are delivered, now or later.
+    """Return the reason for which the events of a subscription are skipped. None: they are not skipped.
 
     A subscription with an unusable row is quarantined, whatever its status: without its filter the lanes cannot choose events.
     Deliveries to an endpoint with an unusable row are not skipped, but wait (delivery.webhooks.scheduling.deferral).

@@ -35,7 +35,10 @@ class Router(Protocol):
         """Return the tenant's status. None: the tenant is not registered."""
 
     def matches(self, event: Event) -> list[matching.Match]:
-        """Return every subscription to which `event` is due, each once, also paused and quarantined subscriptions."""
+        """Return every subscription to which `event` is due, each once, with its endpoint.
+
+        Paused and quarantined subscriptions are included, and endpoints of any status.
+        """
 
 
 class Destination(NamedTuple):
@@ -79,7 +82,7 @@ class Source(Protocol):
 
 
 class RefreshedSource(Source, Protocol):
-    """A source that is a dataclass. One of its fields, REFRESHED, gets a new value for each micro-batch."""
+    """A source that is a dataclass. The field that REFRESHED names gets a new value for each micro-batch."""
 
     REFRESHED: ClassVar[str]
     """Name of the field that changes."""
@@ -111,7 +114,10 @@ class WholeRegistry:
         return self._router
 
     async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
-        """Return the endpoint, all subscriptions of the registry, and those of `tenants` that are deleted. Does not wait."""
+        """Return the endpoint, all subscriptions of the registry, and those of `tenants` that are not registered.
+
+        Does not wait. The platform's own tenant is never among the deleted tenants.
+        """
         router = self._router
         deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
         return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
@@ -119,7 +125,8 @@ class WholeRegistry:
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Apply the changes since the base snapshot. None: there are none.
 
-        A task that Spark runs again may bring older changes than this worker has. Older changes are ignored.
+        A task that Spark runs again may bring older changes than this worker has. Changes that end at or before the revision
+        of this registry are ignored.
         """
         if changes is not None and changes.revision > self.revision:
             self._router.apply(changes)
@@ -151,12 +158,12 @@ class BroadcastSource:
     broadcast: Broadcast
     """The base snapshot, pickled. A process unpickles it once, though the process may load the bytes in each micro-batch."""
     delta: SnapshotChanges | None
-    """The changes since the broadcast."""
+    """The changes since the base snapshot. None: there are none."""
 
     def registry(self, last: Registry | None) -> Registry:
         """Apply `delta` to `last`, and return `last`.
 
-        If `last` is of another broadcast, or None, make a new registry of the broadcast, apply `delta`, and return it.
+        If `last` is None, of another broadcast or of another class, return a new registry: the base snapshot with `delta`.
         """
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, pickling.unpacked(self.broadcast.value))

@@ -1,6 +1,6 @@
 """Represent the registry at one revision, and changes of the registry, as values. Executors route by these values.
 
-Runs on the driver and in the executors, and in the API and the archive.
+Runs on the driver and in the executors, in the API, the archive and the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All rows of the registry that routing and delivery need, consistent at `revision`.
+    """Rows of the registry, consistent at `revision`: all rows that routing and delivery need, or the rows of one look-up.
 
     The dictionaries must not be changed.
     """
@@ -28,7 +28,7 @@ class Snapshot:
     subscriptions: dict[SubscriptionId, Subscription] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle columns instead of rows.
+        """Pickle the subscriptions as columns instead of rows.
 
         The state of each pickled row would be a list, which the unpickler keeps until its end. With 100,000 subscriptions these
         lists are 35 MB between the rows, which a worker cannot return to the system.
@@ -50,7 +50,7 @@ class Snapshot:
 class SnapshotChanges:
     """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
-    Changes may be applied again, or after a part of them: each row has its whole new state.
+    They may be applied to a registry that has some or all of them already, because each row has its whole new state.
     """
 
     since: Revision
@@ -64,13 +64,16 @@ class SnapshotChanges:
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
     def faults(self) -> dict[str, str | None]:
-        """Return, by keys such as `endpoint ep1`, why each changed row is quarantined. None: it is usable, or was deleted."""
+        """Return, by keys such as `endpoint ep1`, why each changed endpoint and subscription is quarantined.
+
+        None: the row is usable, or was deleted. Tenants are left out, because they are never quarantined.
+        """
         faults = {f"endpoint {row_id}": row.fault if row else None for row_id, row in self.endpoints.items()}
         faults |= {f"subscription {row_id}": row.fault if row else None for row_id, row in self.subscriptions.items()}
         return faults
 
     def followed_by(self, later: SnapshotChanges) -> SnapshotChanges:
-        """Return these changes, followed by the `later` changes, as one value."""
+        """Return these changes and the `later` changes as one value. `later` must begin at or before this revision."""
         return SnapshotChanges(
             since=self.since,
             revision=later.revision,

@@ -1,7 +1,7 @@
 """Decide, by the current registry, which stored events of one endpoint are sent and which are skipped.
 
-Runs in the executors, before each attempt of a batch or a retry entry. Pure. The registry may have changed since the events
-were stored.
+Runs in the executors, before a batch is sent, and before a retry entry is attempted or ended. Pure. The registry may have
+changed since the events were stored.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ def split_by_eligibility(
     mode: DeliveryMode,
     destination: registries.Destination,
 ) -> dict[SkipReason | None, Sequence[int]]:
-    """Return the places of the stored events by the reason to skip them; under None, the places of the events to send.
+    """Return the places (from 0) of the stored events, by the reason to skip them. Under None: the events to send.
 
-    `customer_id` and `mode` are those with which the events were stored. The reasons:
+    A reason without events is left out, and so is None. `customer_id` and `mode` are those with which the events were stored.
+    The first reason that applies counts:
     1. The endpoint was deleted, or its id was registered again by another customer or in another mode.
     2. The subscription was deleted, or belongs to another endpoint now.
-    3. The subscription is quarantined or paused, as in the direct lane.
+    3. The subscription is quarantined or paused.
     4. The event's tenant was deleted.
     """
     endpoint = destination.endpoint

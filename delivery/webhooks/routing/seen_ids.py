@@ -1,13 +1,14 @@
-"""Count due events that have the source and id of an earlier event, and another payload. Runs in the executors.
+"""Count due events that have the source and id of an earlier event, and another payload.
 
-Both events have the same `webhook-id`, so a receiver ignores the second as a repeat. The memory of a worker is bounded, so the
-count is an estimate:
+Runs in the executors, and in the archive for replays. Unless `source.reused_ids` is `told_apart`, both events have the same
+`webhook-id`, so a receiver ignores the second as a repeat. The memory is bounded, so the count is an estimate:
 
 1. It misses events, because each lane of a worker has a memory of its own, which ends with the worker.
 2. It counts an event again when a micro-batch runs again in the same worker, or when the producer repeats the event.
 
-`source.reused_ids` decides what happens to the second event. `passed` delivers it. `rejected` rejects it where this module
-notices it. `told_apart` needs no memory: the payload is part of each `webhook-id`.
+`source.reused_ids` decides what happens to the second event. `passed` delivers it. `rejected` rejects it if this module
+remembers an earlier event of the same tenant. `told_apart` delivers it with a `webhook-id` that depends on the payload. The
+event is counted all the same.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Memory:
         self._older: dict[int, int] = {}
 
     def first_digest(self, key: int, digest: int) -> int:
-        """Return the digest of the first payload under a key, which is `digest` for a new key.
+        """Return the digest of the first payload under a key. A new key is remembered with `digest`, which is returned.
 
         The digest of the first payload stays. So a micro-batch that runs again decides the same about each event.
         """
@@ -86,8 +87,9 @@ class SeenIds:
     def _count(self, event: Event) -> None:
         if not self._reused:  # at most one line for each task: a producer may repeat an id in every event
             log.warning(
-                "an event has the source and id of an earlier event, and another payload: it is delivered, but receivers "
-                "ignore it as a repeat. Tell the producer to give each event its own id",
+                "an event has the source and id of an earlier event, and another payload: it is delivered, and receivers "
+                "ignore it as a repeat, unless source.reused_ids is told_apart. Tell the producer to give each event its own "
+                "id",
                 extra={"topic": event.record.topic, "partition": event.record.partition, "offset": event.record.offset},
             )
         self._reused += 1

@@ -2,5 +2,5 @@
 
 In: deliveries and their endpoints' limits. Out: attempts in fair order, deferrals to the retry lane, background attempts. Runs
 in the executors, on the event loop of a worker. The driver runs `outage` and `outage_history` too. The API and the commands use
-`limits`, `host_limits` and `endpoint_clock` for the requests that they send themselves.
+`limits`, `host_limits` and `endpoint_clock` for the requests that they send. The API also limits its clients by `limits`.
 """

@@ -24,7 +24,7 @@ REPORTED_WITHIN_S = 30.0
 """Seconds beyond the attempt's timeout that a shard waits for a result before it retries. A result is reported within a second,
 and the shard reads the report in its next micro-batch."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of the request bodies of all background attempts in one worker."""
+"""Maximum of bytes of the request bodies, before compression, of all background attempts in one worker."""
 
 
 class BackgroundResult(NamedTuple):
@@ -55,7 +55,7 @@ class BackgroundAttempts:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if no background attempt runs and all results are reported. Thread-safe."""
+        """Return True if no background attempt runs, and each result is reported or cannot be reported. Thread-safe."""
         return not self._unreported
 
     def settle(self, results: Iterable[BackgroundResult]) -> None:
@@ -63,7 +63,7 @@ class BackgroundAttempts:
         self._unreported.difference_update(result.name for result in results)
 
     def has_room(self, delivery: Sendable) -> bool:
-        """Return True if the attempt of `delivery` may move to the background: neither maximum is reached."""
+        """Return True if the attempt of `delivery` may move to the background, by `max_attempts` and MAX_BYTES."""
         return len(self._runners) < self._max_attempts and self._bytes + len(delivery.signed) <= MAX_BYTES
 
     def begin(self, delivery: Sendable, runner: asyncio.Task[None], *, is_unresponsive: bool) -> bytes:
@@ -110,7 +110,7 @@ class BackgroundAttempts:
         return self._in_flight.get(endpoint_id, 0)
 
     def is_unresponsive(self, endpoint_id: EndpointId) -> bool:
-        """Return True if a background attempt runs to an endpoint that had sent no response when the attempt was moved.
+        """Return True if a background attempt to the endpoint runs that began in the background with `is_unresponsive`.
 
         Called for each delivery.
         """

@@ -1,12 +1,13 @@
 """Decide if the direct, batch or real-time lane may send to an endpoint, by the endpoint's circuit breaker.
 
-Pure: `now` is passed in, in seconds of a monotonic clock.
+Pure: `now` is passed in, in seconds of a monotonic clock. A failure is a result in UNHEALTHY, such as a timeout, a 5xx, a 410
+or a 429. A healthy response is an acceptance (2xx), or a refusal in REFUSED.
 
-    closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER responses in a row ─► closed
+    closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER healthy responses in a row ─► closed
                                                 ▲─────────── one failure ───────┘
 
-After a failure, an endpoint gets one request at a time until it responds. Otherwise each request to a hanging endpoint that
-times out would be followed by another request, and the micro-batch would wait for that one as well.
+After a failure, an endpoint gets one request at a time until its next healthy response. Otherwise each request to a hanging
+endpoint that times out would be followed by another request, and the micro-batch would wait for that one as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OPENS_AFTER = 5
 TIMEOUT_WEIGHT = 3
 """Number of failures for which a timeout counts: a timeout holds up the micro-batch for the whole time of an attempt."""
 CLOSES_AFTER = 3
-"""Responses in a row after which a half-open breaker closes."""
+"""Healthy responses in a row after which a half-open breaker closes."""
 OPEN_S = 30.0
 """Seconds for which a breaker is open. Long enough for the retry lane to detect the failure and suppress the endpoint in all
 workers."""
@@ -47,12 +48,11 @@ UNHEALTHY = frozenset(
 REFUSED = frozenset({error_classes.REFUSED, error_classes.REDIRECT})
 """Error classes of responses that refuse one event or show a wrong setting: a 3xx, or a 4xx that is not in UNHEALTHY."""
 _NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATION})
-"""Error classes in which the endpoint had no part. An acceptance, and each class that is neither here nor in UNHEALTHY, is a
-response of a healthy endpoint."""
+"""Error classes in which the endpoint had no part. They change no breaker."""
 
 
 class CircuitBreaker:
-    """The circuit breaker of one endpoint in one worker. Created at the endpoint's first failure."""
+    """The circuit breaker of one endpoint in one worker. Created after the first attempt that was not accepted."""
 
     __slots__ = ("_answers", "_failures", "_is_half_open", "_open_until")
 
@@ -68,18 +68,19 @@ class CircuitBreaker:
 
     @property
     def is_suspect(self) -> bool:
-        """Return True if the endpoint gets one request at a time.
+        """Return True if the endpoint gets at most one request at a time.
 
-        True from a failure until the endpoint's next response, and while the breaker is half-open.
+        True from a failure until the next healthy response, and from the opening of the breaker until it closes.
         """
         return self._failures > 0 or self._is_half_open
 
     def record(self, error_class: str | None, began_at: float, now: float) -> None:
         """Record the result of a request that began at `began_at`. `error_class` is None if the endpoint accepted the request.
 
-        1. The request began before the breaker opened, or never reached the endpoint: no change.
-        2. The endpoint responded: the failures in a row are reset. After CLOSES_AFTER responses in a row the breaker closes.
-        3. The request failed: after enough failures in a row the breaker opens. A half-open breaker opens at once.
+        1. The request began before the breaker last opened, or the endpoint had no part in the result: no change.
+        2. A healthy response: the failures in a row are reset. After CLOSES_AFTER in a row a half-open breaker closes.
+        3. A failure: after OPENS_AFTER in a row the breaker opens. A timeout counts TIMEOUT_WEIGHT times. A half-open breaker
+           opens at once.
         """
         if began_at < self._open_until or error_class in _NEUTRAL:
             return
@@ -96,9 +97,9 @@ class CircuitBreaker:
 
 
 CircuitBreakers = MutableMapping[EndpointId, CircuitBreaker]
-"""The circuit breakers of a worker, for endpoints that failed recently. Kept across micro-batches."""
+"""The circuit breakers of a worker, for endpoints that did not accept an attempt. Kept across micro-batches."""
 
 
 def is_open(breakers: CircuitBreakers, endpoint_id: EndpointId, now: float) -> bool:
-    """Return True if nothing may be sent to the endpoint. Called for each delivery; hardly any endpoint has a breaker."""
+    """Return True if the endpoint has a breaker that is open. Called for each delivery; hardly any endpoint has a breaker."""
     return endpoint_id in breakers and breakers[endpoint_id].is_open(now)

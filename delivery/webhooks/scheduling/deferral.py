@@ -50,10 +50,10 @@ class Deferrals:
     def reason_for(self, endpoint: Endpoint) -> str | None:
         """Return the reason for which this lane sends nothing to `endpoint`, or None. Called before a request body is built.
 
-        1. The endpoint is quarantined, paused or disabled: its deliveries wait until it is active again.
+        1. The endpoint is quarantined, paused or disabled: its deliveries wait until it is repaired or active again.
         2. The endpoint takes events in order, which only the retry lane's state can keep.
         3. The endpoint fails in this worker: its circuit breaker is open.
-        4. The driver suppresses the endpoint: it fails, or was unresponsive, in another lane or worker.
+        4. The driver suppresses the endpoint: it fails, or was unresponsive, in any lane or worker.
         5. The endpoint has not responded to a request of an earlier task that is still in flight.
         """
         if endpoint.fault:
@@ -71,7 +71,10 @@ class Deferrals:
         return retry_reasons.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
     def deferred_now(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
-        """Return the outcome of a delivery that is deferred without a further attempt. No wait of the schedule is used up."""
+        """Return the outcome of a delivery that is deferred without a further attempt here. Its next attempt is due at once.
+
+        No wait of the endpoint's retry schedule is used up.
+        """
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 
     def in_background(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
@@ -93,7 +96,8 @@ class Deferrals:
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
         """Return the outcome of a failed delivery: deferred by its endpoint's retry schedule, or dead-lettered.
 
-        It is dead-lettered if the endpoint has no schedule, or if the next attempt would come after the schedule's `max_age_s`.
+        It is dead-lettered if the endpoint has no schedule, or if the next attempt would be later than `max_age_s` from now.
+        The last of `attempts` must have failed.
         """
         last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
         assert last.error_class is not None, "it has failed"  # noqa: S101

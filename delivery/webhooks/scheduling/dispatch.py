@@ -7,7 +7,7 @@ rate, holds no slot.
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker opens.
 2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
-3. Deliveries whose response is overdue at the end of the task. Their attempts continue (scheduling.background_attempts).
+3. Deliveries whose response is overdue at the end of the task, and those behind them. Overdue attempts run on in background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
 """
 
@@ -38,11 +38,11 @@ class Sender(Protocol):
 
 
 class Dispatcher(Generic[Sent]):
-    """Attempt the deliveries of one micro-batch partition until each has its outcome. Used once; not thread-safe.
+    """Attempt the deliveries of one Spark task or slice until each has its outcome. Used once; not thread-safe.
 
     `clock` and `endpoint_time` are monotonic, in seconds. Endpoints are judged by `endpoint_time` (scheduling.endpoint_clock).
     `memory` keeps the state of endpoints between tasks. Guarantee: each submitted delivery ends in exactly one outcome, unless
-    the task fails. Each method that waits raises the first unforeseen error of an attempt, and then the task fails.
+    the task fails. Each method that waits raises an unforeseen error of an attempt, and then the task fails.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Dispatcher(Generic[Sent]):
         self._most_in_flight = 0
 
     def submit(self, delivery: Sent) -> None:
-        """Queue a delivery for its endpoint."""
+        """Queue a delivery for its endpoint, or defer it at once if the endpoint's breaker is open or it is unresponsive."""
         self._unsettled += 1
         self._enqueue(Pending(delivery))
 
@@ -160,7 +160,7 @@ class Dispatcher(Generic[Sent]):
             raise self._failure  # a fault of ours: the task fails, and Spark runs it again
 
     def _on_queue_timeout(self) -> None:
-        """Defer deliveries that have waited for `queue_timeout_s`, unless the task still reads.
+        """Defer deliveries that have waited for `queue_timeout_s`, if the task waits.
 
         When the task has submitted all deliveries: defer all that wait now, and each that would begin to wait from now on.
         """
@@ -179,7 +179,7 @@ class Dispatcher(Generic[Sent]):
     def _on_response_deadline(self) -> None:
         """Move overdue attempts to the background when nothing else is left to do.
 
-        1. A queue is ready again: do nothing.
+        1. A queue is ready again, or the task is not in its last phase: do nothing.
         2. There are more than FEW_DESTINATIONS destinations, and hardly any responded: move nothing, the fault may be ours.
         3. Otherwise move the overdue attempts for which the background has room. Also defer the waiting deliveries of endpoints
            that have sent no response since such an attempt began.

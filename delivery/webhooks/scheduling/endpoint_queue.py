@@ -1,6 +1,7 @@
 """Keep, for one Spark task, each endpoint's waiting deliveries and attempts in flight; decide which responses are overdue.
 
-Pure: the clock's reading is passed in. The dispatcher of the task (delivery.webhooks.scheduling.dispatch) consumes the queues.
+No I/O. Clocks, or their readings, are passed in. The dispatcher of the task (delivery.webhooks.scheduling.dispatch) consumes
+the queues.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ own network is broken (delivery.webhooks.scheduling.outage)."""
 
 @dataclass(slots=True, eq=False)
 class Pending(Generic[Sent]):
-    """A delivery of the task that has no outcome yet."""
+    """A delivery of the task whose end is not known yet."""
 
     delivery: Sent
     since: float = 0.0
@@ -47,7 +48,7 @@ class Queue(Generic[Sent]):
     host: host_limits.Host | None
     """Host of the endpoint's URL. None: the host has no limits."""
     limit: int
-    """Maximum of requests in flight now: one after a failure and while the breaker is half-open, else `max_in_flight`."""
+    """Maximum of requests in flight now: one while `CircuitBreaker.is_suspect`, else `max_in_flight`."""
     waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_ready: bool = False
@@ -55,11 +56,11 @@ class Queue(Generic[Sent]):
     has_reservation: bool = False
     """True if the host has reserved capacity for one request of this queue."""
     is_unresponsive: bool = False
-    """True if all deliveries to the endpoint are deferred from now on. Either the endpoint held up a micro-batch without a
+    """True if the task defers all further deliveries to the endpoint. Either the endpoint held up a micro-batch without a
     response, or background attempts use its whole limit."""
     has_responded: bool = False
     responded_at: float = -math.inf
-    """When the endpoint last responded."""
+    """When the endpoint last responded in this task, with any status, by the endpoint clock."""
     was_unreachable: bool = False
     has_accepted: bool = False
     is_gone: bool = False
@@ -110,7 +111,8 @@ class Queue(Generic[Sent]):
     ) -> bool:
         """Record the result of an attempt to the endpoint; return True if the endpoint's circuit breaker is open.
 
-        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`.
+        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`. If the endpoint has no breaker and did
+        not accept the attempt, a new breaker is added to `breakers`.
         """
         error_class = attempt.error_class
         if error_class is None or attempt.status is not None:
@@ -189,13 +191,13 @@ class Overdue(NamedTuple, Generic[Sent]):
 
     attempts: list[Pending[Sent]]
     unresponsive: list[Queue[Sent]]
-    """Queues of the endpoints that have sent no response since their overdue attempt began."""
+    """Queues of the endpoints that have sent no response since an overdue attempt began."""
     silent: list[Queue[Sent]]
     """Queues of endpoints that have sent no response since an attempt in flight began, whether the attempt is overdue or not.
-    Endpoints that usually take longer than the response deadline are left out. Empty if none of the attempts is overdue: then
-    silence is no sign of an outage."""
+    Endpoints that usually take longer than the response deadline are left out. Empty if none of these endpoints has an overdue
+    attempt: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next check for overdue attempts."""
+    """Seconds until the next attempt becomes overdue. MIN_RESPONSE_DEADLINE_S if none will."""
 
 
 def report(queues: Collection[Queue[Any]], most_in_flight: int) -> DispatchReport:
@@ -217,7 +219,7 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
 
 
 def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
-    """Return the attempts whose response is overdue: later than usual for the endpoint, or later than `max_s`.
+    """Return the attempts that have waited longer than their endpoint's response deadline, which is at most `max_s`.
 
     An endpoint is left out if it has responded in this task and has waiting deliveries. The endpoint may be busy for a moment.
     The task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
@@ -252,8 +254,9 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
 def may_be_local_outage(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]], max_s: float) -> bool:
     """Return True if our own network may be broken: of more than FEW_DESTINATIONS destinations hardly any has responded.
 
-    Endpoints that have not responded in this task count as unreachable if they are silent or were unresponsive before.
-    Endpoints that usually take longer than `max_s` do not count.
+    The destinations must be of several customers (`outage.Reachability.is_broken`). Endpoints that have not responded in this
+    task count as unreachable if they are silent or were unresponsive before. Endpoints that usually take longer than `max_s` do
+    not count.
     """
     unknown = (
         queue

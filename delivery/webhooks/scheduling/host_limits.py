@@ -25,14 +25,14 @@ MAX_HOSTS = 20_000
 RECHECK_S = 0.2
 """Seconds after which the retry lane checks a host's capacity again. In the fast lanes the Host wakes a waiting queue."""
 WARN_EVERY_S = 600.0
-"""Seconds between two warnings about one host."""
+"""Shortest time, in seconds, between two warnings of one worker about one host."""
 
 
 class Host:
     """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. One timer serves
-    all waiting queues: for each free connection it wakes one queue, even of a thousand.
+    all waiting queues: for each request that may go it wakes one queue, even of a thousand.
     """
 
     def __init__(self, name: str, max_in_flight: int, per_second: float, clock: Callable[[], float]) -> None:
@@ -45,7 +45,10 @@ class Host:
         self._timer: asyncio.TimerHandle | None = None
         self._warn_at = float("-inf")
         self.delayed = 0
-        """Number of requests that had to wait for the limits of this host."""
+        """Number of waits for the limits of this host since the last `Hosts.drain_delayed`.
+
+        A request of the retry lane counts at each check of the capacity (RECHECK_S).
+        """
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
         """Replace the limits. Requests in flight beyond the new limits go on."""
@@ -78,7 +81,10 @@ class Host:
         self.wake()
 
     def call_when_free(self, resume: Callable[[], bool]) -> None:
-        """Call `resume` once the host has capacity. `resume` returns True if its queue will call `use_reservation`."""
+        """Count a wait, and call `resume` once the host has capacity.
+
+        `resume` returns True if its queue will call `use_reservation`.
+        """
         self.count_delay()
         self._waiting.append(resume)
         self.wake()
@@ -100,13 +106,14 @@ class Host:
         self.wake()
 
     def count_delay(self) -> None:
-        """Count a request that has to wait, and warn the operator about this host from time to time."""
+        """Count a wait for the limits, and warn the operator about this host at most each WARN_EVERY_S."""
         self.delayed += 1
         if self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_EVERY_S
             log.warning(
-                "requests to host %s wait for its limits: this worker may send %d at once and %g a second. To lift the limits, "
-                "name the host in delivery.unlimited_hosts",
+                "requests to host %s wait for its limits: this worker may send %d at once and %g a second, and sends the "
+                "others later. If the host can take more, name it in delivery.unlimited_hosts, or raise "
+                "delivery.max_connections_per_host and delivery.max_per_second_per_host for all hosts",
                 self._name, self._max_in_flight, self._pace.per_second,
             )  # fmt: skip
 
@@ -142,7 +149,7 @@ class Hosts:
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 
     def drain_delayed(self) -> int:
-        """Return the number of requests that had to wait for a host since the last call."""
+        """Return the number of waits for the limits of all hosts (`Host.delayed`) since the last call."""
         delayed = 0
         for host in self._hosts.values():
             delayed += host.delayed
@@ -152,5 +159,5 @@ class Hosts:
 
 @functools.lru_cache(maxsize=50_000)
 def host_name(url: str) -> str:
-    """Return the host of a URL, in lower case and without port."""
+    """Return the host of a URL, in lower case, without port and without dots at its end."""
     return (parse.urlsplit(url).hostname or "").rstrip(".")

@@ -1,11 +1,12 @@
-"""Limit the requests to one endpoint: requests in flight, and requests a second.
+"""Limit requests to endpoints and hosts, and in the API those of its clients: requests in flight, and requests a second.
 
 Pure: the clock's reading is passed in.
 
 An endpoint's own limits hold for all workers together. Each worker keeps to its share: the limit divided by the number of
-workers, which comes with each task. Two consequences follow:
+workers, which comes with each task. Three consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
 2. The limit is exceeded while lanes run at once in more processes than that number: each process keeps its own share.
+3. A limit of requests in flight is exceeded if it is lower than the number of workers: a share is at least one request.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Limits:
     """The limits of one worker process, from the settings of the area `delivery`."""
 
     max_in_flight: int = 256
-    """Maximum of requests in flight from one dispatcher, to all endpoints together."""
+    """Maximum of requests in flight to all endpoints together, from one dispatcher, or from the retry lane of one worker."""
     max_in_flight_per_endpoint: int = 16
-    """Maximum of requests in flight from one worker to an endpoint without a limit of its own."""
+    """Maximum of requests in flight to an endpoint without a limit of its own, from the dispatchers of one worker. The retry
+    lane of the worker counts its own requests."""
     queue_timeout_s: float = 3.0
     """Seconds that a delivery waits for its own endpoint after all other endpoints were served. Setting `lane_deadline_s`."""
     response_deadline_s: float = 0.5
@@ -51,13 +53,16 @@ class Limits:
     """Names of hosts without limits. A name that begins with `*.` stands for all names below it."""
 
     def in_flight_to(self, endpoint: Endpoint) -> int:
-        """Return the maximum of requests in flight to `endpoint` from one dispatcher of this worker; at least one."""
+        """Return the maximum of requests in flight to `endpoint`, from one dispatcher or from the worker's retry lane.
+
+        The maximum is at least one.
+        """
         if endpoint.max_in_flight is None:
             return max(1, self.max_in_flight_per_endpoint // self.slices)
         return max(1, endpoint.max_in_flight // (self.workers * self.slices))
 
     def in_flight_to_host(self) -> int:
-        """Return the maximum of connections to one host from this worker; at least one."""
+        """Return the maximum of connections, and of requests in flight, to one host from this worker; at least one."""
         return max(1, self.max_per_host // self.workers)
 
     def rate_to_host(self) -> float:
@@ -98,7 +103,7 @@ class Room(NamedTuple):
 
 
 class Pace:
-    """A token bucket for one endpoint or host, stored as one number by the generic cell rate algorithm (ITU-T I.371).
+    """A token bucket for an endpoint, host or API client, stored as one number (generic cell rate algorithm, ITU-T I.371).
 
     In any second at most `per_second` requests go, rounded up to a whole number. A share of them, `burst_share`, may go at
     once, at least one. The others go at even intervals.
@@ -129,7 +134,7 @@ class Pace:
         return Room(limit=limit, remaining=min(limit, remaining), full_in_s=max(0.0, held_s - spare_s - ROUNDING_S))
 
     def consume(self, now: float, count: int = 1) -> None:
-        """Count a request that goes now, or `count` of them."""
+        """Count a request that goes now, or `count` of them, even if `wait_s` is not 0."""
         self._next_at = max(self._next_at, now) + self._interval_s * count
 
 

@@ -114,7 +114,8 @@ class NetworkHealth:
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
         """Return the judgement after a micro-batch.
 
-        1. Hardly any destination responded: the network is broken, and the pause doubles.
+        1. Hardly any destination responded (`Reachability.is_broken`): the network is broken. The pause is FIRST_PAUSE_S. It
+           doubles each time this is found again, up to MAX_PAUSE_S.
         2. Most destinations responded: the network works, however few they are.
         3. Otherwise: no change.
         """

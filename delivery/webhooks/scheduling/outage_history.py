@@ -16,14 +16,14 @@ MAX_PAST = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outages:
-    """The outages of our own network since the driver began.
+    """The last MAX_PAST outages of our own network since the driver began.
 
     An outage begins at the time when the network was last known to work. So failures before its detection do not count against
     an endpoint either.
     """
 
     ended: tuple[tuple[int, int], ...] = ()
-    """First and last moment of each outage that is over, in order, in ms since the epoch."""
+    """First and last moment of each outage that is over, in order, in ms since the epoch. The last includes MARGIN_MS."""
     last_healthy_ms: int = 0
     """When the network was last known to work. 0: not yet."""
     is_ongoing: bool = False
@@ -40,7 +40,8 @@ class Outages:
     def failing_s(self, since_ms: int, failed_ms: int) -> float:
         """Return the seconds in which an endpoint failed by itself, first at `since_ms` and last at `failed_ms`.
 
-        1. The last failure was during an outage: 0. The failure proves nothing, and a healthy endpoint accepts the next probe.
+        1. An outage is ongoing, or the last failure was during one: 0. The failure proves nothing, and a healthy endpoint
+           accepts the next probe.
         2. Otherwise: the time between the two failures, less the time of all outages.
         """
         if self.is_ongoing or any(first <= failed_ms <= last for first, last in self.ended):

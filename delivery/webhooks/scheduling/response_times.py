@@ -15,7 +15,7 @@ MIN_FIRST_RESPONSE_DEADLINE_S = 0.1
 """Shortest response deadline of an endpoint that has never responded, in seconds. Shorter than MIN_RESPONSE_DEADLINE_S: with
 thousands of endpoints, nearly each micro-batch has an endpoint that is new to the worker, and a few new endpoints are slow."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
-"""Longest response deadline by the first responses of other endpoints, in seconds."""
+"""Longest first response time, in seconds, that counts in FirstResponses. A longer one counts as this time."""
 
 
 class _Estimate:
@@ -73,7 +73,7 @@ class ResponseTime(_Estimate):
         self._first_responses = first_responses
 
     def record(self, seconds: float) -> None:
-        """Add a response time of the endpoint."""
+        """Add a response time of the endpoint. Its first response time is also added to the worker's FirstResponses."""
         if not self._mean_s:
             self._first_responses.record(seconds)
         super().record(seconds)
@@ -85,7 +85,7 @@ class ResponseTime(_Estimate):
     def deadline_s(self, max_s: float) -> float:
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
-        1. The endpoint has never responded: the deadline by the first responses of other endpoints.
+        1. The endpoint has never responded: the deadline by the first responses of other endpoints. `max_s` without any.
         2. The mean exceeds `max_s`: 0, because any wait would be in vain.
         3. Otherwise: the mean plus four times the spread, at least MIN_RESPONSE_DEADLINE_S.
         """

@@ -66,7 +66,7 @@ class Timeouts:
             self.start_response_deadline()
 
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
-        """Call `on_response_deadline` after `wait_s`, at most `response_deadline_s`; never if that deadline is infinite.
+        """Call `on_response_deadline` after `wait_s`, at most after `response_deadline_s`. Never call it if that is infinite.
 
         By default, call it at once: attempts to endpoints that usually take longer than `response_deadline_s` are overdue now.
         """
@@ -107,7 +107,10 @@ class QuickRetries(Generic[Sent]):
         self._timers[pending] = loop.call_later(wait_s, self._end, pending), loop.time() + wait_s
 
     def end_scheduled(self) -> list[tuple[Pending[Sent], float]]:
-        """End the waits for endpoints with a retry schedule; return their deliveries, each with the seconds left to wait."""
+        """End the waits for endpoints with a retry schedule; return their deliveries, each with the seconds left to wait.
+
+        `retry` is not called.
+        """
         now = asyncio.get_running_loop().time()
         ended = [pending for pending in self._timers if pending.delivery.endpoint.retrying.schedule_s]
         return [(pending, self._cancelled(pending, now)) for pending in ended]

@@ -36,7 +36,10 @@ def test_the_first_rule_that_decides_is_named(subscription, endpoint, rule):
     [
         ({"data": {"amount": [6], "kind": [{"exists": False}]}, "type": ["x"]}, "the filter does not take data.amount, type"),
         ({"data": {"$or": [{"amount": [6]}, {"amount": [7]}]}}, "the filter does not take data.$or"),
-        ({"data": {f"field{number}": ["a"] for number in range(31)}}, "the filter does not take it"),
+        (
+            {"data": {f"field{number}": ["a"] for number in range(31)}},
+            "the filter does not take the event; it has more than 30 fields, so none is named",
+        ),
         (
             {"data": {"lines": {"sku": ["a"], "count": [2]}}},
             "each field matches somewhere, but no one element of an array matches all of them",
