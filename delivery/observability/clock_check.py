@@ -17,7 +17,10 @@ WARNED_EVERY_S = 600.0
 
 
 class ClockCheck:
-    """Log a warning when a worker's clock differs from the driver's. Thread-safe. `clock` is monotonic, in seconds."""
+    """Log a warning, at most each WARNED_EVERY_S, when a worker's clock differs from the driver's.
+
+    Thread-safe. `clock` is monotonic, in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,7 +34,7 @@ class ClockCheck:
                 return
             self._warn_at = self._clock() + WARNED_EVERY_S
         log.warning(
-            "the clock of a worker is %.0f s %s the driver's. The worker uses the driver's time. Synchronise the clocks of all "
-            "hosts by NTP: receivers refuse signatures whose timestamp is minutes off",
+            "the clock of a worker is %.0f s %s the driver's. The worker signs with the driver's time, so deliveries continue. "
+            "Synchronise the clocks of all hosts by NTP: receivers refuse signatures whose timestamp is minutes off",
             abs(ahead_s), "ahead of" if ahead_s > 0 else "behind",
         )  # fmt: skip

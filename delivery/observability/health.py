@@ -1,8 +1,8 @@
 """Judge whether a lane is healthy and ready. The judgement is pure; `Watch` gathers the facts.
 
 Runs on the driver, in `fanout archive` and in `fanout serve`. Each of the last two processes counts as one lane. Healthy means
-that a restart would not help. A lane is healthy while it is paused on purpose, has nothing to do, or waits for an absent Kafka.
-Ready means that an event would be delivered now.
+that a restart would not help. A lane is healthy while it is paused, has nothing to do, or waits for an absent Kafka. Ready
+means that the lane runs, is not paused, and Kafka answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE_AWAY = (
     "Kafka does not answer: records wait there, and the lane continues by itself when Kafka answers. Check the brokers and "
     "kafka.bootstrap_servers"
 )
-"""Answer of `/readyz` while Kafka does not answer."""
+"""Reason in the answer of `/readyz` while Kafka does not answer."""
 
 
 class Phase(enum.StrEnum):
@@ -46,7 +46,7 @@ class Facts:
     stalled_s: float
     """Seconds since the last progress. Time in which the lane has no reason to make progress does not count."""
     is_source_up: bool = True
-    """True if Kafka answered the last request for the lag."""
+    """True if Kafka answered the last request for the lag, or was not asked yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def should_progress(phase: Phase, pause_reason: str | None, lag: int | None) -> bool:
-    """Return True if the lane should make progress now: it is starting, or records wait, and it is not paused."""
+    """Return True if a lane that is not paused should make progress now: it starts, or it runs and records wait."""
     return pause_reason is None and (phase is Phase.STARTING or (phase is Phase.RUNNING and bool(lag)))
 
 
@@ -88,7 +88,10 @@ def readiness(facts: Facts) -> Verdict:
 
 
 def worst_of(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """Return the verdict on the process from its lanes' verdicts, by name: the first that is not ok, else the first."""
+    """Return the verdict on the process: the first lane's verdict that is not ok, else that of the first lane.
+
+    `verdicts` has at least one verdict, by the name of the lane.
+    """
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
 
@@ -142,24 +145,27 @@ class Watch:
             self._phase_entered, self._progressed_at = phase, self._clock()
 
     def reach(self, positions: Positions) -> None:
-        """Record the committed positions of the lane's query. Unchanged positions are no progress."""
+        """Record the committed positions of the lane's query. Changed positions are progress, and end a `wait_for`."""
         if positions != self.progress.positions:
             self._progressed_at = self._clock()
             self.progress = Progress(positions=positions, at_s=self._progressed_at)
             self._waits_for = None
 
     def wait_for(self, reason: str | None) -> None:
-        """Record why the lane's query does not run now; None: it runs. The lane counts as paused until its next progress."""
+        """Record why the lane's query does not run now; None: it runs.
+
+        With a reason, the lane counts as paused until its positions change, or until a call with None.
+        """
         self._waits_for = reason
 
     def pause_topics(self, positions: Positions) -> None:
-        """Record the topics that the lane leaves out now. Their records wait, and are no reason for progress."""
+        """Record the topics that the lane leaves out now, with their positions. Their records wait, and are not in the lag."""
         self.paused_topics = positions
 
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
         """Record the lag, and `is_source_up`: True if Kafka answered. Called every few seconds.
 
-        While the lane is paused or has no lag, or Kafka does not answer, no time counts as a stall.
+        While the lane is paused, or Kafka does not answer, or a running lane has no lag, no time counts as a stall.
         """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
         if not is_source_up or not should_progress(self._phase(), self._paused_for(), backlog.lag):

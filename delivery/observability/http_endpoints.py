@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
     """If `metrics.port` is set, start a thread that serves `/metrics`, `/healthz` and `/readyz` until the process ends.
 
-    `watches` has a watch for each lane of a job, or one watch of another process, by name. Called once, early in the start of a
-    process. Raise SettingsError if the port cannot be opened.
+    In any case let the metric fanout_ready follow `watches`. `watches` has a watch for each lane of a job, or one watch of
+    another process, by name. Called once, early in the start of a process. Raise SettingsError if the port cannot be opened.
     """
     metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
     if not config.port:

@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Format a record as one line for a person, followed by its fields."""
+    """Format a record as one line for a person, followed by its fields. A traceback follows in lines of its own."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
@@ -60,7 +60,10 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure(level: str, form: str) -> None:
-    """Set up the process to write log records of `level` and above to standard error. `form` is `text` or `json`."""
+    """Set up the process to write log records of `level` and above to standard error. Earlier handlers are removed.
+
+    `form` is `text` or `json`. Of py4j and httpx2 only warnings and errors are written.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

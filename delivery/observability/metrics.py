@@ -52,7 +52,9 @@ RECORDS = Counter(
     "lane counts postponed deliveries, reports and wake-ups, a large record once for each 4 KiB.",
     ["lane"],
 )
-REJECTED = Counter("fanout_rejected", "Records that are not events of a known tenant.", ["lane", "reason"])
+REJECTED = Counter(
+    "fanout_rejected", "Records that a lane rejected, by reason: they are in the rejected topic.", ["lane", "reason"]
+)
 DELIVERIES = Counter(
     "fanout_deliveries",
     "Deliveries by outcome (delivered, dead_lettered, skipped; postponed: they wait in the retry lane) and reason.",
@@ -137,13 +139,15 @@ OWN_DELAY_SECONDS = Counter(
 )
 WAITED_FOR_HOSTS = Counter(
     "fanout_waited_for_hosts",
-    "Requests that waited because of delivery.max_connections_per_host or delivery.max_per_second_per_host.",
+    "Waits of requests for delivery.max_connections_per_host or delivery.max_per_second_per_host. A request of the retry lane "
+    "counts at each check, five times a second.",
     ["lane"],
 )
 REUSED_IDS = Counter(
     "fanout_reused_ids",
-    "Events with the source and id of an earlier event and another payload. Receivers ignore them as repeats. An estimate: "
-    "each worker compares with the last 16,384 events that it delivered, at least, and counts repeats of such an event again.",
+    "Events with the source and id of an earlier event and another payload. Receivers ignore them as repeats, unless "
+    "source.reused_ids is told_apart. An estimate: each worker compares with the last 16,384 events that were due in the lane, "
+    "at least, and counts repeats of such an event again.",
     ["lane"],
 )
 INVALID_TIMES = Counter(
@@ -237,7 +241,11 @@ REALTIME_RESTARTS = Counter(
 
 
 def add_counters(lane: str, tally: Counters) -> None:
-    """Add to the metrics the counters that a lane's workers have sent to the driver."""
+    """Add to the metrics the counters that a lane's workers have sent to the driver.
+
+    Two numbers replace the metric's value: requests in flight, and the difference of the clocks. The workers' CPU time is added
+    to a metric without a lane.
+    """
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase
     for (outcome, reason), count in tally.deliveries.items():

@@ -36,7 +36,7 @@ class BatchDelivery(NamedTuple):
     content_headers: bytes
     events: Sequence[Packed]
     subscription_ids: Sequence[SubscriptionId]
-    """For each event the subscription by which it is due."""
+    """For each event, in the same order, the subscription by which it is due."""
     left_by: LeaveReason
 
     @property
@@ -50,7 +50,7 @@ class BatchOutcome(NamedTuple):
 
     outcome: Outcome[BatchDelivery]
     rejected: Mapping[int, str] = {}  # never changed
-    """In an accepted batch: the places of the rejected events, from 0, each with the endpoint's reason."""
+    """In an accepted batch: the places of the rejected events, from 0, each with the endpoint's shortened reason."""
 
 
 def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
@@ -87,9 +87,10 @@ def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
 
 
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_ids: Sequence[SubscriptionId]) -> str:
-    """Return the `webhook-id` that all attempts of a batch carry: a digest of its endpoint, events and subscriptions.
+    """Return the `webhook-id` of a batch: a digest of its endpoint, events and subscriptions.
 
-    After a crash the events may be sent in other batches, which then have other ids (docs/adr/0014-journal.md).
+    All attempts with these events have the same id. The id changes if some of the events are skipped before a later attempt, or
+    if they are in other batches after a crash (docs/adr/0014-journal.md).
     """
     parts = [f"{payload.identity_of(event)}\0{name}" for event, name in zip(events, subscription_ids, strict=True)]
     return "batch_" + hashlib.blake2b("\0".join([endpoint_id, *parts]).encode(), digest_size=16).hexdigest()

@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
     state: State
     per_minute: int | None = None
-    """Permitted rate in requests a minute. None: any rate."""
+    """Permitted rate in requests a minute. None: any rate, or deliveries are not permitted."""
     reason: str = ""
     """Reason for a person, if deliveries are not permitted. Quotes nothing of the response."""
 
@@ -98,7 +98,10 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
 
 
 def per_minute(rate: str) -> int | None:
-    """Return the number in `WebHook-Allowed-Rate`, or None for `*`: every rate. Raise RegistrationError for other text."""
+    """Return the number in `WebHook-Allowed-Rate`, at most MAX_PER_MINUTE, or None for `*`: any rate.
+
+    Raise RegistrationError for any other text.
+    """
     if rate == ANY:
         return None
     if not _RATE.fullmatch(rate):

@@ -25,7 +25,7 @@ MAX_TOKENS = 20_000
 """Most tokens that a process keeps. The least recently used are forgotten."""
 RETRY_PAUSE_S = 5.0
 """Seconds after a failed token request in which attempts without a valid token fail at once, and request no token. After a
-fault of our own network the next attempt requests a token at once. Two renewals after a 401 are at least as far apart. So a
+LocalFailure the next attempt requests a token at once. Two renewals after a 401 are at least as far apart. So a
 broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
 DEFAULT_LIFETIME_S = 300.0
 """Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
@@ -64,12 +64,12 @@ class _Token:
 
 
 def token_of(header: bytes) -> str:
-    """Return the access token of a header line of Tokens. No log may show it."""
+    """Return the access token of a header line of Tokens; "" for an empty line. No log may show the token."""
     return header.removeprefix(_HEADER).rstrip().decode()
 
 
 class Tokens:
-    """Fetch and keep the access tokens of one process.
+    """Fetch and keep access tokens, one for each Auth, in one process.
 
     `timeout_s` bounds a token request. `clock` returns seconds since the epoch. Waits for token servers are measured by
     `endpoint_time`, in seconds.
@@ -93,7 +93,7 @@ class Tokens:
         """Return the header line with a token for an attempt; raise TokenRefused or LocalFailure if there is none.
 
         1. The token is valid for long: return the token.
-        2. The token ends soon: return the token, and fetch a new one meanwhile.
+        2. The token ends soon (RENEW_BEFORE): return the token, and fetch a new one meanwhile.
         3. There is no valid token: all attempts that need it wait for the same token request, each at most `timeout_s`.
         4. There is no valid token, and a token request failed less than RETRY_PAUSE_S ago: raise that failure.
         """
@@ -115,14 +115,16 @@ class Tokens:
         while not fetching.done():
             left_s = ends_at - self._endpoint_time()
             if left_s <= limits.ROUNDING_S:
-                raise errors.TokenRefused("the token server sent no token within the attempt's time")
+                raise errors.TokenRefused("the token server sent no token within the attempt's time: check that server")
             await asyncio.wait({fetching}, timeout=left_s)
         fetching.result()  # raises an unforeseen error
 
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
-        """Return a header line with a newer token, after a response 401 to the header line `refused`; raise as `header` does.
+        """Return a header line for a second request, after a response 401 to a request with the header line `refused`.
 
-        None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help.
+        The token is newer than the refused one, unless a token request is still in flight and the refused token has not
+        expired. None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help. Raise
+        TokenRefused or LocalFailure if there is no token.
         """
         token = self._token(grant)
         if token.header == refused and token.fetching is None:
@@ -176,12 +178,15 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise errors.TokenRefused("the token server's answer has no usable access_token: check auth.token_url")
     if not isinstance(kind, str) or kind.lower() != "bearer":
-        raise errors.TokenRefused("the token server's answer is not of token_type bearer, the only type that is supported")
+        raise errors.TokenRefused("the token server's answer is not of token_type bearer: let it issue bearer tokens")
     return b"%s%s\r\n" % (_HEADER, token.encode()), _lifetime_s(lifetime)
 
 
 def _lifetime_s(expires_in: object) -> float:
-    """Return the lifetime of a token in seconds. `expires_in` is optional, and some servers send it as text."""
+    """Return the lifetime of a token in seconds. `expires_in` is optional, and some servers send it as text.
+
+    DEFAULT_LIFETIME_S: `expires_in` is missing, or no number above 0.
+    """
     try:
         lifetime_s = float(expires_in) if isinstance(expires_in, int | float | str) else DEFAULT_LIFETIME_S
     except ValueError:

@@ -25,7 +25,10 @@ _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if c
 
 
 class Content(NamedTuple):
-    """The body of a request, and the headers that describe the body. The endpoints of an event share it by content mode."""
+    """The body of a request, and the headers that describe the body.
+
+    Deliveries of one event share one Content if their endpoints have the same content mode and form of payload.
+    """
 
     headers: bytes
     """Header lines that describe the body, each ended by CRLF."""
@@ -33,7 +36,7 @@ class Content(NamedTuple):
 
 
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
-    """Return the `webhook-id` that all attempts of a delivery carry, also after a crash and on a later redrive.
+    """Return the `webhook-id` that all attempts of a delivery carry, also after a crash and on a later redrive or replay.
 
     The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. A digest, because event ids
     are producers' text and may contain anything. A `webhook-id` is in a header and in the signed content, where no `.` is
@@ -50,7 +53,10 @@ def identity_of(event: Event | Packed) -> str:
 
 
 def content(event: Event, mode: ContentMode) -> Content:
-    """Return the content of a request for one event in a content mode, with the payload byte for byte."""
+    """Return the content of a request for one event in a content mode, with the payload byte for byte.
+
+    Raise ValueError in binary mode if a name of an attribute or the media type would not be a valid header.
+    """
     if mode is ContentMode.CLOUDEVENTS_BINARY:
         lines = "".join(
             f"ce-{name}: {urllib.parse.quote(value, safe=_PRINTABLE)}\r\n" for name, value in _attributes(event).items()
@@ -126,9 +132,9 @@ def _further_lines(event: Event) -> str:
 
 
 def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
-    """Return the content in binary mode of an event with an opaque payload, or without a payload and then without media type.
+    """Return the content, in binary mode, of an event whose payload is opaque or missing; without `content-type` if missing.
 
-    The media type is checked again before it becomes a header, as a name is in `_further_lines`.
+    The media type is checked again before it becomes a header, because the event may have been stored since it was parsed.
     """
     if kind.form is PayloadForm.NONE:
         return Content(lines.encode("ascii"), b"")

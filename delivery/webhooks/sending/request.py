@@ -50,9 +50,11 @@ def secrets(endpoint: Endpoint) -> Iterator[str]:
 
 
 def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_guard: guard.Guard) -> Target:
-    """Return the target of the request that asks a receiver for permission; raise as `prepare` does.
+    """Return the target of the request that asks a receiver for permission.
 
-    The receiver may not be the customer's own, so the request carries neither credentials nor headers of the customer.
+    Raise TargetRefused if the endpoint's URL or TLS settings, or a header of the question, allow no valid request. The receiver
+    may not be the customer's own, so the request has neither the endpoint's `auth` nor its headers. Its client certificate is
+    used.
     """
     address_guard.check_url(endpoint.url)
     url = yarl.URL(endpoint.url, encoded=True)
@@ -75,7 +77,7 @@ def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes
 
 
 def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) -> None:
-    """Raise TargetRefused for a header that is not allowed, is duplicated, or is set by `auth`.
+    """Raise TargetRefused for a header that is not allowed, is duplicated, is set by `auth`, or is `authorization`.
 
     The registry encrypts credentials of `auth`, but not headers.
     """
@@ -121,7 +123,7 @@ def _grant(endpoint: Endpoint, address_guard: guard.Guard) -> Grant:
     """
     auth = endpoint.auth
     if auth.secret is None or not auth.client_id or not auth.token_url:
-        raise errors.TargetRefused("auth", "oauth2 needs client_id, token_url and a secret")
+        raise errors.TargetRefused("auth", "oauth2 needs client_id, token_url and a secret: add what is missing")
     try:
         address_guard.check_url(auth.token_url)
     except errors.TargetRefused as exc:

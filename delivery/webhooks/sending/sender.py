@@ -31,7 +31,8 @@ class Sender:
     """Make attempts at deliveries and batches over one transport.
 
     `timeout_s` is the default time of an attempt. `clock` returns seconds since the epoch. `endpoint_time` is the clock by
-    which endpoints are judged, in seconds. A longer `Retry-After` counts as `max_retry_after_s`.
+    which endpoints are judged, in seconds. A longer `Retry-After` counts as `max_retry_after_s`. A failed attempt keeps at most
+    `logged_response_bytes` of the response's body for the attempts topic; 0: none.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class Sender:
             # An unforeseen error at one endpoint must not affect other endpoints. If raised, it would fail the task, and with
             # it the micro-batch of all customers, again and again.
             log.exception(
-                "an unforeseen error in one attempt: it counts as a failure of the platform, not of the endpoint, and retries "
-                "follow as after other failures. Send this traceback to the maintainers of the platform",
+                "an unforeseen error in one attempt: it counts as a failure of the platform, not of the endpoint. A lane "
+                "retries the delivery as after other failures; a test event is not retried. Send this traceback to the "
+                "maintainers of the platform",
                 extra={"endpoint_id": delivery.endpoint.endpoint_id},
             )
             error_class, detail = errors.LocalFailure.error_class, error_classes.UNFORESEEN_DETAIL
@@ -110,9 +112,9 @@ class Sender:
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
     ) -> tuple[transport.Response, bytes]:
-        """Post with an access token; after a 401, once more with a new token. `timeout_s` covers both requests.
+        """Post with an access token; after a 401, once more, unless the token was renewed after a 401 a moment ago.
 
-        Return the last response, and the header line with the token of its request.
+        `timeout_s` covers both requests. Return the last response, and the header line with the token of its request.
         """
         deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)

@@ -95,7 +95,7 @@ def to_text(key: SigningKey) -> str:
 
 
 def public_text(key: SigningKey) -> str:
-    """Return the public key as `whpk_…`, by which a customer verifies ed25519 signatures. The text is not secret."""
+    """Return the public key of an ed25519 key as `whpk_…`, by which a customer verifies signatures. The text is not secret."""
     return PUBLIC_PREFIX + base64.b64encode(_public_key(key)).decode()
 
 
