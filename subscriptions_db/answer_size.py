@@ -1,6 +1,7 @@
 """Bound the answers to list requests in bytes, beside their bound in items. Pure.
 
-Runs in the API. The bound keeps pollers and the API from holding forty dead letters of 1 MB each in memory.
+Runs in the API. Without the bound, a page of 100 dead letters of 1 MB each would take 100 MB of memory at the API and at the
+poller.
 """
 
 from __future__ import annotations

@@ -246,8 +246,8 @@ _Rows = Mapping[str, Sequence[tuple[int, Any]]]
 def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manifest:
     """Parse and check a document.
 
-    Raise RegistrationError with the line at which the document is not YAML, or ManifestRefused with file and line of every
-    mistake.
+    Raise RegistrationError, with the line if it is known, if the document is not YAML or too large. Raise ManifestRefused with
+    file and line of every mistake in a YAML document.
     """
     document = yaml_document.read(text, name)
     with document.naming_lines(name):

@@ -95,7 +95,7 @@ class Document:
 
     @contextlib.contextmanager
     def naming_lines(self, name: str) -> Iterator[None]:
-        """Raise the mistakes of the context as one ManifestRefused, with file and line, sorted by line."""
+        """Raise the mistakes of the block as one ManifestRefused, with file and line, sorted by line."""
         try:
             yield
         except errors.RegistrationError as exc:

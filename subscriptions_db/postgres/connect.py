@@ -45,7 +45,7 @@ def connect(database: settings.Database, *, application_name: str = "fanout") ->
 
 
 def options(database: settings.Database, *, application_name: str) -> dict[str, Any]:
-    """Return the parameters of every connection."""
+    """Return the parameters of every connection, except the URL."""
     return {
         "autocommit": True,
         "connect_timeout": max(2, int(database.connect_timeout_s)),

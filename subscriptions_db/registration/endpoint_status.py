@@ -1,8 +1,11 @@
 """Disable and enable endpoints.
 
-Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. The audit entry
-of a change is written by a trigger of Postgres if the job made the change, by this module if a `fanout` command made it, and by
-the API if the API made it.
+Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. The author of a
+change decides what writes its audit entry:
+
+1. The job: a trigger of Postgres.
+2. A `fanout` command: this module.
+3. The API: its handler.
 """
 
 from __future__ import annotations

@@ -104,9 +104,10 @@ def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Res
     asked = open_question(connection, asking.endpoint_id, asking.token)
     if reply.state is State.PERMITTED:
         is_noted = asked is not None and permit(connection, asking.endpoint_id, asking.token, asked, reply.per_minute)
-        return (
-            reply if is_noted else Reply(State.REFUSED, reason="the endpoint was changed or asked again meanwhile: ask again")
-        )
+        if is_noted:
+            return reply
+        reason = "the endpoint was changed or asked again meanwhile, so the permission was not recorded: ask again"
+        return Reply(State.REFUSED, reason=reason)
     # The receiver may have permitted deliveries by the callback before this reply arrived.
     return Reply(State.PERMITTED) if asked is not None and asked["is_answered"] else reply
 
@@ -140,5 +141,5 @@ def permit(
 
 
 def digest(token: str) -> bytes:
-    """Return the digest of a token, which Postgres stores."""
+    """Return the digest of a token. Postgres stores the digest, not the token."""
     return hashlib.sha256(token.encode()).digest()

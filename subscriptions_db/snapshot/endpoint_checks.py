@@ -68,7 +68,7 @@ def errors_of(parent: str, check: Callable[..., object], *arguments: object) -> 
 
 @contextlib.contextmanager
 def below(parent: str) -> Iterator[None]:
-    """Prefix the paths of errors raised in the context with `parent`."""
+    """Prefix the paths of RegistrationErrors raised in the block with `parent`."""
     try:
         yield
     except errors.RegistrationError as exc:

@@ -25,7 +25,7 @@ PARTS = {
     "subscriptions": ("subscriptions", "subscription"),
     "scopes": ("snapshot_scopes", "subscription"),
 }
-"""Part of the document → its statement, and the entity whose ids the statement selects by."""
+"""Part of the document → its statement, and the kind of row (entity) by whose ids the statement selects."""
 IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscription_id"}
 """Entity → the column of its id."""
 

@@ -31,7 +31,7 @@ class SeekTarget(NoParameters):
     cursor: Cursor | None = None
     """Read on after the page of `GET /v1/dead-letters` that returned this cursor."""
     since: AwareDatetime | None = None
-    """Read on at the first waiting dead letter archived at this time or later. If there is none: as `end`."""
+    """Read on at the first waiting dead letter archived at this time or later. If there is none: `end`."""
 
 
 class NewConsumer(SeekTarget, DeadLetterQuery):
@@ -77,11 +77,12 @@ class Consumer(described.DescribedModel):
     """False: `waiting` is the least number, because only the oldest dead letters are examined: 10,000 that were not leased yet,
     and 10,000 that were returned or have an expired lease. For each consumer of a list, 1,000 take the place of 10,000."""
     leased: int
-    """Dead letters that a poller has."""
+    """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: int
     """Parked dead letters that were not discarded or redriven since."""
     parked_is_exact: bool
-    """False: `parked` is the least number, as `waiting_is_exact` says."""
+    """False: `parked` is the least number, because only the oldest 10,000 parked dead letters are examined, or 1,000 for each
+    consumer of a list."""
     created_at: dt.datetime
     """When the consumer was created."""
 

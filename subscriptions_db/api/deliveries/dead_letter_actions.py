@@ -116,7 +116,7 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
 
 
 def position_behind(text: str | None) -> int:
-    """Return the position in a cursor, after which the request continues; without a cursor 0, the beginning."""
+    """Return the position after which a request continues, by its cursor. Without a cursor: 0, the beginning."""
     return cursor.letter_position(text) if text else 0
 
 

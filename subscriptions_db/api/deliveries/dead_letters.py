@@ -106,7 +106,7 @@ class DeadLetters(described.DescribedModel):
     items: list[DeadLetter]
     """The dead letters of the page."""
     next_cursor: str
-    """Cursor after this page, which stays valid for dead letters that are archived later, and skips none."""
+    """Cursor after this page. It stays valid for dead letters that are archived later, and skips none."""
     has_more: bool
     """True: request the next page at once. An empty page can have a next one."""
     previous_cursor: str | None

@@ -1,6 +1,6 @@
 """Request, list and cancel replays.
 
-A replay sends again what is due to an endpoint from a time range, or the one delivery to which an attempt belongs (a resend).
+A replay delivers events again: those of a time range that are due to an endpoint, or the event of one attempt (a resend).
 Runs in the API, which only stores the request. `fanout archive` carries out the replays. `fanout` commands call `shown` too.
 """
 

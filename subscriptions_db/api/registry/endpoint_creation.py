@@ -62,8 +62,11 @@ class CreatedEndpoints(described.DescribedModel):
 def create(call: Call) -> CreatedEndpoints:
     """Create the endpoints of a request, or none.
 
-    Raise Refused with 403 for a limited key, with 422 that names each wrong entry by its index, or the customer, and with 429
-    if the endpoints exceed the quota.
+    Raise Refused:
+
+    * 403: the key is limited to endpoints.
+    * 422: an entry or the customer is wrong. The answer names each wrong entry by its index.
+    * 429: the endpoints exceed the customer's quota.
 
     A dry run writes the endpoints too and rolls them back, so the database checks them as well.
     """

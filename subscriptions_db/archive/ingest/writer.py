@@ -101,8 +101,8 @@ def _write_alone(
     except errors.RegistrationError as exc:
         place = (record.topic, record.partition, record.offset)
         log.warning(
-            "record %s:%d:%d is left out of the archive, because Postgres refuses it (%s). Its topic keeps the record, and "
-            "deliveries do not depend on it. Inform the maintainers of the platform", *place, exc,
+            "record %s:%d:%d is left out of the archive, because Postgres refuses it (%s). Its topic has the record until its "
+            "retention ends, and deliveries do not depend on it. Inform the maintainers of the platform", *place, exc,
         )  # fmt: skip
         return dataclasses.replace(_write(connection, [record.without_rows()], kept, now, policy), refused=1)
 
