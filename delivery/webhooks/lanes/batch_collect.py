@@ -46,7 +46,7 @@ class _Due(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """The segments and the results of some records. A segment has events that are due, a result is a skip or a rejection."""
+    """The segments and the results of some records. The segments have the due events; the results, skips and rejections."""
 
     rows: list[Row] = field(default_factory=list)
     results: Results = field(default_factory=Results)
@@ -55,9 +55,10 @@ class Collected:
 class Collector:
     """Collect the due events of one Spark partition of a micro-batch into segments. Used once.
 
-    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment, or its partition is
-    paused (`Intake`). An event that arrived after `now_ms`, by its producer's clock, counts as arrived at `now_ms`. Events of
-    an endpoint whose `max_wait_s` is at most `immediate_flush_s` are marked to be sent without a wait (Mark.IMMEDIATE).
+    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. A record whose schema
+    cannot be read now pauses its partition: this record and later ones are left out. An event that arrived after `now_ms`, by
+    its producer's clock, counts as arrived at `now_ms`. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, its shard
+    sends its events without a wait (Mark.IMMEDIATE).
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Collector:
         self._closed_size = 0
 
     async def add(self, records: Iterable[Record]) -> Collected:
-        """Collect `records`; return the segments and results that are ready."""
+        """Collect `records`; return their skips and rejections. Also return segments of full batches if these are many."""
         collected = Collected()
         for record in records:
             due = await self._intake.accept(record, collected.results.rejections)
@@ -98,7 +99,7 @@ class Collector:
         return collected
 
     def finish(self) -> Collected:
-        """Return the segments of all remaining events, and the offset receipts of all records."""
+        """Return the segments of all remaining events, and the offset receipts and totals of the task."""
         batches = self._closed
         for endpoint_id, batch in self._open.items():
             if batch.items:
@@ -122,7 +123,7 @@ class Collector:
             self._close_batch(batch, endpoint)
 
     def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
-        """Mark a batch as full, and give it to the shard of its number. Return the endpoint's next, empty batch."""
+        """Mark a batch as full, and give it to the shard that its number decides. Return the endpoint's next, empty batch."""
         endpoint_id = endpoint.endpoint_id
         batch.mark = segment.Mark.FULL
         shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])

@@ -2,7 +2,7 @@
 
 A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. URL, secrets, authentication,
 headers, content mode and compression come from the current registry, however long the events have waited. The current registry
-also decides if the endpoint and its subscriptions exist and are active.
+also decides if the endpoint, its subscriptions and the events' tenants still exist, and if the first two are active.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery, BatchOutcome
 log = logging.getLogger(__name__)
 
 MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
-"""Most bytes of bodies in one worker that wait for a slot or a response. Beyond this bound, no further body is built."""
+"""Most bytes of bodies in one task that wait for a slot or a response. Beyond this bound, no further batch is begun."""
 BYTES_BETWEEN_IO = 128 * 1024
 """Bytes of batches after which the lane yields to the event loop. Building these bodies takes about a millisecond, in which
 responses wait to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop polls the kernel each
@@ -90,11 +90,14 @@ class BatchLane:
         return final_results(self._dispatcher, batches=self._drained())
 
     def abandon(self) -> None:
-        """Send nothing more. Called when the task no longer reads the results."""
+        """Send nothing more, and cancel the attempts that the task awaits. Called at the end of each task."""
         self._dispatcher.abandon()
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: Sequence[int]) -> None:
-        """Send the events at `places` of a batch in one request; or skip these events for `reason`, or defer them."""
+        """Send the events at `places` of a batch in one request, or defer them. If `reason` is not None, skip them.
+
+        Events that an earlier run has completed are left out. An unforeseen error makes the events dead letters.
+        """
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
         subscription_ids = revalidation.subscription_ids(batch, places)

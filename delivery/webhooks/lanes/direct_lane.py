@@ -36,7 +36,8 @@ class DirectLane:
 
     Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred to the retry lane.
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
-    micro-batch, and are left out. `pauses_partitions`: see `Intake`.
+    micro-batch, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its partition: this
+    record and later ones are left out. Otherwise `submit` raises SchemaRegistryUnavailable.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class DirectLane:
         return Results(outcomes=self._dispatcher.drain())
 
     async def finish(self) -> Results:
-        """Wait until each delivery has its outcome; return the remaining results, with the offset receipts of all records."""
+        """Wait until each delivery has its outcome; return the remaining results, with all offset receipts and the totals."""
         await self._dispatcher.finish()
         return final_results(
             self._dispatcher,
@@ -95,11 +96,14 @@ class DirectLane:
         )
 
     def abandon(self) -> None:
-        """Send nothing more. Called when the task no longer reads the results."""
+        """Send nothing more, and cancel the attempts that the task awaits. Called when the results are no longer read."""
         self._dispatcher.abandon()
 
     def _prepared(self, event: Event, due: list[matching.Match]) -> _Due:
-        """Split the matches of an event into deliveries to attempt, and outcomes of those to skip or defer."""
+        """Split the matches of an event into deliveries to attempt, and outcomes of those to skip or defer.
+
+        Deliveries that an earlier run has completed are left out.
+        """
         prepared = _Due([], [])
         contents: dict[tuple[ContentMode, EndpointPayload], payload.Content] = {}
         decoded = event

@@ -13,7 +13,7 @@ from delivery.webhooks.scheduling import dispatch
 
 
 class DrainGate:
-    """A sender for one Spark task, around `sender`. After `close`, `attempt` sends nothing and waits until it is cancelled."""
+    """A sender for one Spark task or one slice, around `sender`. After `close`, `attempt` waits until it is cancelled."""
 
     def __init__(self, sender: dispatch.Sender) -> None:
         self._sender = sender

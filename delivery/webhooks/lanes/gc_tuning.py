@@ -16,7 +16,8 @@ COLLECTION_THRESHOLD = 20_000
 traversed the deliveries in flight again and again: 5 µs per delivery. Deliveries hold no cycles; the few objects that do, such
 as exceptions, may wait."""
 FULL_COLLECTION_EVERY_S = 600.0
-"""Seconds between two full collections. A full collection takes longer the more a worker remembers."""
+"""Least seconds between two full collections, which also collect frozen objects. A full collection takes longer the more a
+worker remembers."""
 
 
 class GarbageCollector:
@@ -28,7 +29,10 @@ class GarbageCollector:
         gc.set_threshold(COLLECTION_THRESHOLD)
 
     def freeze(self) -> None:
-        """Freeze all live objects. Called when a task begins, after PySpark has collected the garbage of the previous task."""
+        """Freeze all live objects, after a full collection if one is due.
+
+        Called when a task begins, after PySpark has collected the garbage of the previous task.
+        """
         if self._clock() >= self._full_collection_at:
             gc.unfreeze()
             gc.collect()

@@ -71,14 +71,14 @@ class Lane(Protocol):
         """Return the outcomes since the last call of `submit`, `drain` or `finish`. Does not wait."""
 
     def abandon(self) -> None:
-        """Send nothing more: the task no longer reads the results."""
+        """Send nothing more, and cancel the attempts that the task awaits. Called at the end of each task."""
 
 
 class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
     `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state
-    of the worker to the last results of the task.
+    of the worker to the results that come while the lane finishes and after it.
     """
 
     def __init__(

@@ -27,15 +27,16 @@ from delivery.webhooks.routing.intake import Receipt
 log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
-"""Seconds from the beginning of a slice to its end. The slice's receipts follow when all its records have an outcome."""
+"""Least seconds from the beginning of a slice to its end, unless `end_slice` is called. A slice does not end while the previous
+one finishes. Its receipts follow when all its records, and those of earlier slices, have an outcome."""
 CHECK_EVERY_S = 0.05
-"""Seconds between two checks for results. Queued results are in Kafka some 10 ms later. Deliveries with these results are not
-repeated after a crash."""
+"""Seconds between two checks for results and for the end of a slice. Queued results are in Kafka some 10 ms later. Deliveries
+with these results are not repeated after a crash."""
 MAX_WAITING = 500
-"""Most records that wait for the event loop. Beyond this bound the task's thread stops reading, and so does Spark's source."""
+"""From this number of records that wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""Most Results objects that wait to be written to Kafka: the results of some 10 s. Beyond this bound no record is read, because
-a crash would repeat the unwritten deliveries."""
+"""From this number of Results objects that wait to be written to Kafka, the results of some 10 s, no record is read. A crash
+would repeat the unwritten deliveries."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
@@ -53,7 +54,7 @@ class Slice(NamedTuple):
 
 
 class SliceResults(NamedTuple):
-    """Results of some records of one slice. The last results of a slice have its offset receipts."""
+    """Results of some records of one slice. The slice's last results have its offset receipts, unless the lane has failed."""
 
     results: Results
     receipts: Sequence[Receipt] = ()
@@ -132,7 +133,7 @@ class RealtimeLane:
 
     @property
     def is_over(self) -> bool:
-        """Return True if the lane is stopped. Records may have been dropped, so their task must not succeed."""
+        """Return True if `stop` or `close` was called. Records may have been dropped, so their task must not succeed."""
         return self._is_over
 
     @property
@@ -151,15 +152,16 @@ class RealtimeLane:
             self._wake()
 
     def stop(self) -> None:
-        """Begin no further deliveries. Records that wait for the loop stay in the queue, and no receipt covers them.
+        """Take no further records from the queue. Those that wait in it stay there, and no receipt covers them.
 
-        The queue is not cleared, because `feed` may still append records, and their receipt would cover the dropped records.
+        Records that were taken before are delivered. The queue is not cleared, because `feed` may still append records, and
+        their receipt would cover the dropped records.
         """
         self._is_over = True
         self._wake()
 
     def fail(self, failure: BaseException) -> None:
-        """Stop reading, and let the task fail with `failure`, or with an earlier failure if there was one."""
+        """Let `feed` and `finish` raise `failure`, or an earlier failure if there was one. No receipt follows."""
         self._failure = self._failure or failure
         self._wake()
 
@@ -181,7 +183,8 @@ class RealtimeLane:
     def finish(self) -> None:
         """Wait until each record has its outcome and all results are queued; raise the failure of a lane that has failed.
 
-        Records that wait for the event loop when the lane stops get no outcome. `feed` must not be called afterwards.
+        Records that wait for the event loop when the lane stops get no outcome. `next_results` returns None after the queued
+        results. `feed` must not be called afterwards.
         """
         try:
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
@@ -191,14 +194,14 @@ class RealtimeLane:
     def close(self, timeout_s: float) -> None:
         """End the lane of a task that failed: begin no more attempts, and queue the results of attempts in flight.
 
-        Wait at most `timeout_s` for attempts in flight.
+        Wait at most `timeout_s` for attempts in flight, then cancel them. Their records are read again.
         """
         try:
             asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop).result(timeout_s + 1)
         except concurrent.futures.TimeoutError:
             log.warning(
-                "attempts of a failed task of lane realtime did not end within %.0f s: their records are read again, and these "
-                "deliveries may be repeated, with the same webhook-id. There is nothing to do", timeout_s,
+                "the event loop did not end a failed task of lane realtime within %.0f s: the records without a receipt are "
+                "read again, and deliveries may be repeated, with the same webhook-id. There is nothing to do", timeout_s + 1,
             )  # fmt: skip
         finally:
             self._ended.put(None)
@@ -254,7 +257,10 @@ class RealtimeLane:
         return [opened.slice for opened in (*self._finishing.values(), self._current) if opened is not None]
 
     def _end_slice_if_due(self) -> None:
-        """End the current slice if it is due. Only one slice finishes at a time, because each has limits of its own."""
+        """End the current slice if `end_slice` was called, or if it is due and no earlier slice is still finishing.
+
+        Each slice has limits of its own, so several at once would send more than one alone may.
+        """
         current = self._current
         if current is None:
             return
@@ -275,10 +281,10 @@ class RealtimeLane:
             self.fail(fault)
 
     async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
-        """Queue the remaining results of a slice, then its receipts when the tasks `before`, of earlier slices, have ended.
+        """Queue the remaining results of a slice. Queue its receipts when `before`, the tasks of earlier slices, have ended.
 
         A restarted query continues at the first gap between receipts. Records behind the gap would be read again and have two
-        receipts.
+        receipts. A failed lane queues no receipts.
         """
         results = self._with_worker_state(await ending.slice.lane.finish())
         receipts, results.receipts = results.receipts, []

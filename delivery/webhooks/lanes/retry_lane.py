@@ -31,8 +31,8 @@ from delivery.webhooks.scheduling import host_limits, limits
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most this and one timeout after its
-start, and never expires while an attempt is in flight."""
+"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most this and one timeout, extended by
+own delay, after its start. It never expires while an attempt is in flight."""
 
 
 class LeaseResults(NamedTuple):
@@ -48,19 +48,21 @@ class _Course(enum.Enum):
     KNOWN = enum.auto()
     """An earlier run of the micro-batch has reported the lease, or has it in flight."""
     GIVEN_UP = enum.auto()
-    """The lease's entries become dead letters. The lease has no report."""
+    """The lease's entries end without an attempt: as dead letters, skipped or rejected. The lease has no report."""
     REFUSED = enum.auto()
     """The worker has no memory for the lease. The entries are requeued without an attempt."""
     DELIVERED = enum.auto()
+    """The worker attempts the lease's entries, except those that the registry lets wait or end without an attempt."""
 
 
 class RetryLane:
     """Deliver the leases that one worker gets: sets of retry entries. All methods run in the worker's event loop.
 
-    `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` are shared with the worker's other lanes.
-    No registry is older than `registry_max_age_s`. Guarantee: each lease that is not given up ends in one report. `start`,
-    `finish_task` or `drain` returns the report with the results of all attempts. There is no report if the process ends, or if
-    an unforeseen error ends the lease: the lease then expires.
+    `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` and `known_hosts` are shared with the
+    worker's other lanes. The registry that `start` gets has each change that is older than `registry_max_age_s`. Guarantee:
+    each lease that is not given up ends in one report. `start`, `finish_task` or `drain` returns the report, with or after the
+    results of all attempts. There is no report if the process ends, or if an unforeseen error ends the lease: the lease then
+    expires.
     """
 
     def __init__(
@@ -108,7 +110,8 @@ class RetryLane:
     ) -> LeaseResults:
         """Begin to deliver leases in the shards' encoding; return the results so far, also of earlier leases.
 
-        While there is no memory for a lease, wait for the end of other leases: see `_classify`. When a micro-batch runs again:
+        While there is no memory for a lease, wait at most `settle_s` for the end of another lease. If none ends in this time,
+        requeue the lease's entries without an attempt. When a micro-batch runs again:
         1. A lease that is still in flight goes on unchanged.
         2. A lease that was reported (in `ended`) is left out.
         3. Deliveries that were accepted (in `ended`) are left out.
@@ -138,7 +141,10 @@ class RetryLane:
         return drained
 
     def drain(self) -> LeaseResults | None:
-        """Return the results since the last call of `start`, `finish_task` or `drain`. None: there are none. Does not wait."""
+        """Return the results since the last call of `start`, `finish_task` or `drain`, without waiting.
+
+        None: no lease has ended, no delivery was accepted, and no endpoint responded with 410.
+        """
         has_accepted = any(lease.report.has_accepted for lease in self._book.in_flight())
         return self._drain() if self._book.has_ended or self._runner.observations.has_gone or has_accepted else None
 
@@ -154,8 +160,8 @@ class RetryLane:
     async def _classify(self, lease: retry_messages.Lease, settle_s: float, ended: completed_work.CompletedKeys) -> _Course:
         """Return what will happen to a lease.
 
-        While the leases in flight leave no room in memory, wait until any of them ends, at most `settle_s` each time. After a
-        wait in vain, no lease of the same task waits again.
+        While the leases in flight leave no room in memory, wait until any of them ends, at most `settle_s` each time. If none
+        has ended in time, no lease of the same task waits again.
         """
         if not lease.number:
             return _Course.GIVEN_UP
@@ -169,7 +175,7 @@ class RetryLane:
     async def _look_up(
         self, lease: retry_messages.Lease, registry: registries.Registry, ended: completed_work.CompletedKeys
     ) -> LeaseInFlight:
-        """Return the lease with its destination in the registry."""
+        """Return the lease with its endpoint and subscriptions in the registry."""
         tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
         # Read first: a change that takes effect during the look-up may not be in the destination.
         revision = registry.revision

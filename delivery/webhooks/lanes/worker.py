@@ -57,8 +57,7 @@ MAX_BREAKERS = 20_000
 """Most endpoints whose circuit breaker is kept. The least recently used are forgotten."""
 BATCH_BYTES_AT_ONCE = 1024 * 1024
 """Most bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
-batches instead, the results of small batches were written each 7 ms, which was a quarter of the work on them
-(docs/benchmarks/)."""
+batches, the results of small batches were written each 7 ms: a quarter of the work on them (docs/benchmarks/)."""
 LEASES_AT_ONCE = 16
 """Most leases that are read before the results so far are written."""
 IDLE_CHECK_S = 0.02
@@ -95,7 +94,7 @@ class Worker:
             logged_response_bytes=self._plan.logged_response_bytes,
         )
         self._gate = drain_gate.DrainGate(self._sender)
-        """The gate of the current task."""
+        """The gate of the current task, or of its newest slice."""
         self._formats = decoder.decoder_of(plan.formats, plan.layout)
         self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self._is_orphan = False
@@ -127,7 +126,7 @@ class Worker:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision of the registry that a task used in this process."""
+        """Return the newest revision of the registry that a task used in this process. 0: none has used a registry."""
         if self._registry is not None:  # a task that Spark runs again may bring an older one
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
@@ -135,8 +134,8 @@ class Worker:
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
         """Prepare for a task. Called before any other method of the task.
 
-        `driver_s` is the driver's time in the stamp of the task. `workers` is the number of workers that share the limits of
-        hosts and endpoints. None: unchanged.
+        `driver_s` is the driver's time in the stamp of the task, if there is a stamp. `workers` is the number of workers that
+        share the limits of hosts and endpoints. None: unchanged.
         """
         self._collector.freeze()
         if driver_s is not None:
@@ -175,8 +174,8 @@ class Worker:
     ) -> realtime_lane.RealtimeLane:
         """Return a real-time lane for a long task.
 
-        `registry` is called in the event loop each time a slice begins. `suppressed` is read in the event loop for each
-        delivery, and may be changed in the event loop. `ended` and `next_offsets`: see `deliver` and `RealtimeLane`.
+        `registry` is called in the event loop each time a slice begins. `suppressed` is read in the loop for each delivery, and
+        may be changed there. Deliveries in `ended` are left out. `next_offsets` has the known offsets at which the task begins.
         """
 
         def begin() -> realtime_lane.Slice:
@@ -205,7 +204,8 @@ class Worker:
     ) -> Iterator[batch_collect.Collected]:
         """Collect the records of a task of the batch lane into segments, by the registry in `source`; yield these.
 
-        Called in the task's thread, by one task at a time. The other arguments: see `batch_collect.Collector`.
+        `shards` is the number of shards. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` do not wait.
+        Called in the task's thread, by one task at a time.
         """
         collector = self._thread.run(self._begin_collecting(source, shards, immediate_flush_s))
         for records in batches:
@@ -221,7 +221,8 @@ class Worker:
     ) -> Iterator[Results]:
         """Deliver batches that shards of the batch lane have sent, by the registry in `source`; yield the results.
 
-        `suppressed` and `ended`: see `deliver`. Called in the task's thread, by one task at a time.
+        Batches to `suppressed` endpoints are deferred to the retry lane. Events in `ended`, which an earlier run completed, are
+        left out. Called in the task's thread, by one task at a time.
         """
         chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
         lane = self._thread.run(self._begin_batch_lane(source, suppressed, ended))
@@ -235,7 +236,7 @@ class Worker:
     def mark_orphaned(self) -> None:
         """Record that the JVM of this worker is gone. Called in the task's thread, by the handler of a signal.
 
-        The current task begins no further attempt, and fails when its attempts in flight have ended.
+        A task of a fast lane then begins no further attempt, lets its attempts in flight end, and fails.
         """
         self._is_orphan = True
 
@@ -248,9 +249,8 @@ class Worker:
     ) -> Iterator[retry_lane.LeaseResults]:
         """Attempt the entries of leases that shards of the retry lane have given out; yield the results.
 
-        Called in the task's thread, by one task at a time. Attempts that take longer than `settle_s` continue after the task,
-        and a later call yields their results. If the task fails, its results are lost. Then the leases expire, and the shards
-        lease the entries again.
+        Called in the task's thread, by one task at a time. Attempts that take longer than `settle_s` continue after the task. A
+        later call, or `drain_leases`, returns their results. If the task fails, its results are lost, and the leases expire.
         """
         retries, registry = self._thread.run(self._retry_lane(source))
         written = iter(leases)
@@ -307,7 +307,7 @@ class Worker:
             raise errors.Orphaned
 
     def _with_worker_state(self, results: Results) -> Results:
-        """Add the worker's own state to a task's last results, and return these.
+        """Add the worker's own state to results from the end of a task or slice, and return these results.
 
         The state: accepting endpoints to report, seconds in which the worker waited for its own machine, requests that waited
         for hosts, difference of the clocks. If our own network is broken, forget all circuit breakers.

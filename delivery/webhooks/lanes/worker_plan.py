@@ -30,8 +30,8 @@ class Plan:
     logged_response_bytes: int = response_body.MAX_BYTES
     """Most bytes of the body of the response to a failed attempt that the attempts topic keeps. 0: none."""
     max_connections: int = 0
-    """Most open connections of one worker. 0: half of the files that the process may open."""
+    """Most open connections of one worker. 0: half of the files that the process may open, at most 16,384."""
     report_accepting_every_s: float = 0.0
     """Longest time in seconds between two reports to the retry lane that an endpoint accepts requests. 0: each task reports."""
     registry_max_age_s: float = 3600.0
-    """Seconds. No delivery uses a registry that Postgres confirmed longer ago."""
+    """Seconds. The registry of a task has each change that is older than this."""
