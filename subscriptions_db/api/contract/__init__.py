@@ -1,5 +1,5 @@
 """Define the contract of the HTTP API: the types of routes, requests, answers and problems, and the API keys.
 
-In: declarations of routes, and requests. Out: validated calls for the handlers, and problem documents. Runs in the API. API
-keys also run in `fanout` commands.
+The handlers share what is here: pages, conditions, quotas and audit entries. server/handler.py validates requests by the types.
+Runs in the API. `fanout api-keys` uses keys.py, and `fanout openapi` and `make docs` use the types.
 """

@@ -18,6 +18,9 @@ def write(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> None:
-    """Write an audit entry about a row of the kind `entity`, with the request's API key or token as its author."""
+    """Write an audit entry about the thing `entity_id` of the kind `entity`. Its author is the request's principal.
+
+    `customer_id` is the customer who may read the entry. None: only the operator reads it.
+    """
     key_id, fields = call.principal.key_id, {"before": before, "after": after}
     audit.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)

@@ -24,9 +24,9 @@ ROWS_PER_READ = 20
 
 
 def lock(call: Call, kind: registered_rows.RowKind, row_id: str) -> bool:
-    """Lock a row until the transaction ends; return True if the row exists.
+    """Lock a row until the transaction ends; return True if the row exists and the principal may see it.
 
-    The id of a missing row is locked too, so that no other request creates the row meanwhile.
+    The id of a missing row is locked too, so that no other request of the API creates the row meanwhile.
     """
     wanted = {"kind": kind, "id": row_id}
     call.connection.execute(query("lock_row"), wanted)
@@ -59,20 +59,25 @@ def require_conditions(call: Call, show: Callable[[Call], pydantic.BaseModel] | 
 
 
 def require_permitted(endpoint: Mapping[str, Any]) -> None:
-    """Raise Refused with 409 while the receiver of an endpoint has not permitted deliveries."""
+    """Raise Refused with 409 if the endpoint needs its receiver's permission for deliveries, and does not have it."""
     if endpoint["awaits_permission"]:
         raise problems.Refused(
-            409, "the receiver has not permitted deliveries yet: ask it with POST /v1/endpoints/{id}/validate"
+            409,
+            "the receiver has not permitted deliveries yet, so the endpoint is unchanged and nothing was sent: ask the "
+            "receiver with POST /v1/endpoints/{id}/validate",
         )
 
 
 class Page(NamedTuple, Generic[Model]):
-    """A page of a list. The fields are those of routes.ListPage, and the items."""
+    """A page of a list."""
 
     items: list[Model]
     next_cursor: str | None
+    """None: no row follows the page."""
     previous_cursor: str | None
+    """None: no row is before the page."""
     total: int | None
+    """The rows of all pages. None: the request does not ask for the total."""
 
 
 def page(
@@ -128,7 +133,7 @@ def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int
 
 
 def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit: int, only: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the rows nearest to a place, the nearest first."""
+    """Return the ids of the rows nearest to a place, the nearest first, at most `limit`."""
     asked = dict(only) | {"place": place.row_id, "limit": limit}
     return [row["id"] for row in _matching(call, kind, "rows_before" if place.is_end else "rows_after", asked)]
 
@@ -146,10 +151,11 @@ def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[st
 def put(
     call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "", strict: bool = False
 ) -> apply.Result:
-    """Check a manifest document, register its rows, and write an audit entry for each change; return the changes.
+    """Check a manifest document, register its rows, and write an audit entry for each change.
 
-    `action` replaces the action in the audit entries. Raise RegistrationError if the document is refused. With `strict`, a
-    document with warnings of the lint is refused too.
+    Return the changes, the new secrets and the warnings of the lint. `customer_id` and `action` go into the audit entries;
+    without `action`, each entry has the change's own. Raise RegistrationError if the document is refused. With `strict`, a
+    document with warnings is refused too.
     """
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
@@ -167,7 +173,7 @@ def delete(
     """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404, 412 or 422.
 
     404: the row does not exist. 412 and 422: the request's conditions do not hold, or are malformed. `show` returns the
-    resource as GET does, and `owner` the customer of the row for the audit entry.
+    resource as GET does. `owner` returns the customer of a row, for the audit entry.
     """
     before = locked_row(call, kind, row_id)
     require_conditions(call, show)
@@ -181,10 +187,10 @@ def new_id(prefix: str) -> str:
 
 
 def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, adding: int = 1) -> None:
-    """Raise Refused with 429 if `adding` more rows of the kind exceed the quota of the customer of the API key.
+    """Raise Refused with 429 if `adding` more rows of the kind exceed the customer's quota.
 
-    `default` is the quota of a customer that has none of its own. An operator's key has no quota. A lock makes the customer's
-    concurrent requests wait until this transaction ends, so together they do not exceed the quota.
+    `default` is the quota of a customer that has none of its own. Requests with an operator's key have no quota. A lock makes
+    the customer's concurrent requests wait until this transaction ends, so together they do not exceed the quota.
     """
     own = call.principal.customer_id
     if own is None:
@@ -198,13 +204,16 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     if found["rows"] + adding > quota:
         # A limited key does not learn how many rows there are beyond its endpoints.
         owned = f"you have {found['rows']} {kind}s, and your quota is {quota}"
-        had = owned if call.principal.endpoints is None else f"the quota of the customer is {quota} {kind}s, and it is used up"
-        raise problems.quota_reached(f"{had}: delete some, or ask the operator")
+        had = owned if call.principal.endpoints is None else f"the customer would exceed its quota of {quota} {kind}s"
+        raise problems.quota_reached(f"{had}. Nothing was created: delete some, or ask the operator for a larger quota")
 
 
 @contextlib.contextmanager
 def of_whole_customer(call: Call) -> Iterator[None]:
-    """Let the block see all rows of the customer, also with a limited key. Only for counts that no limited key is shown."""
+    """Let the block see all rows of the customer, also with a limited key.
+
+    Use it for counts only, and never show the counts to a limited key.
+    """
     limit = call.principal.endpoint_ids
     if limit:
         call.connection.execute(query("limit_to_endpoints"), {"endpoint_ids": ""})
@@ -221,7 +230,7 @@ def owner_for(call: Call, wanted: str | None) -> str:
     """
     own = call.principal.customer_id
     if own is None and wanted is None:
-        raise problems.invalid(("customer", "is required with an operator's key"))
+        raise problems.invalid(("customer", "is required with an operator's key: add it"))
     require_own(call, wanted)
     return own or str(wanted)
 
@@ -244,13 +253,14 @@ def no_customer(wanted: str | None) -> problems.Refused:
 def id_for(call: Call, kind: registered_rows.RowKind, wanted: str | None, *, prefix: str) -> str:
     """Return the id of a new row: a random id, or the id `wanted`, which only an operator's key may choose.
 
-    Raise Refused with 422 if a customer's key chooses an id, and with 409 if the id is taken. A customer that chose ids could
-    find out the ids of other customers' rows.
+    Raise Refused with 422 if a customer's key chooses an id, and with 409 if the id is taken. A chosen id is locked until the
+    transaction ends. A customer that chose ids could find out the ids of other customers' rows.
     """
     if wanted is None:
         return new_id(prefix)
     if call.principal.customer_id is not None:
         raise problems.invalid(("id", "is chosen by the platform: leave it out"))
     if lock(call, kind, str(wanted)):
-        raise problems.Refused(409, f"a {kind} with this id exists already", ("id", "is already used: choose another id"))
+        taken = f"is already used by another {kind}: choose another id"
+        raise problems.Refused(409, f"the id {wanted} {taken}. Nothing was changed", ("id", taken))
     return str(wanted)

@@ -1,7 +1,7 @@
 """Encode and decode the cursors of lists as opaque text. Pure.
 
-Runs in the API. A cursor holds the id of the last row of a page, so a list can be paged while rows are added and deleted. A
-cursor of the previous page holds the mark `<`, with which no id begins, and then the id of the first row.
+Runs in the API. The cursor of the next page holds the id of a page's last row, so a list can be paged while rows are added and
+deleted. The cursor of the previous page holds `<`, with which no id begins, and then the text before which that page ends.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import binascii
 from typing import NamedTuple
 
 BEFORE = "<"
-"""The first character in a cursor of the previous page."""
+"""The first character of the decoded cursor of a previous page."""
 
 _DIRECTLY_AFTER = "\x01"
-"""Character that follows a row's id in the place directly after the row. Ids have only characters that sort after it."""
+"""A row's id with this character behind it sorts directly after the row: all characters of ids sort after the character."""
 
 
 class Place(NamedTuple):
-    """The place in a list at which a page begins, or ends."""
+    """The place in a list at which a page begins, or ends. The row `row_id` itself is not on the page."""
 
     row_id: str
+    """The id of a row, which may be deleted; or a text that sorts between ids."""
     is_end: bool = False
     """True: the page has the rows before `row_id`. False: the page has the rows after `row_id`."""
 
@@ -30,14 +31,14 @@ START = Place("")
 
 
 def encode(last: str) -> str:
-    """Return the cursor after the row with the id `last`."""
+    """Return the `next_cursor` of a page whose last row has the id `last`: the id in URL-safe base64, without padding."""
     return base64.urlsafe_b64encode(last.encode()).decode().rstrip("=")
 
 
 def decode(cursor: str | None) -> str:
     """Return the text in a cursor; None or an empty cursor gives the empty text.
 
-    Raise ValueError if the cursor is not valid.
+    Raise ValueError if the cursor is not URL-safe base64 of UTF-8 text.
     """
     if not cursor:
         return ""
@@ -48,7 +49,7 @@ def decode(cursor: str | None) -> str:
 
 
 def encode_previous(first: str) -> str:
-    """Return the cursor of the page that ends before the row with the id `first`."""
+    """Return the cursor of the page whose rows sort before `first`, such as the id of the first row of a page."""
     return encode(BEFORE + first)
 
 
@@ -64,7 +65,10 @@ def place(cursor: str | None) -> Place:
 
 
 def checked(cursor: str) -> str:
-    """Return the cursor unchanged; raise ValueError if it is not valid. pydantic calls it for the parameter `cursor`."""
+    """Return the cursor unchanged; raise ValueError if it cannot be decoded, or has NUL, which Postgres refuses.
+
+    pydantic calls this function for the parameter `cursor`.
+    """
     if "\0" in decode(cursor):
         raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged")
     return cursor

@@ -1,6 +1,6 @@
 """Mark operations, parameters and fields as deprecated, and build the headers that tell clients (RFC 9745, RFC 8594). Pure.
 
-Runs in the API. docs/api.md has the policy.
+Runs in the API, and in `fanout` commands for the OpenAPI document. docs/api.md has the policy.
 
 An operation has its deprecation as `Route.deprecation`. A parameter or a field has its deprecation as an annotation:
 `Annotated[str, Deprecation(…)]`. Published events are not validated by their type, so the headers do not name their fields.
@@ -37,7 +37,7 @@ class Deprecation:
     """URL of the page that says what to use in its place."""
 
     def __post_init__(self) -> None:
-        """Check the time between the deprecation and the removal."""
+        """Raise ValueError if the removal is less than MIN_NOTICE after the deprecation."""
         if self.sunset - self.since < MIN_NOTICE:
             raise ValueError(f"sunset must be at least {MIN_NOTICE.days} days after since: clients have six months to change")
 

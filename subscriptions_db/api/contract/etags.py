@@ -1,7 +1,7 @@
 """Compute the ETags of resources, and evaluate the conditions of requests (RFC 9110, section 13). Pure.
 
-Runs in the API. An ETag is a digest of what the answer to GET shows. The times of change are a part of it, so the ETag of an
-endpoint changes with its secrets too.
+Runs in the API. An ETag is a digest of what the answer to GET shows. The `updated_at` of an endpoint is a part of it, so the
+ETag changes with the endpoint's secrets too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAGS = re.compile(rf"\s*(?:\*|{_TAG.pattern}(?:\s*,\s*{_TAG.pattern})*)\s*")
 
 
 class Conditions(NamedTuple):
-    """The conditions of a request, as received."""
+    """The values of the headers `If-Match` and `If-None-Match`, as received. None: the request does not have the header."""
 
     if_match: str | None = None
     if_none_match: str | None = None
@@ -52,11 +52,10 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
 
 
 def require_none(headers: Mapping[str, str]) -> None:
-    """Raise Refused with 422 if a request has a condition.
+    """Raise Refused with 422 if a request has `If-Match` or `If-None-Match`.
 
-    Called for operations that change something and evaluate no conditions.
-
-    A change that ignored a condition could overwrite something. `headers` finds a header in upper or lower case.
+    Called for operations that evaluate neither, and are not GET. A change that ignored a condition could overwrite something.
+    `headers` finds a header in upper or lower case.
     """
     if found := [name for name in ("If-Match", "If-None-Match") if name in headers]:
         raise problems.invalid(*((name, "is not evaluated by this operation: send the request without it") for name in found))
@@ -71,6 +70,13 @@ def require(conditions: Conditions, etag: str | None) -> None:
         if condition is not None and not _TAGS.fullmatch(condition):
             raise problems.invalid((header, "must be the ETag of an answer, with its quotes, or *"))
     if conditions.if_match is not None and not names(conditions.if_match, etag, is_strong=True):
-        raise problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide again on the change")
+        raise problems.Refused(
+            412,
+            "the resource is not the one in If-Match, so nothing was changed: get it again, and decide again on the change",
+        )
     if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
-        raise problems.Refused(412, "the resource is the one in If-None-Match: nothing was changed")
+        raise problems.Refused(
+            412,
+            "If-None-Match names the resource as it is, or is * and the resource exists, so nothing was changed: get it again, "
+            "and decide again on the change",
+        )

@@ -1,4 +1,4 @@
-"""Expand the endpoint of each item of an answer, if the request asks for it with `expand=endpoint`.
+"""Add the whole endpoint to each item of an answer that has the endpoint's id, if the request has `expand=endpoint`.
 
 Runs in the API. The endpoints are read with the rights of the API key, so a limited key sees no other endpoint here either.
 """
@@ -26,23 +26,24 @@ class ExpandQuery(NoParameters):
 
 
 class Expanded(described.DescribedModel):
-    """The resources that the ids of an item name."""
+    """The resources whose ids an item has."""
 
     endpoint: schemas.Endpoint | None
     """Null: the endpoint was deleted."""
 
 
 class Expandable(described.DescribedModel):
-    """An item that names an endpoint."""
+    """An item with the id of an endpoint."""
 
     expanded: Expanded | None = Field(None, exclude_if=lambda expanded: expanded is None)
-    """Only with `expand`."""
+    """The endpoint. Only in answers to requests with `expand`."""
 
 
 def fitting_part(found: Sequence[Row], show: Callable[[Sequence[Row]], list[Model]], expand: str | None) -> list[Model]:
     """Return the leading items of a page that fit into one answer, converted by `show`.
 
-    With expansions, `show` reads the endpoints of `ROWS_PER_READ` items at a time, because one endpoint has up to 200 kB.
+    A page with rows has at least one item. With `expand`, `show` gets `crud.ROWS_PER_READ` rows at a time and reads their
+    endpoints, because one endpoint has up to 200 kB.
     """
     items: list[Model] = []
     step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE
@@ -55,9 +56,9 @@ def fitting_part(found: Sequence[Row], show: Callable[[Sequence[Row]], list[Mode
 
 
 class EndpointReader:
-    """Read the endpoints that the items of one answer name.
+    """Read the endpoints whose ids the items of one answer have.
 
-    Each endpoint is read once, and each call makes at most one query.
+    Each endpoint is read once for the answer. Each call of `expanded` makes at most one query.
     """
 
     def __init__(self, call: Call, expand: str | None) -> None:
@@ -66,7 +67,7 @@ class EndpointReader:
         self._known: dict[str, schemas.Endpoint | None] = {}
 
     def expanded(self, endpoint_ids: Iterable[str]) -> dict[str, Expanded]:
-        """Return endpoint id → its expansion; an empty dictionary if the request has no `expand`."""
+        """Return endpoint id → `Expanded`, also for deleted endpoints; an empty dictionary if the request has no `expand`."""
         wanted = set(endpoint_ids) if self._is_asked else set()
         if missing := sorted(wanted - self._known.keys()):
             rows = registered_rows.rows_of(self._call.connection, {"endpoint": missing})["endpoint"]

@@ -67,7 +67,7 @@ def create(
 
     `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant. `endpoints` limits a
     customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for a customer or a limit
-    that does not fit the scope, and for unknown customers and endpoints.
+    that does not fit the scope, for unknown customers and endpoints, and for more than MAX_ENDPOINTS endpoints.
     """
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(
@@ -77,7 +77,7 @@ def create(
         )
     if tenants and scope is not Scope.PUBLISHER:
         raise errors.RegistrationError(
-            "tenants", "only a publisher key may name tenants, so no key was created: leave them out"
+            "tenants", "only a key of scope publisher may name tenants, so no key was created: leave them out"
         )
     if endpoints and customer_id is None:
         raise errors.RegistrationError(
@@ -109,12 +109,17 @@ def _require_own(connection: connect.Connection, customer_id: str | None, endpoi
     own = {row["endpoint_id"] for row in found if row["customer_id"] == customer_id}
     if missing := [endpoint_id for endpoint_id in endpoints if endpoint_id not in own]:
         raise errors.RegistrationError(
-            "endpoints", f"the customer has no endpoint {', '.join(missing)}, so no key was created: name others"
+            "endpoints",
+            f"customer {customer_id} has no endpoint {', '.join(missing)}, so no key was created: `fanout get endpoints` lists "
+            "its endpoints",
         )
 
 
 def list_keys(connection: connect.Connection, customer_id: str | None = None) -> list[dict[str, Any]]:
-    """Return the keys of one customer, or all keys, with their states and without digests, the oldest first."""
+    """Return the keys of one customer, or all keys (None), with their states and without digests, the oldest first.
+
+    Expired and revoked keys are included.
+    """
     now = dt.datetime.now(dt.UTC)
     with connect.translated_errors():
         rows = connection.execute(query("api_keys"), {"customer_id": customer_id}).fetchall()
@@ -122,9 +127,9 @@ def list_keys(connection: connect.Connection, customer_id: str | None = None) ->
 
 
 def revoke(connection: connect.Connection, key_id: str) -> None:
-    """Revoke a key, by its id or its whole text; raise RegistrationError if there is none. Safe to repeat.
+    """Revoke a key, by its id or its whole text, and write an audit entry; raise RegistrationError if there is no such key.
 
-    The API refuses the key within 5 s.
+    A repeat changes nothing. The API refuses the key within 5 s.
     """
     with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("revoke_api_key"), {"key_id": key_id_of(key_id) or key_id}).fetchone()
@@ -136,7 +141,7 @@ def revoke(connection: connect.Connection, key_id: str) -> None:
             }
             audit.note(connection, audit.COMMAND, "revoke", "api_key", found["key_id"], **change)
     if found is None:
-        raise errors.RegistrationError("api key", "there is no such key; `fanout api-keys list` lists them")
+        raise errors.RegistrationError("api key", "there is no such key, so none was revoked; `fanout api-keys list` lists all")
 
 
 def state(expires_at: dt.datetime | None, revoked_at: dt.datetime | None, now: dt.datetime) -> KeyState:
@@ -154,13 +159,16 @@ def shown_expiry(expires_at: dt.datetime) -> str:
 
 
 def note_use(connection: connect.Connection, key_ids: Sequence[str], now: dt.datetime) -> None:
-    """Write `now` as the last use of these keys, except of keys whose written use is less than `NOTE_USE_EVERY_S` / 2 old."""
+    """Write `now` as the last use of these keys, except of keys whose written use is less than `NOTE_USE_EVERY_S` / 2 old.
+
+    Keys whose rows another process is writing are left out too.
+    """
     earlier = now - dt.timedelta(seconds=NOTE_USE_EVERY_S / 2)
     connection.execute(query("note_use_of_api_keys"), {"key_ids": list(key_ids), "now": now, "earlier": earlier})
 
 
 def key_id_of(text: str) -> str | None:
-    """Return the id of a key; None if the text is not a key."""
+    """Return the id in the text of a key; None if the text does not have the form of a key."""
     matched = _FORM.fullmatch(text)
     return matched[1] if matched else None
 

@@ -24,9 +24,10 @@ class Scope(enum.StrEnum):
     READ_ONLY = "read_only"
     """Read everything of its customer."""
     WRITE_ONLY = "write_only"
-    """Change everything of its customer, and read nothing: no secrets, events, results of deliveries or registered rows."""
+    """Change the endpoints, subscriptions, dead letters, consumers and replays of its customer. Read nothing: no secrets,
+    events, results of deliveries or registered rows. So it rotates no secret and leases no dead letter."""
     POLLER = "poller"
-    """Read, lease, ack and nack the dead letters of its customer, and nothing else."""
+    """Read the dead letters and their consumers of its customer. Lease, ack, extend and nack dead letters. Nothing else."""
     EXECUTOR = "executor"
     """Follow the registry of every customer, with sealed secrets, and nothing else."""
     PUBLISHER = "publisher"
@@ -39,19 +40,19 @@ class Scope(enum.StrEnum):
 
 
 class Principal(NamedTuple):
-    """The API key or token of a request, as far as authorization needs it."""
+    """The API key or token of a request, or the receiver that answers a question, as far as authorization needs it."""
 
     key_id: str
-    """The id of the key; for a token, `oidc:` and its subject."""
+    """The id of the key; for a token, `oidc:` and its subject; for a receiver, `callback`."""
     customer_id: str | None
-    """None: a key of the platform."""
+    """None: a key or token of the platform."""
     scope: Scope
     tenants: frozenset[TenantId] | None = None
     """Tenants for which a publisher's key may publish. None: for every tenant."""
     endpoints: frozenset[EndpointId] | None = None
     """Endpoints to which a customer's key is limited. None: the key is not limited."""
     expires_at: dt.datetime | None = None
-    """None: the key does not expire, or the principal has a token."""
+    """When the API key expires. None: it does not expire, or the principal has no API key."""
 
     @property
     def endpoint_ids(self) -> str:

@@ -17,7 +17,7 @@ REQUEST_ID = "req_0123456789abcdef01234567"
 
 
 class ProblemType(NamedTuple):
-    """The meaning of a code of problem documents, what a client does about the problem, and an example of it."""
+    """The meaning of a problem's code, what a client does about the problem, and an example."""
 
     meaning: str
     remedy: str
@@ -32,7 +32,7 @@ TYPES = {
     ),
     "unauthenticated": ProblemType(
         "The request has no API key, or one that is unknown, revoked or expired. Or its token is not valid.",
-        "Send the header Authorization: Bearer fk_… with a valid key, or a new token of the operator's provider.",
+        "Send the header Authorization: Bearer fk_… with a valid key, or a new token of the operator's identity provider.",
         problems.Refused(
             401, "the key is unknown, revoked or expired: send another one", headers={"www-authenticate": "Bearer"}
         ),
@@ -44,7 +44,8 @@ TYPES = {
         problems.Refused(403, "a key with scope read_only does not allow this: use a key of another scope"),
     ),
     "not_found": ProblemType(
-        "The path or the resource does not exist, the resource belongs to another customer, or publishing over HTTP is off.",
+        "The path or the resource does not exist, or publishing over HTTP is off. Resources of other customers, and those "
+        "beyond a key's limit to endpoints, do not exist for the key.",
         "Check the path and the id. Lists show the ids that the key may see. The operator turns publishing on with "
         "api.publishing.",
         problems.not_found("endpoint"),
@@ -52,11 +53,11 @@ TYPES = {
     "method_not_allowed": ProblemType(
         "The path exists, but does not take this method.",
         "Use one of the methods in the header Allow.",
-        problems.Refused(405, "use one of the methods in the header Allow", headers={"allow": "GET, HEAD, POST"}),
+        problems.Refused(405, "the path does not take this method: use one in Allow", headers={"allow": "GET, HEAD, POST"}),
     ),
     "too_slow": ProblemType(
-        "The request, or the body of events to publish, did not arrive completely in time.",
-        "Send it again, over a faster connection or in smaller parts.",
+        "The body of events to publish did not arrive completely in time. Nothing was published.",
+        "Send the events again, over a faster connection or in smaller parts.",
         problems.Refused(408, "the body did not arrive in 5 s: send it faster, or in smaller parts"),
     ),
     "conflict": ProblemType(
@@ -68,29 +69,33 @@ TYPES = {
     "precondition_failed": ProblemType(
         "The resource is not the one in If-Match, or it is the one in If-None-Match. Nothing was changed.",
         "Get the resource again, decide again on the change, and send the change with the new ETag.",
-        problems.Refused(412, "the resource is not the one in If-Match: get it again, and decide again on the change"),
+        problems.Refused(
+            412, "the resource is not the one in If-Match, so nothing was changed: get it again, and decide again on the change"
+        ),
     ),
     "too_large": ProblemType(
         "The body is larger than api.max_body_bytes, it has more than 1,000 events to publish, or one event is larger than its "
-        "topic takes.",
+        "topic or the platform's Kafka client takes.",
         "Send less in one request, or a smaller event.",
         problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request"),
     ),
     "unsupported": ProblemType(
-        "The body has a content type that the operation does not take.",
+        "The content type of the body is missing, or the operation does not take it.",
         "Send Content-Type: application/json, or another type of the operation.",
         problems.Refused(415, "the body's content type is missing, or is not taken here: send content-type application/json"),
     ),
     "rate_limited": ProblemType(
         "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "
-        "test event or question within the last second. Nothing was changed.",
+        "test event or question within the last second. Or all clients together sent too many requests with unknown keys or "
+        "tokens, or all receivers too many callbacks. Nothing was changed, sent or published, with one exception: a refused "
+        "question ends the callback URL of an earlier question.",
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
         "For requests that publish, it is the number of requests with one event each.",
         problems.Refused(429, "more than 50 requests a second with one key: try again in 1 s", headers={"retry-after": "1"}),
     ),
     problems.TENANT_RATE_LIMITED: ProblemType(
         "The API keys of all publishers together sent more than api.max_tenant_events_per_s events a second of one tenant, "
-        "which detail names. Nothing was published, also of the other tenants of the request.",
+        "which detail names. No event of the request was published, also not those of other tenants.",
         "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own.",
         problems.Refused(
             429,
@@ -100,12 +105,16 @@ TYPES = {
         ),
     ),
     problems.QUOTA: ProblemType(
-        "The customer has as many endpoints, subscriptions or consumers of dead letters as its quota allows, or it asks for a "
-        "replay and has as many waiting dead letters. Or a tenant of the request has published its events of the day "
-        "(api.max_tenant_events_per_day). detail names the quota. Nothing was changed or published.",
+        "The request would give the customer more endpoints, subscriptions or consumers of dead letters than its quota allows. "
+        "Or the customer asks for a replay, and has as many waiting dead letters as its quota allows. Or a tenant of the "
+        "request has published its events of the day (api.max_tenant_events_per_day). detail names the quota. Nothing was "
+        "changed or published.",
         "Delete some, redrive or discard dead letters, or ask the operator for a larger quota. Only the answer to published "
         "events has a Retry-After, until the next day of UTC. For the other quotas waiting does not help.",
-        problems.quota_reached("you have 50 endpoints, and your quota is 50: delete some, or ask the operator"),
+        problems.quota_reached(
+            "you have 50 endpoints, and your quota is 50. Nothing was created: delete some, or ask the operator for a larger "
+            "quota"
+        ),
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",
@@ -113,8 +122,9 @@ TYPES = {
         problems.Refused(500, problems.INTERNAL),
     ),
     "unavailable": ProblemType(
-        "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests are in flight, the "
-        "request took too long, Kafka has not confirmed all events to publish, or the provider of the token is away.",
+        "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests are in flight or wait, "
+        "the request took too long, Kafka does not answer or has not confirmed all events to publish, the keys of the token's "
+        "provider cannot be read, or the API is stopping.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
         problems.unavailable("too many requests are in flight: try again"),

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
 ABOUT_NOTHING = "about:blank"
-"""The `type` of a problem until the server knows its own URL (problem_types.py)."""
+"""The `type` of a problem until `problem_types.document` sets the URL of its page."""
 RETRY_AFTER_S = 2
 """Seconds after which a client may repeat a request that was refused for the moment."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
@@ -26,10 +26,11 @@ _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\
 
 
 class FieldError(described.DescribedModel):
-    """One invalid field."""
+    """One invalid field, parameter or header, or one refused event."""
 
     field: str
-    """The path of the field in the request, such as `retry.schedule_s[2]`."""
+    """The path of the field in the request, such as `retry.schedule_s[2]`, or the name of the parameter or header. `[2]` is the
+    third event of a body. Empty: the whole body."""
     problem: str
     """The mistake, and the correction."""
 
@@ -50,7 +51,7 @@ class Problem(described.DescribedModel):
     detail: str
     """The cause in this case, and the remedy, for people."""
     errors: list[FieldError] = pydantic.Field(default=[])
-    """The invalid fields."""
+    """The invalid fields, or the refused events. Empty if the problem has another cause."""
     request_id: str | None = None
     """The `X-Request-Id` of the answer. The platform's log has the same id."""
 
@@ -84,7 +85,7 @@ INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the r
 
 
 class Refused(Exception):
-    """A request is refused. Carries the problem document and the headers of the answer."""
+    """A request is refused. Has the problem document and the headers of the answer."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Refused(Exception):
         headers: dict[str, str] | None = None,
         code: str | None = None,
     ) -> None:
-        """`code` is one of OTHER_TITLES. None: the code of the status in TITLES."""
+        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: that of `status`."""
         super().__init__(status, detail)
         self.headers = headers or {}
         known, title = (code, OTHER_TITLES[code][1]) if code else TITLES[status]
@@ -103,17 +104,17 @@ class Refused(Exception):
 
 
 def not_found(kind: str) -> Refused:
-    """Return the 404 for a resource that does not exist or belongs to another customer: the same answer for both."""
+    """Return the 404 for a resource that does not exist, or that the principal may not see: the same answer for both."""
     return Refused(404, f"there is no such {kind.replace('_', ' ')}")
 
 
 def quota_reached(detail: str) -> Refused:
-    """Return the 429 for a row beyond a quota. It has no `Retry-After`, because waiting does not help."""
+    """Return the 429 for a request beyond a quota. It has no `Retry-After`, because waiting does not help."""
     return Refused(429, detail, code=QUOTA)
 
 
 def invalid(*wrong: tuple[str, str]) -> Refused:
-    """Return a 422 that names each invalid field. Each item of `wrong` has a field's path and its problem."""
+    """Return a 422 that names each invalid field. Each item of `wrong` has a field's path (empty: the body) and its problem."""
     return Refused(422, "; ".join(f"{field}: {problem}" if field else problem for field, problem in wrong), *wrong)
 
 
@@ -123,12 +124,12 @@ def unavailable(detail: str) -> Refused:
 
 
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
-    """Return the 422 for a body or a query that pydantic refuses. `model` is its type."""
+    """Return the 422 for a body or a query that pydantic refuses. `model` is its type. None: its fields are not known."""
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
 
 def from_error(exc: errors.FanoutError) -> Refused:
-    """Return the problem for an error of the platform (delivery/errors.py)."""
+    """Return the problem for an error of the platform (delivery/errors.py). Log a SettingsError: only the operator can act."""
     if isinstance(exc, errors.RegistrationError):
         found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
         return invalid(*((_ROW.sub("", mistake.path), mistake.problem) for mistake in found))
@@ -141,5 +142,5 @@ def from_error(exc: errors.FanoutError) -> Refused:
     if isinstance(exc, errors.SettingsError):
         log.error("requests are answered with 503 until a setting is corrected and the API restarted: %s", exc)
         return unavailable("the service is misconfigured: its log tells the operator which setting to change")
-    # The text of Postgres goes to the log only: it may name hosts and roles.
+    # Without the text of Postgres, which may name hosts and roles.
     return unavailable("the registry cannot be read or changed now: try again, a change with the same Idempotency-Key")

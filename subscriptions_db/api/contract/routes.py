@@ -2,7 +2,7 @@
 
 The list of Routes (server/table.py) is the single source of routing, request validation and the OpenAPI document.
 
-Runs in the API.
+Runs in the API, and in `fanout` commands for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ REGISTRY_READERS = READERS | REGISTRARS
 POLLERS = ADMINS | {Scope.POLLER}
 BROWSERS = READERS | POLLERS
 """The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. WRITERS may
-change everything of their customer. REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may read
-them. REGISTRARS may do both."""
+change dead letters, consumers and replays. REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may
+read them. REGISTRARS may do both, rotate secrets and send test events."""
 MAX_PAGE = 200
 """Maximum rows of a page."""
 
@@ -85,18 +85,18 @@ class ListQuery(PageQuery):
 
 
 class ListPage(described.DescribedModel):
-    """The cursors and the total of a page of a list."""
+    """A page of a list: its cursors and the total of the list."""
 
     next_cursor: str | None
-    """Null: this is the last page."""
+    """The cursor of the next page. Null: this is the last page."""
     previous_cursor: str | None
-    """Null: this is the first page."""
+    """The cursor of the previous page. Null: this is the first page."""
     total: int | None
-    """With `total=true`, the number of rows of all pages."""
+    """The number of rows of all pages. Null: the request does not have `total=true`."""
 
 
 def fitting_part(items: list[Model]) -> list[Model]:
-    """Return the first items of a page, as many as fit into one answer (answer_size.py)."""
+    """Return the first items of a page, as many as fit into one answer of 1 MiB; at least one if there are any."""
     return items[: answer_size.count(len(item.model_dump_json()) for item in items)]
 
 
@@ -119,11 +119,12 @@ class Call:
     document: dict[str, Any]
     """The body as received, without the defaults of omitted fields."""
     header: str | None
-    """The value of the header that the route reads, as received."""
+    """The value of the header that the route reads, as received. None: the request does not have it."""
     conditions: etags.Conditions
-    """`If-Match` and `If-None-Match` of a request that changes a resource."""
+    """`If-Match` and `If-None-Match` of a PUT, PATCH or DELETE. UNCONDITIONAL for other requests."""
     deprecations: set[Deprecation]
-    """The context for handlers that validate parts of the body themselves: it takes the deprecations of the fields."""
+    """pydantic's validation context, for handlers that validate parts of the body themselves. The validation adds the
+    deprecations of the fields that the request has."""
 
     def body_as(self, kind: type[Model]) -> Model:
         """Return the body as the type that the route declares."""
@@ -145,7 +146,7 @@ class PendingSend(NamedTuple):
 class PendingQuestion(NamedTuple):
     """A handler's return value: a question to send to a receiver after the transaction.
 
-    `then` makes the answer from the receiver's reply, in a second transaction.
+    `then` makes the answer from the receiver's response, or from the error of the attempt, in a second transaction.
     """
 
     to: Target
@@ -153,13 +154,16 @@ class PendingQuestion(NamedTuple):
 
 
 class LongPoll(NamedTuple):
-    """A handler's return value: the handler found nothing. long_polls.py repeats the request for up to `wait_s` seconds."""
+    """A handler's return value: the handler found nothing. long_polls.py repeats the request for up to `wait_s` seconds.
+
+    The setting `api.max_poll_s` bounds the wait.
+    """
 
     answer: pydantic.BaseModel
     """The answer if the wait ends without a result."""
     wait_s: float
     cursor: str | None = None
-    """The cursor of the next try, in place of the request's `cursor`."""
+    """The cursor of the next try, in place of the request's `cursor`. None: the same as before."""
 
 
 class SnapshotRequest(NamedTuple):
@@ -170,7 +174,7 @@ class SnapshotRequest(NamedTuple):
     newest: Revision
     """The newest revision of the registry when the handler ran."""
     wait_s: float
-    """Seconds to wait for a newer revision than `since`."""
+    """Seconds to wait for a newer revision, if the reader has the newest one."""
 
 
 class RawBytes(NamedTuple):
@@ -210,7 +214,7 @@ class Route:
     """None: no body, status 204."""
     status: int = 200
     is_change: bool = False
-    """The route accepts an `Idempotency-Key` and writes an audit entry."""
+    """The route accepts an `Idempotency-Key`, and writes an audit entry for each change."""
     is_poll: bool = False
     """The route changes leases only. Leases are too frequent for the audit log, and receipt handles make repeats safe."""
     is_validation: bool = False
@@ -218,14 +222,14 @@ class Route:
     needs_permission: bool = False
     """The handler answers 409 until the receiver permits deliveries, although the route changes nothing in the registry."""
     is_open: bool = False
-    """The route needs no API key: the token in its path names the endpoint. `scopes` is empty."""
+    """The route needs no API key: the token in its path shows that the receiver was asked. `scopes` is empty."""
     header: str | None = None
     """The name of the header that the handler reads."""
     is_conditional: bool = False
-    """The handler evaluates `If-None-Match`, and answers 304."""
+    """The route has no `resource`, but evaluates `If-None-Match` and may answer 304."""
     resource: type[pydantic.BaseModel] | None = None
-    """The type of the resource, as GET answers it. Answers have its `ETag`. GET takes `If-None-Match`, and the methods that
-    change the resource take `If-Match`."""
+    """The type of the resource, as GET answers it. Answers have its `ETag`, except to PUT and DELETE. GET takes
+    `If-None-Match`. PUT, PATCH and DELETE also take `If-Match`."""
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
     cost: int = 1
@@ -235,8 +239,8 @@ class Route:
     deprecation: Deprecation | None = None
     """Set if the operation is deprecated. Each of its answers says so in headers."""
     shown_once: str | None = None
-    """The secret field of the answer, or of its items, such as `items.rotated`. A repeated request gets null for it, because
-    secrets are not stored."""
+    """The secret field of the answer, or of its items, such as `items.rotated`. A repeat with the same `Idempotency-Key`
+    gets null for it, because stored answers have no secrets."""
 
     @property
     def may_answer_304(self) -> bool:
@@ -250,7 +254,7 @@ class Route:
 
     @property
     def refuses_conditions(self) -> bool:
-        """Return True if the route may change something and evaluates no conditions: a request with a condition is refused."""
+        """Return True if the route is not GET and evaluates no conditions: a request with a condition is refused."""
         return self.method != "GET" and not self.may_answer_412
 
     @property

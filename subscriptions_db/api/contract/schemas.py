@@ -2,7 +2,7 @@
 
 No answer has stored secrets.
 
-Runs in the API. Pure.
+Runs in the API, and in `fanout` commands for the OpenAPI document. Pure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> t
 def _optional(info: FieldInfo) -> Any:
     """Return the annotation of a field with None as a further value.
 
-    Deprecations move outside of `Optional`: inside they would mark one alternative of the field, and not the field.
+    Deprecations move outside of `Optional`. Inside, the JSON Schema would call one alternative of the field deprecated, and not
+    the field.
     """
     deprecations = [each for each in info.metadata if isinstance(each, Deprecation)]
     annotation: Any = info.annotation
@@ -64,7 +65,7 @@ class NewEndpoint(EndpointToCreate):
     """An endpoint to create."""
 
     customer: manifest.Id | None = None
-    """Required with an operator's key: the owner."""
+    """The owner. Required with an operator's key; other keys belong to one customer."""
 
 
 EndpointChanges = changes_of(
@@ -79,7 +80,7 @@ MetadataEntry = Annotated[str, Field(max_length=565, pattern=mistakes.METADATA_E
 
 
 def criteria(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return search criteria as parameters of SQL statements: `metadata` becomes JSON, from `name:text`."""
+    """Return search criteria as parameters of SQL statements: `metadata` becomes JSON, from `name:text`; None stays None."""
     if asked["metadata"] is None:
         return asked
     name, _, text = asked["metadata"].partition(":")
@@ -165,7 +166,7 @@ class Endpoint(described.DescribedModel):
     awaits_permission: bool
     """True: the receiver has not permitted deliveries yet, so deliveries wait as for a paused endpoint."""
     permitted_origin: str | None
-    """The origin that the receiver permitted."""
+    """The origin that the receiver permitted. Null: none yet."""
     permitted_per_minute: int | None
     """Requests a minute that the receiver permits. Null: any number."""
     permitted_at: dt.datetime | None
@@ -181,7 +182,7 @@ class Endpoint(described.DescribedModel):
     created_at: dt.datetime
     """When the endpoint was created."""
     updated_at: dt.datetime | None
-    """The last change of a field, the status or a secret. Null: the last change is older than this field."""
+    """When a field, the status or a secret was last changed. Null: before the platform stored this time."""
 
 
 class CreatedEndpoint(Endpoint):
@@ -271,9 +272,9 @@ class Subscription(described.DescribedModel):
     metadata: dict[str, str]
     """Names and texts of the customer's own."""
     created_at: dt.datetime | None
-    """When the subscription was created."""
+    """When the subscription was created. Null: before the platform stored this time."""
     updated_at: dt.datetime | None
-    """The last change of a field. Null, here and in `created_at`: the change is older than these fields."""
+    """When a field or the status was last changed. Null: before the platform stored this time."""
 
 
 class LintWarning(described.DescribedModel):

@@ -25,7 +25,8 @@ from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.oidc.tokens import TokenVerifier
 
 CACHE_S = 3.0
-"""Seconds a principal is cached, and so the longest that a revoked key still works. docs/api.md promises 5 s."""
+"""Seconds for which the principal of an API key is cached, and so the longest that a revoked key still works. docs/api.md
+promises 5 s."""
 MAX_CACHED_KEYS = 10_000
 """Maximum entries of each cache of API keys in one process."""
 BURST_SHARE = 0.2
@@ -52,7 +53,8 @@ class KeyRate(NamedTuple):
     clock: Callable[[], float]
     expires_at: dt.datetime | None
     room_of_tenants: Callable[[], limits.Room] | None = None
-    """Returns the room of the tenants whose events the request publishes, by their daily quotas. None: no quota counts."""
+    """Returns the room of the tenant that has the fewest events left today, of all tenants whose events the request publishes.
+    None: no daily quota counts for the request."""
 
     def room(self) -> limits.Room:
         """Return the room of the limit that refuses first, if each further request counts one in every limit."""
@@ -163,9 +165,9 @@ class Admission:
     async def admit(
         self, authorization: str | None, route: Route, note: Callable[[KeyRate], None] = lambda _: None
     ) -> Principal:
-        """Return the principal of a request; raise Refused with 401, 403, 429, or with 503 if Postgres is unavailable.
+        """Return the principal of a request; raise Refused with 401, 403, 429, or with 503 if the key cannot be checked.
 
-        `note` is called with the rate of the key, once the key is known.
+        `note` is called with the rate of the key, once the key is known to be valid, also if the request is then refused.
         """
         principal = await self.authenticate(authorization)
         if route.handler is None and principal.scope in route.scopes:
@@ -183,9 +185,10 @@ class Admission:
         return principal
 
     async def authenticate(self, authorization: str | None) -> Principal:
-        """Return the principal of a key or token; raise Refused with 401, with 429 after too many unknown ones, or with 503.
+        """Return the principal of a key or token, from the cache if it is there.
 
-        A valid token without a scope is refused with 403.
+        Raise Refused with 401, with 429 after too many unknown ones, and with 503 if Postgres or the provider of tokens is
+        unavailable. A valid token without a scope is refused with 403.
         """
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)

@@ -54,7 +54,11 @@ BYTES = "application/octet-stream"
 CALLBACK = "callback"
 """The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
 MAX_SENDING_S = 60.0
-"""Seconds to send an answer; then the connection is aborted. The largest page of dead letters has some 35 MB."""
+"""Seconds to send an answer; then the connection is aborted. aiohttp would wait for ever for a client that does not read. A
+page has 1 MiB, but a single dead letter may be larger."""
+TOO_LONG = (
+    "the request took longer than api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
+)
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
@@ -209,7 +213,7 @@ class Api:
 
     @contextlib.contextmanager
     def _outside_in_flight(self) -> Iterator[None]:
-        """Exclude a long poll from the in-flight limit; long polls have their own limits."""
+        """Exclude a waiting request from the in-flight limit; waiting requests have limits of their own."""
         self._in_flight -= 1
         try:
             yield
@@ -242,7 +246,7 @@ class Api:
         except web.HTTPException as exc:
             response = self._problem(_of_http(exc, request), request_id)
         except TimeoutError:
-            response = self._problem(problems.unavailable("the request took too long: try again"), request_id)
+            response = self._problem(problems.unavailable(TOO_LONG), request_id)
             response.force_close()  # a body may still be on its way
         except Exception:
             # One request must not end the server. The answer reveals nothing of the error.
@@ -294,16 +298,13 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:
-    """Return the path of a created resource, with the customer that an operator named in the request."""
+    """Return the path of a created resource, with the query parameter `customer` if the request has it."""
     suffix = f"?customer={query['customer']}" if "customer" in query else ""
     return template.format_map(document) + suffix
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    """Send an answer within `MAX_SENDING_S`, else abort the connection.
-
-    aiohttp itself would wait for ever for a client that does not read. aiohttp does not send a prepared answer again.
-    """
+    """Send an answer within `MAX_SENDING_S`, else abort the connection. aiohttp does not send a prepared answer again."""
     try:
         async with asyncio.timeout(MAX_SENDING_S):
             await response.prepare(request)
@@ -371,7 +372,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the conditions of a change; raise Refused if the route changes something and evaluates none."""
+    """Return the conditions of a PUT, PATCH or DELETE; raise Refused if another route than GET gets a condition."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:
@@ -392,7 +393,7 @@ def _of_http(exc: web.HTTPException, request: web.Request) -> problems.Refused:
         case web.HTTPMethodNotAllowed():
             # `redrive` in `/v1/dead-letters/redrive`, as in other fixed paths, is no id.
             allowed = ", ".join(sorted(table.methods(request.path) or exc.allowed_methods))
-            return problems.Refused(405, "use one of the methods in the header Allow", headers={"allow": allowed})
+            return problems.Refused(405, "the path does not take this method: use one in Allow", headers={"allow": allowed})
         case web.HTTPRequestEntityTooLarge():
             return problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request")
         case web.HTTPNotFound():

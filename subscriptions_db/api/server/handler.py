@@ -39,9 +39,9 @@ class ApiRequest:
     body: bytes = field(repr=False)
     idempotency_key: str | None = None
     header: str | None = None
-    """The value of the header that the route reads."""
+    """The value of the header that the route reads. None: the request does not have it."""
     conditions: etags.Conditions = etags.UNCONDITIONAL
-    """The conditions of a request that changes a resource."""
+    """The conditions of a PUT, PATCH or DELETE."""
     deprecations: set[Deprecation] = field(default_factory=set)
     """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
 
@@ -97,7 +97,8 @@ class RequestHandler:
     def answer(self, route: Route, request: ApiRequest) -> ApiAnswer:
         """Run the route's handler in a transaction, and return the answer; raise Refused.
 
-        If an equal request with the same `Idempotency-Key` was answered before, return that answer in place of a new one.
+        If an equal request with the same `Idempotency-Key` was answered within a day, return that answer without its secrets,
+        and change nothing.
         """
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
@@ -195,7 +196,8 @@ def _document(body: bytes) -> dict[str, Any]:
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
     """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
 
-    Raise Refused with 422 if a different request claimed it.
+    Wait while another request with the key is in flight. Raise Refused with 422 if a different request claimed it. Answers
+    older than a day are deleted first.
     """
     wanted = _row(request) | {"request_digest": request.digest(route)}
     connection.execute(query("delete_old_answers"))
@@ -203,7 +205,7 @@ def _claim(connection: connect.Connection, route: Route, request: ApiRequest) ->
         return None
     [kept] = connection.execute(query("stored_answer"), wanted).fetchall()
     if not hmac.compare_digest(bytes(kept["request_digest"]), wanted["request_digest"]):
-        raise problems.invalid(("Idempotency-Key", "was used for a different request: use a new key"))
+        raise problems.invalid(("Idempotency-Key", "was used for a different request within a day: use a new key"))
     return ApiAnswer(status=kept["status"], document=kept["answer"], is_repeated=True)
 
 

@@ -28,7 +28,10 @@ WARN_EVERY_S = 86_400.0
 """Seconds between two warnings about one key in the log of one process."""
 WRITE_AFTER_S = 1.0
 """Seconds in which uses are collected before they are written."""
-RENEW = "the key is refused once it has expired: give its owner a new key before, and then revoke this one"
+RENEW = (
+    "the key works until then: give its owner a new key (`fanout api-keys create`), then revoke this one (`fanout api-keys "
+    "revoke`)"
+)
 """The field `advice` of the warning about a key that expires soon."""
 
 Write = Callable[[Sequence[str]], Awaitable[None]]
@@ -72,9 +75,9 @@ class KeyUse:
             await self._writing
 
     async def _write_pending(self) -> None:
-        """Write the uses of the next `WRITE_AFTER_S` together, until none is pending.
+        """Write the uses of the next `WRITE_AFTER_S` together, and repeat this until no use is pending.
 
-        Uses that cannot be written are forgotten. The next use of such a key is noted again.
+        Uses that cannot be written are forgotten, so the next use of such a key is written.
         """
         while self._pending:
             with contextlib.suppress(TimeoutError):
@@ -83,7 +86,7 @@ class KeyUse:
             try:
                 await self._write(key_ids)
             except errors.FanoutError as exc:
-                log.info("the last use of %d API keys is not written, and is noted at their next use: %s", len(key_ids), exc)
+                log.info("the last use of %d API keys is not stored, and their next use is: %s", len(key_ids), exc)
                 for key_id in key_ids:
                     self._noted.pop(key_id, None)
 

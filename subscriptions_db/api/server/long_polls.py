@@ -55,8 +55,8 @@ class LongPolls:
     async def wait(self, request: web.Request, route: Route, asked: ApiRequest, answer: ApiAnswer) -> ApiAnswer:
         """Return the first answer with a result, or the last answer when the time is over or the server stops.
 
-        Raise Refused if too many polls wait. Each try authenticates the key again, because the key may have been revoked
-        meanwhile.
+        A disconnected client ends the wait too. The request's timeout is extended by the wait. Raise Refused if too many polls
+        wait, or if the key was revoked meanwhile: each try authenticates the key again.
         """
         loop = asyncio.get_running_loop()
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)
@@ -76,11 +76,16 @@ class LongPolls:
 
     @contextlib.contextmanager
     def _waiting_slot(self, customer_id: str | None) -> Iterator[None]:
-        """Occupy one of the slots for waiting polls. One customer cannot occupy them all."""
+        """Occupy one of the slots for waiting polls.
+
+        Raise Refused with 429 if the customer occupies all of its slots, and with 503 if all slots of the process are occupied.
+        """
         if self._waiting[customer_id] >= self._config.max_polls_per_customer:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
             raise problems.Refused(
-                429, "too many of your long polls are waiting: try again, or poll less at once", headers=headers
+                429,
+                f"{self._waiting[customer_id]} of your long polls are waiting already: try again when one has ended",
+                headers=headers,
             )
         if self._waiting.total() >= self._config.max_polls:
             raise problems.unavailable("too many long polls are waiting: try again")

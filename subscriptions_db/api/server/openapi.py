@@ -40,7 +40,7 @@ _KEY_HEADERS = {
 }
 
 _DEPRECATION_HEADERS = {
-    "Deprecation": {"description": "The time of the deprecation, as `@` and Unix seconds.", "schema": {"type": "string"}},
+    "Deprecation": {"description": "The time of the deprecation: `@` and Unix seconds.", "schema": {"type": "string"}},
     "Sunset": {"description": "The earliest time of the removal.", "schema": {"type": "string"}},
     "Link": {"description": "The page that says what to use in its place.", "schema": {"type": "string"}},
 }
@@ -59,7 +59,7 @@ _TAGS = {
     "dead-letters": "Deliveries that were given up.",
     "dead-letter-consumers": "Named groups of pollers that share the dead letters of a customer.",
     "audit-log": "Changes with their authors.",
-    "snapshot": "The whole registry, for executors.",
+    "snapshot": "The registry, whole or as its changes, for executors.",
 }
 """The first part of a path below /v1 → the description of its tag."""
 
@@ -80,7 +80,7 @@ _PATH_PARAMETERS = {
 _HEADERS = {
     "Idempotency-Key": "A text of the client, unique for the change. A repeat within a day changes nothing.",
     "If-Match": "Change the resource only if it has one of these ETags, or exists (`*`).",
-    "If-None-Match": "Answer only if the resource has none of these ETags; with `*`, only if it does not exist.",
+    "If-None-Match": "Answer or change only if the resource has none of these ETags; with `*`, only if it does not exist.",
     "WebHook-Allowed-Rate": "Requests a minute that the receiver permits, or `*` for any number.",
 }
 """The name of a header of requests → its description."""
@@ -174,7 +174,10 @@ def _body_example(example: Example, media: str) -> dict[str, Any]:
 
 
 def _problem(status: int, refs: Any) -> dict[str, Any]:
-    """Return the answer of a refusal, with the example of the code that the status has. Status 400 shares the code of 422."""
+    """Return the answer of a refusal with a status, with the example of its code.
+
+    Status 400 has no example: it shares the code of 422, whose example has status 422.
+    """
     code, title = problems.TITLES[status]
     is_shown = problem_types.TYPES[code].example.problem.status == status
     shown = {"examples": {code: {"$ref": f"#/components/examples/{code}"}}} if is_shown else {}
@@ -183,7 +186,7 @@ def _problem(status: int, refs: Any) -> dict[str, Any]:
 
 
 def _problem_examples(routes: Iterable[Route], public_url: str) -> dict[str, Any]:
-    """Return an example of each problem document to which an answer of these routes refers."""
+    """Return code → the example of its problem document, for the codes with which these routes may refuse."""
     statuses = {status for route in routes for status in _refusals(route)}
     codes = dict.fromkeys(problems.TITLES[status][0] for status in sorted(statuses))
     found = {code: problem_types.TYPES[code].example.problem for code in codes}
@@ -198,7 +201,7 @@ def _tag(route: Route) -> str:
 
 
 def _description(route: Route) -> str:
-    """Return the conditions under which an operation may be called, and its cost."""
+    """Return the description of an operation: its scopes, how a repeat is handled, its cost and its deprecation."""
     past = [f"{route.deprecation}."] if route.deprecation else []
     if route.is_open:
         return " ".join(["Needs no API key: the path has a token.", *past])

@@ -1,4 +1,6 @@
-"""Render the pages to which the `type` of a problem document leads: one for each code, and one that lists them all. Pure.
+"""Render a page for each code of problem documents, and one that lists all codes. Pure.
+
+The `type` of a problem document is the URL of its code's page.
 
 Runs in the API, which serves the pages as HTML, and in `make docs`, which writes them as Markdown to docs/problems.
 """
@@ -26,14 +28,14 @@ _STYLE = "body{font-family:sans-serif;max-width:45em;margin:2em auto;padding:0 1
 
 
 def markdown_list() -> str:
-    """Return docs/problems.md: a section for each code, which leads to its page."""
+    """Return the text of docs/problems.md. It has a section for each code, with a link to the page of the code."""
     return _LIST_HEAD + "".join(
         f"\n## {code}\n\n{_meaning(code)}\n\n[What to do, and an example](problems/{code}.md)\n" for code in TYPES
     )
 
 
 def markdown(code: str) -> str:
-    """Return the page of a code for docs/problems."""
+    """Return the page of a code for docs/problems, as Markdown."""
     return (
         f"# {code}\n\n{_NOTE}\n\n{_meaning(code)}\n\n## What to do\n\n{TYPES[code].remedy}\n\n## Example\n\n"
         f"```http\n{_example(code)}\n```\n\n[All problems](../problems.md)\n"
@@ -41,7 +43,7 @@ def markdown(code: str) -> str:
 
 
 def html_list() -> bytes:
-    """Return the page that lists all codes, as HTML. The anchor of a code is the code."""
+    """Return the page that lists all codes, as HTML. `#CODE` leads to the section of a code."""
     sections = (
         f'<h2 id="{code}"><a href="{problem_types.PATH}/{code}">{code}</a></h2><p>{html.escape(_meaning(code))}</p>'
         for code in TYPES
@@ -72,7 +74,10 @@ def _meaning(code: str) -> str:
 
 
 def _example(code: str) -> str:
-    """Return an answer with the code: the status, the headers that matter, and the problem document as indented JSON."""
+    """Return an example of an answer with the code: the status, the headers of its own, and the problem document.
+
+    The problem document is indented JSON.
+    """
     refused = TYPES[code].example
     document = problem_types.document(refused.problem, "", problem_types.REQUEST_ID)
     headers = {"Content-Type": problems.CONTENT_TYPE} | {name.title(): value for name, value in refused.headers.items()}

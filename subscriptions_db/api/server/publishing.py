@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 32 * 1024 * 1024
 """Maximum bytes of all request bodies that are being read, or whose events wait for Kafka. Further requests are refused before
-their bodies are read. A process
-took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka was away."""
+their bodies are read. A process took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka was away."""
 MAX_SHARE_OF_KEY = 0.25
 """Share of MAX_BYTES that the requests of one key may have. One body of a key is always read, if MAX_BYTES allows it."""
 BODY_TIMEOUT_S = 5.0
@@ -54,9 +53,10 @@ UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the 
 
 @dataclass
 class _Cost:
-    """The cost of checking a request, which may be refused in the end."""
+    """The cost of checking a request. A refused request has a cost too."""
 
     events: int = 0
+    """0: the body could not be split into events."""
     cpu_s: float = 0.0
 
 
@@ -79,7 +79,7 @@ class Publishing:
         """The occupied bytes of each key."""
 
     def close(self) -> None:
-        """Close the connections to Kafka."""
+        """Wait for a running check, then close the connections to Kafka."""
         self._thread.shutdown()
         self._producer.close()
 
@@ -140,7 +140,10 @@ class Publishing:
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge
     ) -> tuple[bodies.EventsOfBody, list[checks.Publication]]:
-        """Return the events of a request; raise Refused if one is wrong. Their cost is charged in both cases."""
+        """Return the events of a request; raise Refused if one is wrong, or if the body is slow or too large.
+
+        The cost of the body is charged in all cases, and the cost of the checks if the body has arrived.
+        """
         # Before the body arrives: requests that come at once must not all pass before the first one is charged.
         charge.body(min(request.content_length or 0, self._max_body_bytes))
         body = await self._body(request)
@@ -158,18 +161,19 @@ class Publishing:
 
     @contextlib.contextmanager
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
-        """Occupy the bytes of a request's body; raise Refused with 429 or 503 if the key has, or all keys have, too many.
+        """Occupy the bytes of a request's body while the context is open.
 
-        A body without a length, or a compressed one, may have `api.max_body_bytes`.
+        Raise Refused with 429 if the key would occupy too many, and with 503 if all keys would. A body without a length, or a
+        compressed one, occupies `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes
         of_key, of_all = self._bytes[key_id], self._bytes.total()
         if of_key and of_key + size > MAX_BYTES * MAX_SHARE_OF_KEY:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
-            raise problems.Refused(429, "too many of your events arrive or wait for Kafka at once: try again", headers=headers)
+            raise problems.Refused(429, "too many bytes of your events arrive or wait for Kafka: try again", headers=headers)
         if of_all and of_all + size > MAX_BYTES:
-            raise problems.unavailable("too many events wait for Kafka: try again")
+            raise problems.unavailable("too many bytes of events arrive or wait for Kafka: try again")
         self._bytes[key_id] += size
         try:
             yield

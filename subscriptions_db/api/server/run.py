@@ -52,7 +52,10 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIterator[int]:
-    """Serve while the context is open; yield the port. Once `stop` is set, the probes report that the process stops."""
+    """Serve while the context is open; yield the port. Once `stop` is set, the probes report that the process stops.
+
+    Raise SettingsError for a wrong setting. If Postgres is not ready, serve all the same.
+    """
     worker_plans.warn_of_open_guard(config.delivery)
     _hide_versions()
     async with contextlib.AsyncExitStack() as stack:
@@ -124,14 +127,14 @@ def _warn_of_rights(opened: transactions.Store) -> None:
 def _hide_versions() -> None:
     """Keep aiohttp from naming its version in the header `Server`.
 
-    app.py removes the header, except from answers to requests that are not valid HTTP, which no part of the application sees.
-    aiohttp has no setting for it.
+    app.py removes the header from the answers that it makes. aiohttp itself answers requests that are not valid HTTP, and has
+    no setting for the header.
     """
     vars(web_response)["SERVER_SOFTWARE"] = "fanout"
 
 
 def _quiet() -> logging.Logger:
-    """Return a logger that drops aiohttp's own errors: it would quote malformed requests, with a traceback, at level ERROR."""
+    """Return a logger that drops aiohttp's own log lines. aiohttp would quote malformed requests at level ERROR."""
     server_log = logging.getLogger(f"{__name__}.http")
     server_log.setLevel(logging.CRITICAL)
     return server_log

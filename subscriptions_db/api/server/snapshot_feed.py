@@ -31,7 +31,7 @@ from subscriptions_db.snapshot import registry_reader, sealed_document
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 0.5
-"""Seconds between two queries for a later revision."""
+"""Seconds between two queries for a later revision, while readers wait."""
 MAX_KEPT = 16
 """Maximum cached answers. Few are enough, because most readers are at the newest revisions. An answer with 100,000
 subscriptions has some megabytes."""
@@ -80,9 +80,11 @@ class SnapshotFeed:
         self._let_go()
 
     async def answer(self, request: web.Request, asked: SnapshotRequest) -> web.Response:
-        """Return the changes since the reader's revision, or the whole registry, once there is a later one or the wait is over.
+        """Return the changes since the reader's revision, or the whole registry.
 
-        Return 304 if `If-None-Match` names the newest revision. Raise Refused with 503 if the registry cannot be read.
+        A reader with the newest revision waits for a later one, or until its wait is over. Return 304 if `If-None-Match` names
+        the newest revision. Raise Refused with 503 if the registry cannot be read or too many readers wait, and with 401 if the
+        key was revoked during the wait.
         """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:
@@ -104,7 +106,10 @@ class SnapshotFeed:
         return web.Response(body=plain, content_type="application/json", headers=headers)
 
     async def _next(self, newest: Revision, wait_s: float) -> Revision:
-        """Return a later revision as soon as there is one, or `newest` after `wait_s`; raise Refused if none can be read."""
+        """Return a later revision as soon as there is one, or `newest` after `wait_s`.
+
+        Raise Refused with 503 if the revision cannot be read, or the server stops.
+        """
         later = self._later.setdefault(newest, asyncio.get_running_loop().create_future())
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
@@ -124,7 +129,7 @@ class SnapshotFeed:
                 for known in [known for known in self._later if known < newest]:
                     self._later.pop(known).set_result(newest)
         except errors.FanoutError as exc:
-            log.warning("the registry's newest revision cannot be read, and waiting readers of /v1/snapshot get 503: %s", exc)
+            log.warning("the registry's newest revision cannot be read, so waiting readers of /v1/snapshot get 503: %s", exc)
         finally:
             self._let_go()
 
@@ -134,7 +139,7 @@ class SnapshotFeed:
         self._later.clear()
 
     async def _pack(self, since: Revision | None, newest: Revision) -> CompressedAnswer:
-        """Return the answer for a reader, built once for all readers with the same request."""
+        """Return the answer for a reader, built once for all readers with the same request; raise Refused with 503."""
         reading = self._packed.get((since, newest))
         if reading is None or (reading.done() and reading.exception() is not None):
             reading = asyncio.create_task(self._read(since))

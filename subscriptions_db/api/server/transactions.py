@@ -29,7 +29,8 @@ from subscriptions_db.secrets import keyring
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
 """The roles in Postgres to which transactions switch. Row-level security limits CUSTOMER_ROLE to one customer's rows."""
 WAIT_S = 2
-"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request waits this long."""
+"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request that needs it waits
+this long."""
 
 
 class Store:
@@ -66,7 +67,8 @@ class Store:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
         A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
-        Raise RegistryUnavailable, or SettingsError if the key ring does not fit the registry.
+        Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become RegistryUnavailable,
+        RegistryOutdated or RegistrationError.
         """
         self._require_ring()
         customer_id = principal.customer_id
@@ -76,17 +78,17 @@ class Store:
             yield connection
 
     def key_row(self, key_id: str) -> dict[str, Any] | None:
-        """Return the stored row of an API key; None if there is none. Raise RegistryUnavailable."""
+        """Return the stored row of an API key; None if there is no such key. Raise RegistryUnavailable or RegistryOutdated."""
         with self._transaction(OPERATOR_ROLE) as connection:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
 
     def note_use(self, key_ids: Sequence[str]) -> None:
-        """Write that these API keys are in use."""
+        """Write the present time as the last use of these API keys."""
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             keys.note_use(connection, key_ids, dt.datetime.now(dt.UTC))
 
     def add_published(self, counts: published_counts.Counts, today: dt.date) -> published_counts.Sums:
-        """Add published events to the counts of all processes, and return the sums of the same days and tenants."""
+        """Add published events to the counts of all processes, and return the sums of the same days and registered tenants."""
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             return published_counts.add(connection, counts, today)
 
