@@ -1,6 +1,7 @@
 """Read the signing keys of the OpenID Connect provider (discovery and JWKS), and keep them.
 
-Runs in the API, on its event loop. Only the operator's settings decide which server is asked: no part of a token does.
+Runs in the API, on its event loop. The settings name the provider, and its discovery document names the URL of the keys. No
+part of a token decides which server is asked.
 """
 
 from __future__ import annotations
@@ -29,24 +30,26 @@ log = logging.getLogger(__name__)
 
 DISCOVERY = "/.well-known/openid-configuration"
 REFRESH_S = 600.0
-"""Age of the keys, in seconds, from which they are read again in the background. A key that the provider has withdrawn works
-until then."""
+"""Age of the keys, in seconds, from which the next request with a token has them read again in the background. A key that the
+provider has withdrawn works until that read succeeds."""
 ASK_EVERY_S = 10.0
-"""Least seconds between two reads of the keys. Tokens with invented key ids must not make the API flood the provider."""
+"""Least seconds between the starts of two reads of the keys. Tokens with invented key ids must not make the API flood the
+provider."""
 MAX_AGE_S = 86_400.0
-"""Age of the keys, in seconds, from which they are not used. The provider was away for all that time, and a stolen key must not
-work for ever."""
+"""Age of the keys, in seconds, beyond which they are not used. If the provider is away for so long, tokens are refused: a
+stolen key must not work for ever."""
 MAX_BYTES = 512 * 1024
 """Largest document of a provider. A provider with three keys and their certificates has 5 KiB."""
 MAX_KEYS = 100
+"""Maximum entries of a JWKS that are read."""
 MIN_RSA_TEXT = 342
 """Least characters of the modulus of an RSA key in base64: 2048 bits."""
 KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC"}
 """The first letters of an algorithm → the type of its keys. Keys of other types, such as shared secrets, are left out."""
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 ON_FAILURE = (
-    "tokens are refused with 503 where their key is not known yet, and API keys work: check the provider, the network, "
-    "oidc.issuer and oidc.ca_file"
+    "API keys work, and tokens whose key was read within a day; other tokens are refused with 503. Check the provider, the "
+    "network, oidc.issuer and oidc.ca_file"
 )
 """The field `advice` of the log line about a provider that cannot be read."""
 
@@ -84,11 +87,11 @@ class ProviderKeys:
         """A number that changes with the keys."""
 
     async def find(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
-        """Return the key of a token; None if the provider has no such key.
+        """Return the key of a token; None if the provider had no such key when its keys were read last.
 
-        Raise Refused with 503 if the provider cannot be asked.
-
-        A token without `kid` has a key only if the provider has just one for the algorithm.
+        The keys are read again first if they are too old or lack the key, but not within `ASK_EVERY_S` of the last read. Raise
+        Refused with 503 if the last read failed and the key is not there. A token without `kid` has a key only if the provider
+        has just one for the algorithm.
         """
         if not self.are_usable():
             await self.read()
@@ -97,18 +100,21 @@ class ProviderKeys:
             await self.read()
             found = self._found(kid, algorithm)
         if found is None and self._is_away:
-            raise problems.unavailable("the provider of the token cannot be reached: try again, or use an API key")
+            raise problems.unavailable("the keys of the token's provider cannot be read now: try again, or use an API key")
         return found
 
     def are_usable(self) -> bool:
-        """Return True if there are keys, and they are younger than MAX_AGE_S. Start to read keys older than REFRESH_S again."""
+        """Return True if there are keys, at most MAX_AGE_S old. Start to read keys older than REFRESH_S again."""
         age_s = self._clock() - self._read_at
         if age_s > REFRESH_S:
             self._begin()
         return age_s <= MAX_AGE_S
 
     async def read(self) -> None:
-        """Read the keys, unless they were asked for less than `ASK_EVERY_S` ago. A failure is logged."""
+        """Read the keys, or wait for a read that is running. Do nothing within `ASK_EVERY_S` of the start of the last read.
+
+        A failure is logged, unless the read before failed too.
+        """
         self._begin()
         if self._reading is not None:
             await asyncio.shield(self._reading)  # one client that hangs up must not end the read for the others
@@ -161,7 +167,7 @@ class ProviderKeys:
             self.version += 1
 
     async def _key_set_url(self, session: aiohttp.ClientSession) -> str:
-        """Return the URL of the keys, by discovery; raise ValueError if the document is not that of the issuer."""
+        """Return the URL of the keys, by discovery; raise ValueError if the document is of another issuer or has none."""
         found = await self._document(session, self._issuer.rstrip("/") + DISCOVERY)
         if found.get("issuer") != self._issuer:
             raise ValueError(f"the discovery document is of another issuer than oidc.issuer, {self._issuer}")
@@ -171,7 +177,10 @@ class ProviderKeys:
         return url
 
     async def _document(self, session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
-        """Return a JSON object of the provider. Redirects are not followed: they would lead to a server that nobody named."""
+        """Return a JSON object of the provider; raise ValueError for another answer.
+
+        Redirects are not followed: they would lead to a server that nobody named.
+        """
         async with session.get(url, ssl=self._tls, allow_redirects=False, headers={"accept": "application/json"}) as response:
             if response.status != 200:  # noqa: PLR2004
                 raise ValueError(f"{url} answered with status {response.status}")
@@ -187,7 +196,10 @@ class ProviderKeys:
 
 
 def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:
-    """Return the usable keys of a JWKS; raise ValueError if it has none. Unusable keys are left out. Pure."""
+    """Return the usable keys of a JWKS; raise ValueError if it has none. Pure.
+
+    Unusable keys, and entries beyond MAX_KEYS, are left out.
+    """
     listed = document.get("keys")
     found = [_signing_key(entry) for entry in (listed[:MAX_KEYS] if isinstance(listed, list) else [])]
     usable = tuple(key for key in found if key is not None)
@@ -197,7 +209,7 @@ def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:
 
 
 def _signing_key(entry: Any) -> SigningKey | None:
-    """Return a key of a JWKS; None if the entry is no public key of an algorithm that this version verifies."""
+    """Return a key of a JWKS; None if the entry is no RSA or EC key for signatures, or a malformed or too short one."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None
     kid, key_type, algorithm = entry.get("kid"), entry.get("kty"), entry.get("alg")

@@ -43,6 +43,7 @@ class KnownToken(NamedTuple):
 
     principal: Principal
     until: float
+    """Seconds since the epoch."""
     version: int
 
 
@@ -88,9 +89,13 @@ class TokenVerifier:
         header = signed.headers()
         algorithm, kid, kind = header.get("alg"), header.get("kid"), str(header.get("typ", ""))
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or "crit" in header or "b64" in header:
-            _refuse(f"the algorithm of the token is not allowed: the provider must sign with one of {', '.join(ALGORITHMS)}")
+            names = ", ".join(ALGORITHMS)
+            _refuse(
+                "the algorithm of the token is not allowed, or its header has crit or b64: the provider must sign with one of "
+                f"{names}, and without these headers"
+            )
         if kind.lower().removeprefix("application/") not in TYPES:
-            _refuse(f"the token is of another type than a token for access: {_SEND_ACCESS_TOKEN}")
+            _refuse(f"the token is no access token, by its header typ: {_SEND_ACCESS_TOKEN}")
         if kid is not None and not isinstance(kid, str):
             _refuse(f"the token is no signed JWT: {_SEND_ACCESS_TOKEN}")
         key = await self._keys.find(kid, algorithm)
@@ -130,7 +135,10 @@ class TokenVerifier:
     def _subject(self, claims: Mapping[str, Any]) -> str:
         subject = claims.get(self._config.subject_claim)
         if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT or not subject.isprintable():
-            _refuse(f"the claim {self._config.subject_claim} of the token names nobody: the operator sets oidc.subject_claim")
+            _refuse(
+                f"the claim {self._config.subject_claim} of the token is missing, or no printable text of at most "
+                f"{MAX_SUBJECT} characters: ask the operator to correct oidc.subject_claim"
+            )
         return subject
 
     def _scope(self, claims: Mapping[str, Any]) -> Scope:
@@ -139,12 +147,12 @@ class TokenVerifier:
             if value in values:
                 return Scope(scope)
         raise problems.Refused(
-            403, f"the claim {self._config.claim} of the token gives no scope: the operator sets oidc.scopes"
+            403, f"the claim {self._config.claim} of the token gives no scope: ask the operator to add its value to oidc.scopes"
         )
 
 
 def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
-    """Return the values of a claim, by its name or by a dotted path. Pure."""
+    """Return the texts in a claim, found by its name or by a dotted path. A text counts as a whole, and by its words. Pure."""
     found: Any = claims.get(claim)
     if found is None:
         found = claims
@@ -156,7 +164,7 @@ def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
 
 
 def _name(exc: jose_errors.ClaimError) -> str:
-    """Return the name of a claim, if it is one that this module requires."""
+    """Return the name of a refused claim, if it is a registered one; else the claims that this module requires."""
     return exc.claim if exc.claim in {"iss", "aud", "exp", "nbf", "iat", "sub"} else "iss, aud or exp"
 
 

@@ -21,7 +21,7 @@ STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 PLAIN = "application/json"
 MAX_EVENTS = 1000
-"""Most events of one request. With `api.max_body_bytes` it bounds the time for which one request blocks the event loop."""
+"""Most events of one request. With `api.max_body_bytes` it bounds the time that the checks of one request take."""
 
 _IS_CLOUD_EVENT = (("content-type", STRUCTURED.encode()),)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
@@ -50,7 +50,7 @@ class EventsOfBody(NamedTuple):
 
 
 def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
-    """Return the events of a body; raise Refused if the body cannot be split. `content_type` is without parameters.
+    """Return the events of a body; raise Refused with 413, 415 or 422. `content_type` is without parameters.
 
     1. `application/cloudevents-batch+json` is an array of CloudEvents.
     2. `application/cloudevents+json` is one CloudEvent.
@@ -78,7 +78,7 @@ def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
 
 
 def _items(body: bytes) -> list[bytes]:
-    """Return the items of a JSON array with their bytes unchanged."""
+    """Return the items of a JSON array with their bytes unchanged; raise Refused for another body or too many items."""
     try:
         items = _ARRAY.decode(body)
     except msgspec.ValidationError:
@@ -93,7 +93,10 @@ def _items(body: bytes) -> list[bytes]:
 
 
 def _binary(headers: RawHeaders) -> Headers:
-    """Return the headers of the record of a CloudEvent in binary mode; empty if the request has no `ce-` header."""
+    """Return the record's headers for a CloudEvent in binary mode; empty if the request has no `ce-` header.
+
+    Raise Refused for a repeated `ce-` header, or for such headers without `ce-specversion`.
+    """
     found: dict[str, bytes] = {}
     content_type: bytes | None = None
     for given, value in headers:

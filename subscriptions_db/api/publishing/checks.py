@@ -92,7 +92,8 @@ def require_tenants(
 ) -> None:
     """Raise Refused with 403 if an event's tenant is not one of `tenants`, or if its source does not fit its tenant.
 
-    `publisher_sources` says which sources fit. `tenants` None: the key may publish for every tenant, with any source.
+    `publications` are the events of `found`, in their order. `Rules.publisher_sources` says which sources fit. `tenants` None:
+    the key may publish for every tenant, with any source.
     """
     if tenants is not None:
         wrong = _named(found, publications, lambda event: _tenant_problem(event, tenants, rules))
@@ -101,7 +102,7 @@ def require_tenants(
 
 
 def require_topics(found: EventsOfBody, publications: list[Publication], missing: frozenset[str]) -> None:
-    """Raise Refused with 422 if an event's topic is one of `missing`, the topics that Kafka does not have."""
+    """Raise Refused with 422 if an event's topic is one of `missing`, the topics that Kafka did not list."""
     if missing:
         wrong = _named(
             found,
@@ -153,9 +154,9 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
 
 
 def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
-    """Return an event's type; empty if it is missing, or neither text nor a number.
+    """Return an event's type; empty if it is missing, or neither text nor a whole number.
 
-    The parser refuses a type that is neither.
+    The parser refuses a type of another kind.
     """
     headers = dict(unchecked.headers)
     if "ce_type" in headers:
@@ -174,7 +175,7 @@ def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
 def _tenant_problem(event: Publication, tenants: frozenset[TenantId], rules: Rules) -> str:
     """Return the reason why a key limited to `tenants` may not publish an event; empty if it may."""
     if event.tenant_id not in tenants:
-        return f"the key may not publish for tenant {event.tenant_id}"
+        return f"the key may not publish for tenant {event.tenant_id}: use a key for this tenant"
     wanted = rules.publisher_sources.replace("{tenant}", event.tenant_id)
     if not event.source.startswith(wanted):
         return (
@@ -187,7 +188,7 @@ def _tenant_problem(event: Publication, tenants: frozenset[TenantId], rules: Rul
 def _topic_problem(topic: str, rules: Rules) -> str:
     """Return the reason why nobody may publish to a topic; empty if publishers may."""
     if not _TOPIC.fullmatch(topic):
-        return f"{topic[:80]!a} is no name of a topic: those have letters, digits, `.`, `_` and `-`, at most 249"
+        return f"{topic[:80]!a} is no name of a topic: use 1 to 249 letters, digits, `.`, `_` or `-`"
     if topic in rules.own_topics:
         return f"topic {topic} is the platform's own: name another topic"
     if not topic_pattern.matches(rules.topic_pattern, topic):

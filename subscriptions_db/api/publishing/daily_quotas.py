@@ -42,8 +42,8 @@ MAX_TENANTS = 10_000
 """Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. Its
 sum is read again about a second after its next event."""
 MAX_PENDING = 100_000
-"""Maximum tenants and days with events that Postgres has not counted yet. Beyond it, the oldest are not counted. A key
-with 10,000 events a second reaches it after 10 s without Postgres."""
+"""Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest are not counted. A
+key with 10,000 events a second, each of another tenant, reaches it after 10 s without Postgres."""
 
 _REGISTRY_ID = re.compile(mistakes.ID_PATTERN)
 
@@ -82,13 +82,14 @@ class DailyQuotas:
 
     @property
     def is_on(self) -> bool:
-        """Return True if there is a quota."""
+        """Return True if tenants have quotas."""
         return self._max_per_day > 0
 
     def require_room(self, tenants: Iterable[TenantId]) -> None:
         """Raise Refused with 429 if one of the tenants has reached its quota. `Retry-After` is the rest of the day.
 
-        A request that begins below the quotas is accepted whole, as for the limits a second.
+        A request whose tenants are all below their quotas is accepted whole, also if its events exceed one. The sum and the
+        quota of a refused tenant are read again.
         """
         if not self.is_on:
             return
@@ -104,7 +105,10 @@ class DailyQuotas:
             raise problems.Refused(429, detail, headers=headers, code=problems.QUOTA)
 
     def count(self, tenants: Iterable[TenantId]) -> None:
-        """Count one event for each item of `tenants`. Kafka has these events, or may have them."""
+        """Count one event for each item of `tenants`, except for ids that the registry cannot have.
+
+        Kafka has these events, or may have them.
+        """
         if not self.is_on:
             return
         self._add({tenant: events for tenant, events in collections.Counter(tenants).items() if _REGISTRY_ID.fullmatch(tenant)})
@@ -117,7 +121,7 @@ class DailyQuotas:
         return limits.Room(limit=limit, remaining=max(0, left), full_in_s=self._left_of_day_s())
 
     async def end(self, _: web.Application) -> None:
-        """Write the pending counts at once, because the server stops."""
+        """Write the pending counts at once, because the server stops. Counts that Postgres does not take now are lost."""
         self._ending.set()
         if self._writing is not None:
             await self._writing
@@ -163,8 +167,8 @@ class DailyQuotas:
                 sums = await self._write(counts, self._today())
             except errors.FanoutError as exc:
                 log.warning(
-                    "published events of %d tenants are not counted in Postgres yet. This process keeps to the quota by its "
-                    "own count, and tries again: %s", len({tenant for _, tenant in counts}), exc,
+                    "published events of %d tenants are not counted in Postgres yet. This process keeps to their quotas by its "
+                    "own counts, and tries again until it stops: %s", len({tenant for _, tenant in counts}), exc,
                 )  # fmt: skip
                 if self._ending.is_set():
                     return

@@ -21,7 +21,8 @@ the reading."""
 MAX_STALE_S = 300.0
 """Seconds after which requests to known topics wait for a reading too. If it fails, they use the names from before."""
 MIN_AGE_S = 1.0
-"""Seconds for which a missing topic stays missing. So requests with unknown types cost Kafka one request a second."""
+"""Seconds for which a missing topic stays missing. So requests with unknown types cost Kafka one request a second, while Kafka
+answers."""
 
 ReadNames = Callable[[], Awaitable[frozenset[str]]]
 """Return the names of Kafka's topics; raise KafkaUnavailable."""
@@ -40,7 +41,7 @@ class KnownTopics:
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
         """Return those of `wanted` that Kafka did not have at the last reading. Concurrent calls share one reading.
 
-        Raise KafkaUnavailable if `read` does so, and not all of `wanted` are known from before.
+        Raise KafkaUnavailable if the topics cannot be read, and the last reading did not have all of `wanted`.
         """
         are_known = wanted <= self._names
         age_s = self._clock() - self._read_at

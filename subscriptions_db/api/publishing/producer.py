@@ -2,7 +2,7 @@
 
 Runs in the API, on its event loop. Guarantee: at least once. An event counts as published when all in-sync replicas have it
 (`acks=all`). An unconfirmed event may be in Kafka all the same, so its publisher sends it again, with the same id. The client
-connects for the first event, so an API without publishers needs no Kafka.
+connects for the first request that publishes, so an API without publishers needs no Kafka.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OPTIONS: dict[str, str | int | float | bool] = {
 
 
 class _Refusal(NamedTuple):
-    """The answer to an event that Kafka will never take."""
+    """The answer to an event that Kafka refuses, and would refuse again."""
 
     status: int
     problem: str
@@ -58,7 +58,9 @@ class _Refusal(NamedTuple):
 
 CHECK = "check the brokers, and that the API's login may describe and write the topics"
 """The operator's next step in messages about Kafka."""
-_TOO_LARGE = _Refusal(413, "the topic takes no event of this size (max.message.bytes): send a smaller event")
+_TOO_LARGE = _Refusal(
+    413, "the topic (max.message.bytes) or the platform's Kafka client takes no event of this size: send a smaller one"
+)
 _REFUSALS = {
     KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
@@ -68,7 +70,7 @@ _REFUSALS = {
     KafkaError.INVALID_TIMESTAMP: _Refusal(422, "the topic does not take the time of the record: ask the operator"),
     KafkaError.POLICY_VIOLATION: _Refusal(422, "a policy of Kafka forbids the event: ask the operator"),
     KafkaError.TOPIC_AUTHORIZATION_FAILED: _Refusal(
-        422, "the platform may not write to the topic: ask the operator to give the API's login to Kafka the right write"
+        422, "the platform may not write to the topic: ask the operator to give the API's login to Kafka the right WRITE on it"
     ),
 }
 """Codes of errors that a repeat of the same event gets again. Errors that are not here may pass."""
@@ -90,7 +92,7 @@ class _Failure(NamedTuple):
 
     @property
     def refusal(self) -> _Refusal | None:
-        """Return the answer for an event that Kafka will never take; None if a repeat may succeed."""
+        """Return the answer for an event that Kafka would refuse again; None if a repeat may succeed."""
         return None if self.error is None else _REFUSALS.get(self.error.code())
 
     @property
@@ -117,7 +119,7 @@ class _Submission:
 
 
 class EventProducer:
-    """An idempotent producer that connects to Kafka for the first event. Lives on the event loop."""
+    """An idempotent producer that connects to Kafka for the first request that publishes. Lives on the event loop."""
 
     def __init__(self, kafka: settings.Kafka, request_timeout_s: float) -> None:
         self._kafka = kafka
@@ -136,9 +138,10 @@ class EventProducer:
             client.flush(CLOSE_TIMEOUT_S)
 
     async def topics(self) -> frozenset[str]:
-        """Return the names of all topics; raise KafkaUnavailable if Kafka does not list them in time.
+        """Return the names of all topics that the API's login may see.
 
-        A request for all topics creates none, even where the broker creates topics by itself.
+        Raise KafkaUnavailable if Kafka does not list them in time, or if no Kafka client can be made. A request for all topics
+        creates none, even where the broker creates topics by itself.
         """
         client = self._client()
         listing = functools.partial(client.list_topics, timeout=self._topics_s)
@@ -152,9 +155,9 @@ class EventProducer:
     ) -> list[str]:
         """Write events, and return their ids when Kafka has confirmed all of them.
 
-        Raise Refused for an event that Kafka will never take, and KafkaUnavailable if a repeat may succeed. After a failure,
+        Raise Refused for an event that Kafka would refuse again, and KafkaUnavailable if a repeat may succeed. After a failure,
         Kafka may have some of the events. `on_written` is called once, also after a failure, with the events that Kafka has or
-        may have.
+        may have; perhaps none.
         """
         refused: set[int] = set()
         try:
@@ -163,7 +166,10 @@ class EventProducer:
             on_written([event for index, event in enumerate(events) if index not in refused])
 
     async def _publish(self, events: Sequence[Publication], refused: set[int]) -> list[str]:
-        """Do the same. Add the indexes of the events that are certainly not in Kafka to `refused`."""
+        """Write events, and write those alone whose record batch was too large. Return their ids once Kafka has confirmed all.
+
+        Raise Refused or KafkaUnavailable. Add the indexes of the events that are certainly not in Kafka to `refused`.
+        """
         numbered = dict(enumerate(events))
         failures = (await self._submit(numbered, refused)).failures
         large = {index: numbered[index] for index, failure in failures.items() if failure.refusal is _TOO_LARGE}
@@ -180,7 +186,8 @@ class EventProducer:
     async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
         """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a batch of its own.
 
-        Add the indexes of the events that are certainly not in Kafka to `refused`, also after an error.
+        Raise Refused or KafkaUnavailable if the client does not take an event; then nothing is awaited. Add the indexes of the
+        events that are certainly not in Kafka to `refused`, also after an error.
         """
         submitted = _Submission(len(events), asyncio.get_running_loop().create_future())
         if not events:
@@ -253,12 +260,15 @@ class EventProducer:
 
 
 def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.KafkaUnavailable:
-    """Return the error for a request with failed events. An event that Kafka will never take is named first."""
+    """Return the error for a request with failed events.
+
+    If Kafka would refuse an event again, the error names the first such event, and this function logs it.
+    """
     for index, failure in sorted(failures.items()):
         if (refusal := failure.refusal) is not None:
             log.warning(
                 "a request to publish events is answered with %d, because Kafka refuses an event (%s). The answer says: %s. "
-                "Kafka may have other events of the request",
+                "Kafka may have other events of the request. The answer asks the sender to send all again once this is solved",
                 refusal.status,
                 failure.text,
                 refusal.problem,

@@ -1,6 +1,7 @@
 """Define the route by which producers without a Kafka client publish events, and the types of its bodies and its answer.
 
-Runs in the API. The types are for the OpenAPI document only. The job's parser decides what an event is (checks.py).
+Runs in the API. The types of bodies and of the answer are for the OpenAPI document only. The job's parser decides what an event
+is (checks.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CloudEvent(described.DescribedModel):
     source: str
     """The system in which the event happened, as a URI reference."""
     type: str
-    """Names the topic, after `source.topic_prefix`."""
+    """Names the topic, after `source.topic_prefix`, unless the parameter `topic` does."""
     tenantid: str
     """The tenant at which the event happened."""
     subtenantid: str | None = None
@@ -71,7 +72,7 @@ class PublishedEvents(described.DescribedModel):
 ROUTES = (
     Route(
         method="POST", path="/v1/events", name="publishEvents",
-        summary="Publish events: CloudEvents (structured, batch or binary mode) or plain JSON. All are accepted, or none.",
+        summary="Publish events: CloudEvents (structured, batch, binary) or plain JSON. A failed request may publish some.",
         scopes=routes.OPERATOR | {Scope.PUBLISHER}, handler=None, query=PublishQuery, answer=PublishedEvents, status=202,
         bodies=((bodies.PLAIN, PlainEvents), (bodies.STRUCTURED, CloudEvent), (bodies.BATCH, CloudEventBatch)),
     ),

@@ -19,11 +19,11 @@ from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
 
 MAX_TENANTS = 10_000
-"""Maximum tenants that one process counts. Beyond it, the process forgets the tenant without events for the longest time."""
+"""Maximum tenants that one process counts. Beyond it, the process forgets the tenant whose last request is the oldest."""
 
 
 class TenantRates:
-    """The rates of the tenants. Lives on the event loop, and nothing in it waits: concurrent requests count one by one."""
+    """The rates of the tenants. Lives on the event loop, and nothing in it waits, so concurrent requests count one by one."""
 
     def __init__(self, max_per_s: float, burst_share: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`max_per_s` is the events a second of each tenant; 0: no limit. `burst_share` of them may come at once."""

@@ -56,9 +56,7 @@ CALLBACK = "callback"
 MAX_SENDING_S = 60.0
 """Seconds to send an answer; then the connection is aborted. aiohttp would wait for ever for a client that does not read. A
 page has 1 MiB, but a single dead letter may be larger."""
-TOO_LONG = (
-    "the request took longer than api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
-)
+TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)

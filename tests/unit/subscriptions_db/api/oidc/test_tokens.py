@@ -139,7 +139,7 @@ def changed(text):
         (ISSUER.token("first", "RS256", {"kid": "curve"}), "not signed"),
         (encrypted(ISSUER.token()), "no signed JWT"),
         (ISSUER.token(padding="x" * 20_000), "too large"),
-        (ISSUER.token(header={"typ": "logout+jwt"}), "another type"),
+        (ISSUER.token(header={"typ": "logout+jwt"}), "no access token"),
         (ISSUER.token(iss=OTHER.url), "iss"),
         (ISSUER.token(iss=None), "iss"),
         (ISSUER.token(aud="another-application"), "aud"),

@@ -125,7 +125,8 @@ def test_a_key_that_names_tenants_publishes_for_no_other():
         checks.require_tenants(found, events, tenants, rules())
     with pytest.raises(problems.Refused) as refused:
         checks.require_tenants(found, events, frozenset({"t1"}), rules())
-    assert (refused.value.problem.status, refused.value.problem.detail) == (403, "[1]: the key may not publish for tenant t2")
+    detail = "[1]: the key may not publish for tenant t2: use a key for this tenant"
+    assert (refused.value.problem.status, refused.value.problem.detail) == (403, detail)
 
 
 @pytest.mark.parametrize(
