@@ -28,7 +28,7 @@ class EndpointState(msgspec.Struct, array_like=True):
 
     window: Window = msgspec.field(default_factory=Window)
     events: int = 0
-    """Events that wait for the endpoint."""
+    """Events that wait for the endpoint, including leased events."""
     size: int = 0
     """Bytes of these events."""
     fifos: dict[str | None, fifo.Fifo] = {}
@@ -40,10 +40,10 @@ class EndpointState(msgspec.Struct, array_like=True):
     entry and completion on two threads."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
-        """Return how many more requests to the endpoint may begin: the window minus what is leased. 0 or less: none.
+        """Return how many more requests to the endpoint may begin. 0 or less: none.
 
-        A leased entry counts as one request. The entries of a lease with an order key count as one together, because they are
-        sent one after another.
+        The number is the window, at most `max_lease_entries`, minus the requests of leased entries. A leased entry counts as
+        one request. The entries of a lease with an order key count as one together, because they are sent one after another.
         """
         in_flight = sum(line.leased if key is None else 1 for key, line in self.fifos.items() if line.leased)
         return min(self.window.size, policy.max_lease_entries) - in_flight
@@ -71,7 +71,8 @@ class EndpointState(msgspec.Struct, array_like=True):
     def complete(self, name: bytes, now_ms: int) -> None:
         """Count out the entry whose background attempt `name` has completed.
 
-        The timer wheel still has the entry, and returns it later: see `has_completed`.
+        The timer wheel still has the entry. When the wheel returns it, `has_completed` is True, and the entry is dropped. If
+        the entry has not arrived yet, remember the completion for `completed_before`.
         """
         if name not in self.background:
             self.completed[name] = now_ms
@@ -82,7 +83,10 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.fifos[None].waiting -= 1
 
     def completed_before(self, arrived: retry_messages.RetryEntry) -> bool:
-        """Return True if the background attempt of an entry completed before the entry arrived. Then the entry has ended."""
+        """Return True if the background attempt of an entry completed before the entry arrived. Then the entry has ended.
+
+        The completion is forgotten.
+        """
         return arrived.background_attempt is not None and self.completed.pop(arrived.background_attempt, None) is not None
 
     def has_completed(self, due: retry_messages.RetryEntry) -> bool:
@@ -128,17 +132,21 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     due_ms: int
     """When to decode the state: see EndpointState.due_ms."""
     events: int
+    """Events that wait for the endpoint, including leased events."""
     size: int
+    """Bytes of these events."""
     since_ms: int
-    """When the oldest entry in the FIFOs arrived."""
+    """When the oldest entry in the FIFOs arrived; entries in the timer wheel do not count. NEVER_MS: the FIFOs are empty. An
+    entry that has left counts until its slice is rewritten."""
     suppressed_until_ms: int
+    """Time until which other lanes defer the endpoint's events to the retry lane. 0: no entry without order key waits."""
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int
-    """Time of the last decision that found the endpoint failing. 0: it is not failing."""
+    """Time of the decision that wrote this summary, if it found that the endpoint is to be disabled. Else 0."""
     failing_since_ms: int = 0
     failed_ms: int = 0
-    """Times of the first and the last failure, for backlog.Failing. 0: the endpoint is not failing."""
+    """Times of the first and the last failure, for backlog.Failing. 0 if `failing_ms` is 0."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -165,7 +173,7 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
     """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
 
-    A window whose last report is not current any more is reset if the endpoint has no retry entries.
+    If the endpoint has no retry entries, and its last report is not current any more, its window keeps the failure times only.
     """
     if entry is None:
         return EndpointState()

@@ -3,8 +3,8 @@
 Runs in the executors. Pure: the caller passes `now_ms`.
 
 A lease covers the first entries of a FIFO, and a FIFO has one lease at a time. Leased entries stay in place until the lease's
-report has the result of each entry. So a lease that expires, or that attempted nothing, rewrites nothing: its entries are still
-in front.
+report has the result of each entry. So a lease that expires, or whose endpoint is paused, disabled or quarantined, rewrites
+nothing: its entries are still in front.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def expires_ms(self) -> int:
-        """Return the earliest time at which an entry expires. Called only while the FIFO has no lease: leased entries stay."""
+        """Return the earliest time at which an entry may expire. Called only if there are slices.
+
+        Entries that have left may still count (Slice.expires_ms). Leased entries are not given up when they expire.
+        """
         return min(slice_.expires_ms for slice_ in self.slices)
 
     def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:
         """Return the first entries that may be attempted now: at most `most`, with at most MAX_LEASE_BYTES together.
 
-        Empty if the first entry is not due. Then `not_before_ms` is set to the time of this entry.
+        A first entry of more bytes is returned alone. Empty if the first entry is not due. Then `not_before_ms` is set to the
+        time of this entry.
         """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
@@ -65,7 +69,10 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return entries
 
     def remove_expired(self, store: segment_store.SegmentStore, max_bytes: int, now_ms: int) -> list[RetryEntry]:
-        """Remove and return expired entries, slice by slice, until `max_bytes`. The next decision removes the others."""
+        """Remove and return expired entries, slice by slice, until they have `max_bytes` or more.
+
+        Called only while the FIFO has no lease. The next decision removes the others.
+        """
         expired: list[RetryEntry] = []
         room = max_bytes
         self.not_before_ms = 0  # another entry may be the first one now
@@ -89,7 +96,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def bring_forward(self, owner: str, store: segment_store.SegmentStore, search: resends.Search, now_ms: int) -> int:
         """Make the entries of resent deliveries due now, each in its place. Return the number of entries that were read.
 
-        `owner` is the endpoint's key. `search` has the resends, and ends the search when it is exhausted.
+        `owner` is the endpoint's key. `search` has the resends, and remembers which of their deliveries wait. Once `search` is
+        exhausted, no further slice is read.
         """
         read = 0
         for slice_ in list(self.slices):

@@ -4,8 +4,8 @@ Runs in the executors. Pure. A resend is a replay of one delivery. Without this 
 would be sent twice: by its own retry entry, and by the resend's entry.
 
 A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, which each micro-batch
-reads. So a decision with resends reads the entries of their endpoints. It also reads the timer wheel if it has entries of these
-endpoints.
+reads. So a decision with resends reads the entries of their endpoints. The decision also reads the timer wheel if entries of
+these endpoints wait there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Search:
         self._found: set[tuple[str, DeliveryKey]] = set()
 
     def add(self, owner: str, entry: retry_messages.RetryEntry) -> bool:
-        """Add a resend's entry to the endpoint with the key `owner`. Return False for a batch: batches are not searched."""
+        """Add a resend's entry to the endpoint with the key `owner`.
+
+        Return False, and add nothing, for a batch and for an unreadable entry: these are not searched.
+        """
         key = _key_of(entry)
         if key is None:
             return False
@@ -95,7 +98,7 @@ class Search:
 
 
 def _key_of(entry: retry_messages.RetryEntry) -> DeliveryKey | None:
-    """Return the delivery of an entry; None for a batch, and for an entry that cannot be read."""
+    """Return the identity of an entry's delivery; None for a batch, and for an entry that cannot be read."""
     if entry.left_by is not None or len(entry.packed) != 1:
         return None
     try:

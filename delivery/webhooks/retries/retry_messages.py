@@ -47,7 +47,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expires_ms: int
     """When the entry is given up, for whatever reason it waits."""
     reason: str
-    """Why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
+    """Why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
     retries: int = 0
     """Number of waits of the endpoint's schedule that are used up."""
     attempts: int = 0
@@ -78,8 +78,8 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def on_shard_clock(self, now_ms: int) -> RetryEntry:
         """Return the entry with its times on the clock of its shard, which reads `now_ms`.
 
-        An entry from the future was written by a worker whose clock is fast. The differences between its times are right, and
-        are kept.
+        An entry whose `since_ms` is in the future was written by a worker whose clock is fast. All its times move back by the
+        same difference, to a `since_ms` of `now_ms`. Any other entry is unchanged.
         """
         ahead_ms = self.since_ms - now_ms
         if ahead_ms <= 0:
@@ -114,7 +114,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     next_attempt: NextAttempt
     """Time of the entry's next attempt."""
     reason: str
-    """Why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, or an error class."""
+    """Why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
     attempts: tuple[Attempt, ...] = ()
     """The entry's attempts in this lease."""
 
@@ -139,10 +139,10 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     """Health hint of a fast lane. True: the endpoint accepted a request lately. False: a request failed and left no entry.
     Null: no hint. Since 2026-11-23."""
     at_ms: int = 0
-    """When the health hint was true. Since 2026-11-23."""
+    """When the health hint was made. 0 in a completion. Since 2026-11-23."""
     resends: bool = False
-    """True if the entries are resends. A resend of a delivery that waits already brings its next attempt forward, and ends.
-    Since 2026-11-25."""
+    """True if the entries are resends. If the delivery of a resend waits already, its next attempt is brought forward, and the
+    resend is skipped. Since 2026-11-25."""
 
     @classmethod
     def deferral(
@@ -202,7 +202,10 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     """When the report was made. 0: unknown. Since 2026-11-23."""
 
     def requeued_on_shard_clock(self, now_ms: int) -> list[Requeue]:
-        """Return `requeued` with times on the clock of the shard, which reads `now_ms`: see RetryEntry.on_shard_clock."""
+        """Return `requeued` with times on the clock of the shard, which reads `now_ms`.
+
+        If `at_ms` is in the future, the worker's clock is fast, and all times move back by the same difference.
+        """
         ahead_ms = self.at_ms - now_ms
         if ahead_ms <= 0:
             return self.requeued
@@ -228,7 +231,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     they are skipped as SkipReason.BROUGHT_FORWARD."""
     entries: list[RetryEntry]
     is_probe: bool = False
-    """True if the endpoint was failing at the last report. A further failure then says nothing about our network."""
+    """True if the endpoint's last report had only failures, or if it has not recovered from a back-off (Window.is_degraded). A
+    further failure then says nothing about our network."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -288,7 +292,10 @@ def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revisio
 def batch_entry(
     outcome: Outcome[BatchDelivery], packed: Sequence[bytes], *, now_ms: int, revision: Revision = NO_REVISION
 ) -> RetryEntry:
-    """Return the retry entry of a postponed batch, whose events are `packed`. `revision` is as in `delivery_entry`."""
+    """Return the retry entry of a postponed batch, whose events are `packed`.
+
+    `revision`: the newest revision that may have made the deliveries due.
+    """
     batch = outcome.delivery
     return _entry(outcome, list(packed), batch.subscription_ids, batch.left_by, None, now_ms=now_ms, revision=revision)
 
@@ -337,10 +344,16 @@ def encoded(message: Postponed | Report | Lease) -> bytes:
 
 
 def message(written: bytes) -> Postponed | Report:
-    """Return the message in a record of the retries topic; raise StateUnreadable if another version wrote it."""
+    """Return the message in a record of the retries topic.
+
+    Raise StateUnreadable if another version wrote it, and msgspec.MsgspecError if it is no message.
+    """
     return _messages.decode(versioning.read(written, VERSION, "a record of the retries topic"))
 
 
 def lease(written: bytes) -> Lease:
-    """Return the lease in the bytes that a shard wrote for a worker; raise StateUnreadable if another version wrote them."""
+    """Return the lease in the bytes that a shard wrote for a worker.
+
+    Raise StateUnreadable if another version wrote them, and msgspec.MsgspecError if they are no lease.
+    """
     return _leases.decode(versioning.read(written, VERSION, "a lease of the retry lane"))

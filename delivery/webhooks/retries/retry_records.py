@@ -1,7 +1,8 @@
 """Write and read the records of the retries topic, with padding. No other module knows of the padding.
 
 Spark bounds a micro-batch in records. One record may be a report of 100 bytes, another a batch of 10 MiB. So each record is
-followed by padding: a record without a value for every PADDED_BYTES of the value. Then a bound in records bounds the bytes too.
+followed by padding: a record without a value for every full PADDED_BYTES of the value. Then a bound in records bounds the bytes
+too.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import NamedTuple
 from delivery.webhooks.retries import retry_messages
 
 PADDED_BYTES = 4 * 1024
-"""One padding record follows for each PADDED_BYTES of a value. So N records of the retries topic have at most about N times
-this many bytes."""
+"""One padding record follows for each full PADDED_BYTES of a value. So N records of the retries topic have at most about N
+times this many bytes."""
 HAS_MESSAGE = "value IS NOT NULL"
 """Condition in Spark SQL that is true for records with a message, and false for padding."""
 
@@ -29,11 +30,17 @@ class RetryRecord(NamedTuple):
 
 
 def records(key: bytes, written: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> Iterator[RetryRecord]:
-    """Yield the record of an encoded message, then its padding. All have the same key, and so go to the same partition."""
+    """Yield the record of an encoded message with `headers`, then its padding.
+
+    All have the same key, and so go to the same partition.
+    """
     yield RetryRecord(key, written, headers)
     yield from itertools.repeat(RetryRecord(key, None), len(written) // PADDED_BYTES)
 
 
 def messages(*values: bytes | None) -> Iterator[retry_messages.Postponed | retry_messages.Report]:
-    """Yield the message in each of the record values. Padding is left out."""
+    """Yield the message in each of the record values. Padding and empty values are left out.
+
+    Raise StateUnreadable or msgspec.MsgspecError for a value that is no message of this version.
+    """
     return (retry_messages.message(value) for value in values if value)

@@ -7,12 +7,12 @@ part of all endpoints. A lease is a list of entries that a worker attempts now.
                                                                                  ├─► the entry has ended
                                                                                  └─► requeued: timer wheel, or front of the FIFO
 
-An entry whose background attempt is in flight waits in the timer wheel too. The wheel drops the entry when a message says that
-the attempt completed (delivery.webhooks.scheduling.background_attempts).
+An entry whose background attempt is in flight waits in the timer wheel too. If a message says that the attempt completed
+(delivery.webhooks.scheduling.background_attempts), the entry is dropped when it is due.
 
 The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small. Each
-decision that changes something writes it. An entry leaves the state when a report has its result, or when it is given up. If
-no report of a lease comes within `lease_timeout_s`, its entries are leased again.
+decision that changes something writes it. An entry leaves the state when a report or a background attempt has its result, or
+when it is given up. If no report of a lease comes within `lease_timeout_s`, its entries are leased again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 VERSION = 2
 """Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
 MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of events that one decision leases or gives up; one lease may exceed it. The leases of a decision are in
-memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
+"""Maximum of bytes of events that one decision leases or gives up as expired; the last lease may exceed it. The leases of a
+decision are in memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
 LEASED_POLL_MS = 1000
 """Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 
@@ -81,7 +81,10 @@ def encoded(index: Index) -> bytes:
 
 
 def decoded(written: bytes | None) -> Index:
-    """Return the index of a shard from its bytes; an empty index for a new shard."""
+    """Return the index of a shard from its bytes; an empty index for a new shard, which has None.
+
+    Raise StateUnreadable if another version wrote the bytes.
+    """
     if not written:
         return Index()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the retry lane", oldest=1))
@@ -99,15 +102,19 @@ def decide(
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `arrived` are the shard's records of the retries topic, in the topic's order. `read` returns the
-    segment with a number. A second run with the same records makes the same decision. No entry is leased before it is due. The
-    driver wakes a lane `look_ahead_ms` before the due time of its backlog, so `backlog_of` adds `look_ahead_ms` to that time.
+    segment with a number. A second run with the same records and `now_ms` makes the same decision. No entry is leased before it
+    is due. The driver wakes a lane `look_ahead_ms` before the due time of its backlog, so `backlog_of` adds `look_ahead_ms` to
+    that time. Raise StateUnreadable or msgspec.MsgspecError if a record or segment is unreadable.
     """
     decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms).decide(arrived)
 
 
 def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
-    """Return the backlog of a shard after a decision, with the shard's suppressed and failing endpoints, for the driver."""
+    """Return the backlog of a shard after a decision, with the shard's suppressed endpoints, for the driver.
+
+    `failing` has the endpoints that this decision, made at `now_ms`, found failing.
+    """
     events = size = 0
     suppressed, failing = set(), set()
     times = [(bucket.due_ms, bucket.since_ms) for bucket in decision.index.buckets.values()]
@@ -159,7 +166,7 @@ class _Scheduler:
         return self._decision
 
     def _open_due(self) -> None:
-        """Decode the endpoints that are due."""
+        """Decode the state of each endpoint that needs a decision now (EndpointState.due_ms)."""
         for key, entry in self._index.endpoints.items():
             if entry.due_ms <= self._now_ms:
                 self._open[key] = endpoint_state.decoded(entry, self._now_ms)
@@ -209,7 +216,10 @@ class _Scheduler:
             endpoint.window.record_failure(self._policy, min(message.at_ms, self._now_ms))
 
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
-        """Add entries to the state of an endpoint. Entries beyond `max_pending` are given up."""
+        """Add entries to the state of an endpoint, and apply their reasons to its window.
+
+        Entries beyond `max_pending` are given up. Entries whose background attempt has completed already are dropped.
+        """
         self._decision.changed = True
         endpoint = self._opened(key)
         excess: list[RetryEntry] = []
@@ -234,6 +244,8 @@ class _Scheduler:
         2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
         3. The entry is leased, or its background attempt is in flight: nothing changes, because this attempt is the delivery.
         4. No entry has the delivery: the resend becomes an entry.
+
+        In cases 1 to 3 the resend is skipped. A batch always becomes an entry.
         """
         search = resends.Search()
         for message in messages:
@@ -270,8 +282,9 @@ class _Scheduler:
 
         1. The endpoint is paused, disabled or quarantined: all entries stay where they are.
         2. An entry that is not requeued has ended.
-        3. An entry with an order key, or without an attempt, goes back to the front of its FIFO.
-        4. An entry whose attempt failed, or that waits for a newer registry, goes into the timer wheel.
+        3. An entry with an order key goes back to the front of its FIFO. So does an entry without an attempt, unless it waits
+           for a newer registry.
+        4. Any other entry goes into the timer wheel, or to the end of its FIFO if it is due.
         """
         self._decision.changed = True
         key = endpoint_state.key(report.customer_id, report.endpoint_id)

@@ -21,8 +21,8 @@ from delivery.webhooks.state import segment_store
 OWNER = ""
 """Name by which the segment store knows the timer wheel as an owner of slices. No endpoint has this key."""
 FINEST = 10
-"""Log2 of the width of the narrowest bucket, in ms. Entries that are due within the same second are in one bucket, and are
-returned together when the last of them is due."""
+"""Log2 of the width of the narrowest bucket, in ms. Its entries are due within about a second, and are returned together when
+the last of them is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
 """Maximum of bytes that one decision takes out of buckets. Entries beyond it stay due, and the next decision comes at once."""
 
@@ -35,6 +35,7 @@ class TimerEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     at_ms: int
     """Earliest time at which the entry is returned."""
     since_ms: int
+    """When the retry entry was postponed to the retry lane."""
     data: bytes
     """The retry entry as bytes."""
 
@@ -93,8 +94,9 @@ def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int)
 def remove_resent(buckets: Buckets, store: segment_store.SegmentStore, search: resends.Search) -> list[tuple[str, RetryEntry]]:
     """Remove the entries whose deliveries are resent, and return each with the key of its endpoint.
 
-    An entry whose background attempt is in flight stays, because that attempt is the delivery. The buckets that are due first
-    are searched first. A bucket keeps its times, so it may be opened early, which changes nothing.
+    An entry with a background attempt stays, because that attempt is the delivery. `search` remembers that its delivery waits.
+    The buckets that are due first are searched first, until `search` is exhausted. A bucket keeps its times, so it may be
+    opened early, which changes nothing.
     """
     removed: list[tuple[str, RetryEntry]] = []
     for key in sorted(buckets, key=lambda key: buckets[key].due_ms):

@@ -24,8 +24,9 @@ instead. Until then the endpoint is suppressed."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds for which the report of a lease is current. A current report outweighs reasons from other lanes, which may be
-older than a recovery. The window of an endpoint without entries is kept while its last report is current."""
+"""Milliseconds for which the report of a lease is current, after its arrival or the back-off. A current report outweighs
+reasons from other lanes, which may be older than a recovery. The window of an endpoint without entries is kept while its last
+report is current."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
@@ -71,7 +72,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     has_recovered: bool = True
     """False from a back-off until `size` is RECOVERED_WINDOW."""
     failing_since_ms: int | None = None
-    """Time of the first failure after which the endpoint accepted no request, in any lane. None: there was none."""
+    """Time of the first failure after which the endpoint accepted no request, in any lane. None: there was none, or the
+    endpoint was paused, disabled or quarantined since."""
     failed_ms: int = 0
     """Time of the last failure in any lane."""
     known_until_ms: int = 0
@@ -82,7 +84,9 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.
 
-        A failure in the other lane counts for disabling the endpoint, even while a report of the retry lane is current.
+        A failure in the other lane counts for disabling the endpoint, even while a report of the retry lane is current. A
+        paused, disabled or quarantined endpoint is not failing. A reason in BACKOFF_REASONS causes a back-off, unless a report
+        is current.
         """
         if reason in BLOCKED:
             self.failing_since_ms = None

@@ -31,12 +31,12 @@ class Pending:
     events: int = 0
     """Events that wait."""
     size: int = 0
-    """Bytes of the waiting events, as they count for the maximum of a batch."""
+    """Bytes of the waiting events: in the batch lane their bytes in a request, in the retry lane their bytes in the state."""
     oldest_ms: int | None = None
     """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """When the lane has to decide again, in ms since the epoch. The driver wakes the lane one look-ahead earlier. The time is
-    in the past if a decision had no room for all due events. None: there is no backlog."""
+    """When the lane has to decide again, in ms since the epoch. The driver wakes the lane one look-ahead earlier: at once, if a
+    decision had no room for all due events. None: there is nothing to decide."""
     suppressed: frozenset[EndpointId] = frozenset()
     """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Only the retry lane reports them."""
     failing: frozenset[Failing] = frozenset()

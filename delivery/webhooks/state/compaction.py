@@ -29,8 +29,8 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
     run: int
     """Lowest number of the segments that were written together with this one."""
     level: int
-    """Compaction level: the number of merges of the content. Merges take the newest segments, so no older segment has a lower
-    level."""
+    """Compaction level: how often MAX_RUNS runs with the content became one run. Merges take the newest segments, so no older
+    segment has a lower level."""
     size: int
     """Bytes of the items when the segment was written."""
     live: int
@@ -40,11 +40,13 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
 def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], int]:
     """Return the numbers of the segments to merge, and the level of the new segments. No numbers: nothing is to be merged.
 
-    The segments of some level and of all lower levels, which are the newest segments, are merged in two cases:
-    1. The level has MAX_RUNS runs: they become one run of the next level.
-    2. Most items of these segments were removed: the remaining items become one run of the same level.
+    The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
+    newest segments, are merged in two cases:
+    1. The level has MAX_RUNS runs or more: they become one run of the next level.
+    2. The segments had MIN_MERGED_SIZE or more, and more than half of these bytes were removed: the remaining items become one
+       run of the same level.
 
-    A merge of more than MAX_MERGED_SIZE is not made. Then the next lower level is examined.
+    A merge that would write more than MAX_MERGED_SIZE is not made.
     """
     for level in sorted({segment.level for segment in segments.values()}, reverse=True):
         newest = [number for number, segment in segments.items() if segment.level <= level]

@@ -1,11 +1,12 @@
-"""Store lists of items in numbered segments. Items are appended at the end of a list and removed from its front.
+"""Store lists of items in numbered segments. Items are mostly appended at the end of a list and removed from its front.
 
 Runs in the executors. Pure: a function that reads a segment comes in. A segment is one value of Spark's state. An item is a
 retry entry, as bytes.
 
 1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
 2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
-3. Removed items are counted in their slice. The segment itself is immutable, and is dropped when all its items were removed.
+3. A slice counts the items that were removed from its front. The segment itself is immutable, and is dropped when all its
+   items were removed.
 4. A segment names the owner of each of its lists, so that a compaction finds the slices that it has to change.
 """
 
@@ -104,7 +105,7 @@ class SegmentStore:
         last.expires_ms = min(last.expires_ms, item.expires_ms)
 
     def slices(self, items: Iterable[Item]) -> list[Slice]:
-        """Return new slices with these items. The owner inserts the slices into one of its lists."""
+        """Return new slices with these items, none without items. The owner inserts the slices into one of its lists."""
         return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
 
     def items(self, slice_: Slice) -> list[bytes]:
@@ -144,8 +145,10 @@ class SegmentStore:
     ) -> tuple[dict[int, bytes], list[int]]:
         """Return the segments to write, by number, and the numbers of segments to drop. Merge segments if a compaction is due.
 
+        The index, and the slices of the owners, are changed in place.
+
         Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
-        owner. Neighbouring slices of a list that are written become one slice.
+        owner. Neighbouring slices of a list that are written are joined, up to MAX_SEGMENT_BYTES.
         """
         numbers, level = compaction.pick_compaction(self._index.segments) if self._new or self._dropped else ([], 0)
         self._merged = {number: self._segment(number) for number in numbers}

@@ -20,9 +20,9 @@ def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -
     accepted; by default only `version`.
     """
     if not stored or not (version if oldest is None else oldest) <= stored[0] <= version:
-        form = f"in format {stored[0]}" if stored else "without a format"
+        form = f"has format {stored[0]}" if stored else "is empty"
         raise errors.StateUnreadable(
-            f"{name} was written {form} by another version of fanout; this version reads format {version}. "
-            "Nothing was changed. Start the version that wrote it again"
+            f"{name} {form}, and this version of fanout reads format {version}. Nothing was changed. Start the version of "
+            "fanout that wrote it again"
         )
     return memoryview(stored)[1:]

@@ -341,7 +341,7 @@ def test_a_segment_of_another_version_is_refused_by_name():
     shard = Shard()
     shard.step(postponed(entry(reason=retry_reasons.CIRCUIT_OPEN)), now_ms=NOW)
     shard.segments = dict.fromkeys(shard.segments, b"\x63")
-    with pytest.raises(errors.StateUnreadable, match="a segment of the retry lane was written in format 99 by another version"):
+    with pytest.raises(errors.StateUnreadable, match="a segment of the retry lane has format 99, and this version"):
         shard.step(now_ms=NOW + 5000)
 
 
