@@ -21,6 +21,7 @@ ANY = "*"
 MAX_PER_MINUTE = 6_000_000
 """Maximum of a permitted rate in requests a minute: as high as an endpoint's `max_per_second` may be. A higher rate counts as
 this."""
+_ASK_AGAIN = "correct the receiver, then ask again"
 _RATE = re.compile("[1-9][0-9]*")
 _MINUTE_S = 60
 
@@ -84,17 +85,19 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
     if not origins:
         if question.callback is not None:
             return Reply(State.ASKED, reason="the receiver may permit it by the callback")
-        return Reply(State.REFUSED, reason=f"the answer has no {ALLOWED_ORIGIN}")
+        return Reply(State.REFUSED, reason=f"the answer has no {ALLOWED_ORIGIN}: {_ASK_AGAIN}")
     if len(origins) > 1 or origins[0].lower() not in {ANY, question.origin.lower()}:
-        return Reply(State.REFUSED, reason=f"{ALLOWED_ORIGIN} is neither our origin, {question.origin}, nor {ANY}")
+        reason = f"{ALLOWED_ORIGIN} is neither our origin, {question.origin}, nor {ANY}: {_ASK_AGAIN}"
+        return Reply(State.REFUSED, reason=reason)
     if not rates:
         if question.per_minute is not None:
-            return Reply(State.REFUSED, reason=f"{REQUEST_RATE} was sent, and the answer has no {ALLOWED_RATE}")
+            reason = f"{REQUEST_RATE} was sent, and the answer has no {ALLOWED_RATE}: {_ASK_AGAIN}"
+            return Reply(State.REFUSED, reason=reason)
         return Reply(State.PERMITTED)
     try:
         return Reply(State.PERMITTED, per_minute(", ".join(rates)))
     except errors.RegistrationError as exc:
-        return Reply(State.REFUSED, reason=str(exc))
+        return Reply(State.REFUSED, reason=f"{exc}: {_ASK_AGAIN}")
 
 
 def per_minute(rate: str) -> int | None:

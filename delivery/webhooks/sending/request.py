@@ -53,8 +53,8 @@ def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_
     """Return the target of the request that asks a receiver for permission.
 
     Raise TargetRefused if the endpoint's URL or TLS settings, or a header of the question, allow no valid request. The receiver
-    may not be the customer's own, so the request has neither the endpoint's `auth` nor its headers. Its client certificate is
-    used.
+    may not be the customer's own, so the request has neither the endpoint's `auth` nor its headers. The endpoint's client
+    certificate is used.
     """
     address_guard.check_url(endpoint.url)
     url = yarl.URL(endpoint.url, encoded=True)

@@ -322,7 +322,7 @@ def test_a_question_needs_an_origin_and_its_callback_a_public_url(served, receiv
             assert answer.json == {
                 "state": "refused",
                 "permitted_per_minute": None,
-                "reason": "the answer has no WebHook-Allowed-Origin",
+                "reason": "the answer has no WebHook-Allowed-Origin: correct the receiver, then ask again",
             }
     [(_, _, headers)] = receiver.asked
     assert "webhook-request-callback" not in headers

@@ -11,6 +11,7 @@ from delivery.webhooks.sending.handshake import MAX_PER_MINUTE, Question, Reply,
 from tests.support import builders
 
 ORIGIN = "fanout.example.com"
+ASK_AGAIN = "correct the receiver, then ask again"
 ASKED, WITH_RATE = Question(origin=ORIGIN), Question(origin=ORIGIN, per_minute=120)
 WITH_CALLBACK = Question(origin=ORIGIN, callback="https://api.example.com/v1/endpoints/ep1/permit/0a")
 
@@ -55,7 +56,9 @@ def test_an_invalid_rate_permits_nothing(question, rate):
 def test_a_missing_rate_permits_only_if_none_was_requested():
     assert handshake.parse_reply(ASKED, answer(origin=b"*")) == Reply(State.PERMITTED)
     refused = handshake.parse_reply(WITH_RATE, answer(origin=b"*"))
-    assert refused == Reply(State.REFUSED, reason="WebHook-Request-Rate was sent, and the answer has no WebHook-Allowed-Rate")
+    assert refused == Reply(
+        State.REFUSED, reason=f"WebHook-Request-Rate was sent, and the answer has no WebHook-Allowed-Rate: {ASK_AGAIN}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,12 +69,16 @@ def test_a_missing_rate_permits_only_if_none_was_requested():
 @pytest.mark.parametrize("question", [ASKED, WITH_CALLBACK])
 def test_another_origin_refuses_and_is_not_quoted(question, origin):
     reply = handshake.parse_reply(question, answer(origin=origin, rate=b"*"))
-    assert reply == Reply(State.REFUSED, reason="WebHook-Allowed-Origin is neither our origin, fanout.example.com, nor *")
+    assert reply == Reply(
+        State.REFUSED, reason=f"WebHook-Allowed-Origin is neither our origin, fanout.example.com, nor *: {ASK_AGAIN}"
+    )
 
 
 @pytest.mark.parametrize("headers", [[], answer(rate=b"100"), [(b"access-control-allow-origin", b"*"), (b"allow", b"POST")]])
 def test_a_reply_without_an_origin_is_no_permission(headers):
-    assert handshake.parse_reply(ASKED, headers) == Reply(State.REFUSED, reason="the answer has no WebHook-Allowed-Origin")
+    assert handshake.parse_reply(ASKED, headers) == Reply(
+        State.REFUSED, reason=f"the answer has no WebHook-Allowed-Origin: {ASK_AGAIN}"
+    )
     assert handshake.parse_reply(WITH_CALLBACK, headers).state is State.ASKED
 
 
