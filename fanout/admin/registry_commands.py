@@ -196,7 +196,8 @@ def kind_of(text: str) -> Listed:
     for listed in LISTED:
         if named in {listed.plural, listed.singular}:
             return listed
-    raise errors.RegistrationError(text, f"is not a kind of row; the kinds are {', '.join(kind.plural for kind in LISTED)}")
+    kinds = ", ".join(kind.plural for kind in LISTED)
+    raise errors.RegistrationError(text, f"is not a kind of row, so nothing is shown; the kinds are {kinds}")
 
 
 def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[dict[str, Any]]:
@@ -277,14 +278,17 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, record its answer, and return the state that results.
 
-    Raise RegistrationError if there is no such endpoint, or if it needs no permission.
+    The callback of an earlier question becomes invalid, and an earlier permission stays. Raise RegistrationError if there is no
+    such endpoint, if it needs no permission or cannot be used, or if `delivery.webhook_origin` is empty.
     """
     ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
         if row is None:
-            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+            raise errors.RegistrationError(
+                endpoint_id, "there is no such endpoint, so no receiver was asked; `fanout get endpoints` lists them"
+            )
         asked = {"origin": config.delivery.webhook_origin, "public_url": config.api.public_url}
         asking = receiver_permission.begin(connection, ring, address_guard, endpoint_id, row, **asked)
         answer = asyncio.run(_answer(asking, address_guard, config.delivery.attempt_timeout_s))

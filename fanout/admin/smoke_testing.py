@@ -68,12 +68,12 @@ class Result:
             proof = (
                 "the signature is valid" if self.is_signature_checked else "answered with 2xx; the signature was not checked"
             )
-            return f"delivered to {self.url} after {self.delivered_after_s:.1f} s: {proof}"
+            return f"delivered to {_shown(self.url)} after {self.delivered_after_s:.1f} s: {proof}"
         if self.seen:
             why = f"the delivery log says: {', '.join(self.seen)}. Check that the job reaches this URL, and that it answers 2xx"
         else:
             why = "the delivery log has no attempt: check with `fanout doctor` that the job is ready and runs the direct lane"
-        return f"not delivered to {self.url}, {self.published} copies of the event published: {why}"
+        return f"no delivery to {_shown(self.url)} was seen, {self.published} copies of the event were published: {why}"
 
 
 def run(
@@ -164,10 +164,15 @@ def require_allowed(config: settings.Settings, url: str) -> None:
         worker_plans.guard_of(config.delivery).check_url(url)
     except errors.TargetRefused as exc:
         raise errors.SettingsError(
-            f"the job's address guard refuses {url} ({exc}), so nothing was published. Name an endpoint that the guard permits "
-            "and that answers 2xx: --endpoint-url https://…. For development, open delivery.allow_http, "
+            f"the job's address guard refuses {_shown(url)} ({exc}), so nothing was published. Name an endpoint that the guard "
+            "permits and that answers 2xx: --endpoint-url https://…. For development, open delivery.allow_http, "
             "delivery.allow_networks and delivery.allow_ports"
         ) from None
+
+
+def _shown(url: str) -> str:
+    """Return a URL for a message: without its query, which may hold a secret."""
+    return url.partition("?")[0]
 
 
 @contextlib.contextmanager

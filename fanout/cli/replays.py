@@ -118,14 +118,18 @@ def _owner(connection: connect.Connection, endpoint_id: str) -> str:
     """Return the customer of an endpoint; raise RegistrationError if there is no such endpoint."""
     found = connection.execute(query("customers_of_endpoints"), {"ids": [endpoint_id]}).fetchone()
     if found is None:
-        raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+        raise errors.RegistrationError(
+            endpoint_id, "there is no such endpoint, so no replay was requested; `fanout get endpoints` lists them"
+        )
     return str(found["customer_id"])
 
 
 def _found(connection: connect.Connection, replay_id: str) -> requests.ReplayRequest:
     found = requests.get_any(connection, replay_id)
     if found is None:
-        raise errors.RegistrationError(replay_id, "there is no such replay; `fanout replays list` lists them")
+        raise errors.RegistrationError(
+            replay_id, "there is no such replay, so nothing was done; `fanout replays list` lists the newest"
+        )
     return found
 
 

@@ -134,7 +134,10 @@ def result(**fields):
     [
         (result(), "after 2.0 s: the signature is valid"),
         (result(is_signature_checked=False), "the signature was not checked"),
-        (result(delivered_after_s=None, seen=("timeout",)), "not delivered to http://a/, .*the delivery log says: timeout"),
+        (
+            result(delivered_after_s=None, seen=("timeout",)),
+            "no delivery to http://a/ was seen, .*the delivery log says: timeout",
+        ),
         (result(delivered_after_s=None), "the job is ready and runs the direct lane"),
     ],
 )
