@@ -4,11 +4,11 @@ Used in every process. Imports the standard library only. All classes can be pic
 
     FanoutError
     ├── SettingsError            before the start: a setting is unknown or wrong
-    ├── LocalStackError          the embedded Postgres or Kafka cannot run here
+    ├── LocalStackError          the embedded Postgres or Kafka, the demo or a local receiver cannot run here
     ├── KafkaUnavailable         Kafka gives no answer, or refuses a request or a record
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
     ├── SchemaRegistryUnavailable  the schema registry gives no usable answer now; records that need a schema wait
-    ├── RegistryOutdated         the schema in Postgres is of another version
+    ├── RegistryOutdated         the schema in Postgres, or Postgres itself, is of an unfit version
     ├── CheckpointInUse          another job runs a lane on this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
     ├── LaneFailed               a lane cannot run, or its query ended by itself; committed micro-batches are kept
@@ -16,8 +16,8 @@ Used in every process. Imports the standard library only. All classes can be pic
     │   ├── ManifestRefused      … a whole document, with all its mistakes
     │   ├── FilterError          … because of a filter pattern
     │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
-    ├── SealError                a sealed secret cannot be opened: wrong key, or moved between rows
-    ├── StateUnreadable          a lane's state was written by another version; it is left unchanged
+    ├── SealError                a sealed secret cannot be opened, or an endpoint has no signing secret
+    ├── StateUnreadable          a lane's state, or a record of the retries topic, is of another version; nothing is changed
     ├── RecordUnreadable         a record in a topic of the job cannot have been written by the job
     ├── Orphaned                 the JVM of a worker is gone; Spark runs the task again elsewhere
     ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
@@ -30,7 +30,7 @@ Used in every process. Imports the standard library only. All classes can be pic
         ├── TlsFailed                before: no trustworthy connection; nothing was sent
         ├── AttemptTimedOut          during: no response in time; the endpoint may have processed the event
         ├── ConnectionLost           during: reset or closed; the endpoint may have processed the event
-        └── ResponseInvalid          during: the response is not HTTP
+        └── ResponseInvalid          during: the response is not HTTP, or its head is too large
 
 The word below `AttemptFailed` says when the attempt failed, and so whether the endpoint may have seen the event.
 """
@@ -42,7 +42,7 @@ from typing import ClassVar
 
 
 class FanoutError(Exception):
-    """Root of the platform's errors. The message says what to do."""
+    """Root of the platform's errors. A command prints the message, which says what to do, without a traceback."""
 
 
 class SettingsError(FanoutError):
@@ -50,7 +50,7 @@ class SettingsError(FanoutError):
 
 
 class LocalStackError(FanoutError):
-    """The embedded Postgres or Kafka cannot run here (no Java, port taken, no network)."""
+    """The embedded Postgres or Kafka, the demo or a local receiver cannot run here (no Java, port taken, no network)."""
 
 
 class KafkaUnavailable(FanoutError):
@@ -66,7 +66,7 @@ class SchemaRegistryUnavailable(FanoutError):
 
 
 class RegistryOutdated(FanoutError):
-    """The schema in Postgres is not at the version that this code needs."""
+    """The schema in Postgres is missing or not at the version that this code needs, or Postgres itself is too old."""
 
 
 class CheckpointInUse(FanoutError):
@@ -105,17 +105,17 @@ class RegistrationError(FanoutError):
         return f"line {self.line}: {text}" if self.line else text
 
     def at(self, file: str, line: int | None) -> RegistrationError:
-        """Return this refusal with the file and line of the mistake."""
+        """Return a RegistrationError with this path and problem, and the file and line of the mistake."""
         return RegistrationError(self.path, self.problem, file, line)
 
     def within(self, parent: str) -> RegistrationError:
-        """Return this refusal with `parent` in front of its path."""
+        """Return this refusal with `parent` in front of its path, without file and line."""
         path = f"{parent}.{self.path}" if self.path and not self.path.startswith("[") else parent + self.path
         return type(self)(path, self.problem)
 
 
 class ManifestRefused(RegistrationError):
-    """A document is refused, with all its mistakes. `path` and `problem` are those of the first mistake."""
+    """A document is refused, with all its mistakes, at least one. `path`, `problem`, `file` and `line` are of the first one."""
 
     SHOWN = 100
     """Most mistakes that the message lists. In a generated document each row may have the same mistake."""
@@ -134,7 +134,7 @@ class ManifestRefused(RegistrationError):
         return "\n".join([f"{len(self.found)} mistakes, nothing was changed:", *shown, *more])
 
     def within(self, parent: str) -> ManifestRefused:
-        """Return these refusals with `parent` in front of their paths."""
+        """Return these refusals with `parent` in front of their paths, without files and lines."""
         return ManifestRefused([mistake.within(parent) for mistake in self.found])
 
 
@@ -150,11 +150,14 @@ class TargetRefused(RegistrationError):
 
 
 class SealError(FanoutError):
-    """A sealed secret cannot be opened. The message names the missing key id, or says that the data belongs to another row."""
+    """A sealed secret cannot be opened: its key is missing or differs, its row was moved, or its format is unknown.
+
+    Also raised for an endpoint without a valid signing secret. The message says what to do.
+    """
 
 
 class StateUnreadable(FanoutError):
-    """The state of a lane was written by another version of fanout. The message says what to do."""
+    """The state of a lane, or a record of the retries topic, is in a format of another version of fanout."""
 
 
 class RecordUnreadable(FanoutError):
@@ -169,7 +172,10 @@ class Orphaned(FanoutError):
 
 
 class EventRejected(FanoutError):
-    """A Kafka record is not an event of an active tenant. `reason` is a word of a closed set. `detail` is for a person."""
+    """A Kafka record is rejected: it is not an event of an active tenant, or reuses an id that must be new.
+
+    `reason` is a word of a closed set. `detail` is for a person.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -184,7 +190,10 @@ class AttemptFailed(FanoutError):
 
 
 class LocalFailure(AttemptFailed):
-    """The worker has too few file descriptors, connections or ports, or too little memory or CPU."""
+    """The worker has too few file descriptors, connections or ports, or too little memory or CPU.
+
+    An attempt that an unforeseen error in our own code ended has the same error class.
+    """
 
     error_class = "local"
 
@@ -196,7 +205,7 @@ class AddressBlocked(AttemptFailed):
 
 
 class TokenRefused(AttemptFailed):
-    """The endpoint's token server refused an access token, or could not be reached. The text has neither secret nor token."""
+    """The endpoint's token server gave no usable access token in time. The text has neither secret nor token."""
 
     error_class = "token_refused"
 

@@ -1,7 +1,7 @@
 """The job's table of contents. `fanout run` calls `run`, on the driver.
 
 Each name between two arrows is a file below `delivery/stages/`. `supervisor` connects the stages.
-    direct    event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected records
+    direct    event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected, retries
     batch     event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same topics
     retry     retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same topics
     realtime  topics of its pattern ─► realtime_source ─► deliver_realtime ─► sink ─► the same topics
@@ -36,7 +36,11 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` (None: all with topics) until `stop` is set. With `once`, end after the records of the start."""
+    """Run the lanes `names` until `stop` is set. None: all lanes, the real-time lane only if it has topics.
+
+    With `once`, end when the records that were in Kafka at the start are handled. If `stop` is set before this process has the
+    checkpoint lock, return without running them. Raise a FanoutError if the job cannot start or a lane fails.
+    """
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)

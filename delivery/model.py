@@ -51,7 +51,8 @@ class Event(NamedTuple):
     """The payload as JSON, byte for byte as it came. An opaque payload is a JSON string: its text, or the base64 of its bytes
     (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""
     content: Any
-    """The payload, parsed once, for the filters. Opaque bytes, and no payload, are an empty object: filters see no field."""
+    """The payload, parsed once, for the filters. Opaque text is a string. Opaque bytes, and no payload, are an empty object:
+    filters see no field. None: the event was stored meanwhile, and its payload was not parsed again."""
     record: Record
     attributes: Attributes = ()
     """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer wrote them."""
@@ -122,18 +123,19 @@ class Delivery(NamedTuple):
 
 
 class SkipReason(enum.StrEnum):
-    """Why a due delivery was not attempted. A closed set: it labels metrics."""
+    """Why a delivery is skipped: it is not attempted, or not attempted again. A closed set: it labels metrics."""
 
     SUBSCRIPTION_PAUSED = "subscription_paused"
     QUARANTINED = "quarantined"
     ENDPOINT_DELETED = "endpoint_deleted"
-    """The endpoint was deleted while the event waited."""
+    """While the event waited, the endpoint was deleted, or its id was registered for another customer or delivery mode."""
     SUBSCRIPTION_DELETED = "subscription_deleted"
-    """The subscription was deleted while the event waited."""
+    """While the event waited, the subscription was deleted, or its id was registered for another endpoint."""
     TENANT_DELETED = "tenant_deleted"
     """The event's tenant was deleted while the event waited."""
     BROUGHT_FORWARD = "brought_forward"
-    """A resend asked for a delivery that waits in the retry lane. Its next attempt is due now. Only the resend is skipped."""
+    """A resend asked for a delivery that waits in the retry lane already. The next attempt of that delivery is brought forward.
+    Only the resend is skipped."""
 
 
 class LeaveReason(enum.StrEnum):
@@ -143,7 +145,7 @@ class LeaveReason(enum.StrEnum):
     BYTES = "bytes"
     TIME = "time"
     REDRIVE = "redrive"
-    """The events of the batch were dead letters, and a redrive enqueued them again."""
+    """A redrive or a replay enqueued the events of the batch in the retry lane."""
 
 
 class Attempt(NamedTuple):
@@ -164,7 +166,7 @@ class Attempt(NamedTuple):
     response: bytes = b""
     """Beginning of the response's body."""
     retry_after_s: float | None = None
-    """Seconds to wait, as the response asked for (`Retry-After`), up to a cap. None: the response asked for no wait."""
+    """Seconds to wait, as the response to a failed attempt asked for (`Retry-After`), up to a cap. None: it asked for none."""
 
 
 class OutcomeKind(enum.StrEnum):
@@ -196,8 +198,8 @@ class Outcome(NamedTuple, Generic[Sent]):
     next_attempt: NextAttempt | None = None
     """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()
-    """Attempts before `attempts`, in other lanes or leases. The attempts topic has these already. A dead letter lists `earlier`
-    and `attempts`."""
+    """Attempts before `attempts`, in other lanes, tasks or leases, as far as they are kept. Their log entries are not written
+    again. A dead letter lists `earlier` and `attempts`."""
     replay: str | None = None
     """Id of the replay that asked for the delivery. None: no replay asked. Offset receipts do not count replayed deliveries."""
     background_attempt: bytes | None = None

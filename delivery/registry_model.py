@@ -137,7 +137,8 @@ class Retrying:
     """Retry policy of one endpoint in the retry lane."""
 
     schedule_s: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-    """Seconds to wait before each attempt of the retry lane, randomised by ±20 %. Empty: the retry lane makes no attempts."""
+    """Seconds to wait before each attempt of the retry lane, randomised by ±20 %. Empty: a failed delivery is given up at once,
+    also in the retry lane, where it may have waited for another reason."""
     max_age_s: float = 259_200.0
     """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter."""
     timeout_s: float = 15.0

@@ -9,7 +9,7 @@ import hmac
 
 
 class Secret:
-    """Hold secret bytes. Only `reveal` returns the bytes, so that a search for `reveal` finds each use."""
+    """Hold secret bytes. Only `reveal` and pickling give them out, so that a search for `reveal` finds each use."""
 
     __slots__ = ("_value",)
 
