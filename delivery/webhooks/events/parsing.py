@@ -333,7 +333,7 @@ def _optional(value: Any, name: str) -> str | None:
 def _time(value: Any, *, passes_invalid: bool) -> str | None:
     """Return the time of an event. None: the time is missing, or no RFC 3339 time and `passes_invalid` is true.
 
-    Raise EventRejected for any other invalid time. A value that is neither text nor a whole number is always invalid.
+    Raise EventRejected for any other invalid time. A value that is neither printable text nor a whole number is always invalid.
     """
     text = _optional(value, "time")
     if text is None or _RFC_3339.fullmatch(text):
