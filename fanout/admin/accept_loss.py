@@ -46,8 +46,9 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints.
 
     A checkpoint moves only after its audit entry. After a crash between the two, the next run finds and audits the loss again.
-    In both cases the lanes' paused topics become active, as at the start of the job. Raise CheckpointInUse if a job runs one of
-    the lanes, LeaseRefused if the Lease cannot be used, and KafkaUnavailable or RegistryUnavailable.
+    With `is_dry` as well, the positions of the lanes' paused topics move back into the checkpoints, as at the start of the job.
+    Raise CheckpointInUse if a job runs one of the lanes, LeaseRefused if the Lease cannot be used, and KafkaUnavailable or
+    RegistryUnavailable if Kafka or Postgres does not answer.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:

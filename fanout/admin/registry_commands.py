@@ -104,7 +104,7 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
 def known_types(config: settings.Settings) -> frozenset[str]:
     """Return the event types that have a topic of their name.
 
-    None of them if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request.
+    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request.
     """
     try:
         names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
@@ -120,7 +120,7 @@ def apply_manifest(
 ) -> apply.Result:
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
-    `dry_run` and `prune` are options of `fanout apply`: change nothing, and delete rows that the manifest does not name.
+    With `dry_run`, change nothing. With `prune`, also delete rows of the manifest's customers that it does not name.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:

@@ -73,7 +73,7 @@ class Result:
             why = f"the delivery log says: {', '.join(self.seen)}. Check that the job reaches this URL, and that it answers 2xx"
         else:
             why = "the delivery log has no attempt: check with `fanout doctor` that the job is ready and runs the direct lane"
-        return f"no delivery to {_shown(self.url)} was seen, {self.published} copies of the event were published: {why}"
+        return f"no delivery to {_shown(self.url)} was seen (published copies of the event: {self.published}): {why}"
 
 
 def run(

@@ -46,8 +46,8 @@ MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction. A larger record has a transaction of its own."""
 MAINTENANCE_S = 60.0
 """Seconds between two maintenance runs. A run creates and drops the partitions of days, and deletes other rows past their
-retention. It looks for reached quotas if quota_step.py permits. With `operations.topic` it records a notice about each API key
-that expires soon."""
+retention. It looks for reached quotas if a look is due (quota_step.py). With `operations.topic` it records a notice about each
+API key that expires soon."""
 REPORT_S = 60.0
 """Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
@@ -68,8 +68,8 @@ def pause_s(failures: int) -> float:
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
     """Archive, and run redrives, replays and operational events, until `stop` is set.
 
-    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. Then a
-    server that is unavailable raises its error. Raise SettingsError for settings with which nothing can be archived.
+    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. Also
+    raise the error of an unavailable server then. Raise SettingsError for settings with which nothing can be archived.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})

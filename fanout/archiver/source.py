@@ -24,7 +24,7 @@ from fanout.kafka.places import Place
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30
-"""Seconds to wait for the offsets of a partition, or for a sign of Kafka while records are missing."""
+"""Seconds to wait for the offsets of a partition, or for any answer of Kafka while records are missing."""
 MAX_RECORDS_PER_POLL = 500
 """Maximum messages of one poll: records, and notices of the end of a partition."""
 PARTITION_CHECK_S = 30.0

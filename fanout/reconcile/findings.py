@@ -111,7 +111,7 @@ class Finding(NamedTuple):
     first: int
     last: int
     total: int
-    """Number of records or deliveries from the offset `first` to the offset `last`, both included, that contradict."""
+    """Number of records or deliveries, at offsets from `first` to `last`, that the finding is about. Both are included."""
     subscription_id: str = ""
     endpoint_id: str = ""
     detail: str = ""

@@ -115,8 +115,7 @@ class _Reading:
     def others(self) -> dict[str, bool]:
         """Read retry entries, rejected records, dead letters and events.
 
-        Return True for each of the first three topics of whose records of the judged time none has expired. The keys are fields
-        of Terms.
+        Return, by field of Terms, True for each of the first three topics that still has all records of the judged time.
         """
         delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {

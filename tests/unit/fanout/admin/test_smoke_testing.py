@@ -136,7 +136,7 @@ def result(**fields):
         (result(is_signature_checked=False), "the signature was not checked"),
         (
             result(delivered_after_s=None, seen=("timeout",)),
-            "no delivery to http://a/ was seen, .*the delivery log says: timeout",
+            "no delivery to http://a/ was seen .*the delivery log says: timeout",
         ),
         (result(delivered_after_s=None), "the job is ready and runs the direct lane"),
     ],
