@@ -27,7 +27,7 @@ _LEASE_NAME = Matching(
 
 
 class Database(Area):
-    """Postgres, version 15 or later: the registry."""
+    """Postgres, version 15 or later: the registry and the archive."""
 
     url: SecretStr = SecretStr("postgresql://fanout@127.0.0.1:5432/fanout")
     """libpq connection URL. TLS and all other libpq options go into its query."""
@@ -94,8 +94,8 @@ class Source(Area):
     """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up; most records in a
     micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
-    """Largest record, in bytes. A larger record goes to the topic of rejected records. A dead letter carries the event in
-    base64, which adds a third, and must fit into Kafka's 1 MiB."""
+    """Most bytes of a record's value and headers. A larger record goes to the topic of rejected records. A dead letter carries
+    the event in base64, which adds a third, and must fit into Kafka's 1 MiB."""
     tenant_of_topic: Annotated[str, pydantic.AfterValidator(with_one_group)] = ""
     """Python regular expression for topics that belong to one tenant each. Its one group is the tenant's id, as in
     `events\\.([^.]+)\\..+`. A topic that matches carries events of its tenant only; events of other
@@ -225,9 +225,9 @@ class Batch(Area):
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. Batches leave a little
     before `max_wait_s` has passed: up to twice this time earlier, and earlier by a further share of up to a tenth of
-    `max_wait_s`. Each endpoint always has the same share. If `max_wait_s` is at most twice this time, the batch leaves with
-    each micro-batch. A batch leaves late if micro-batches take longer than this time: by the excess of two micro-batches, the
-    one in which the batch becomes due and the one that sends it."""
+    `max_wait_s`, at most 10 s. Each endpoint always has the same share. If `max_wait_s` is at most twice this time, the batch
+    leaves with each micro-batch. A batch leaves late if micro-batches take longer than this time: by the excess of two
+    micro-batches, the one in which the batch becomes due and the one that sends it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
     """Most events in a micro-batch of this lane. The number matters when the lane is behind. A larger number makes fewer and
     larger batches and needs less CPU, but more memory, and a change of the registry takes effect later. 100,000 events of
@@ -332,7 +332,7 @@ class Scaling(Area):
 
 
 class Logs(Area):
-    """The job's log on standard error."""
+    """The log on standard error: of the job and its workers, of `fanout archive`, of the API and of the commands."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""

@@ -67,7 +67,7 @@ def read(
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
     KafkaUnavailable if the receipts cannot be read in TRIES tries: without receipts, all records since the last commit would
-    be sent again.
+    be sent again. Receipts that Kafka does not send within `completed_reader.READ_S` are missing, with only a warning.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
