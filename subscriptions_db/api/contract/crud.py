@@ -196,7 +196,8 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     if own is None:
         return
     with of_whole_customer(call):
-        # One round trip for both statements, as in transactions.py. The count sees what was committed before it got the lock.
+        # Binding parameters on the client sends both statements in one round trip. The count sees what was committed before it
+        # got the lock.
         cursor = psycopg.ClientCursor(call.connection).execute(query(f"count_{kind}s"), {"customer": own})
         cursor.nextset()
         [found] = cursor.fetchall()

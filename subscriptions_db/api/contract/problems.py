@@ -46,8 +46,7 @@ class Problem(described.DescribedModel):
     """The HTTP status."""
     code: str
     """One of: unauthenticated, forbidden, not_found, method_not_allowed, too_slow, conflict, precondition_failed, too_large,
-    unsupported, invalid, rate_limited, tenant_rate_limited, quota, internal,
-    unavailable."""
+    unsupported, invalid, rate_limited, tenant_rate_limited, quota, internal, unavailable."""
     detail: str
     """The cause in this case, and the remedy, for people."""
     errors: list[FieldError] = pydantic.Field(default=[])

@@ -205,7 +205,7 @@ class RotateSecret(parts.ManifestPart):
     scheme: SignatureScheme = SignatureScheme.HMAC
     """`v1`: HMAC, with a shared secret. `v1a`: Ed25519, with a public key for the receiver."""
     overlap_s: int = Field(86_400, ge=0, le=int(rotation.MAX_OVERLAP.total_seconds()))
-    """Seconds during which the earlier secrets sign too."""
+    """Seconds for which the earlier secrets sign too, unless an earlier overlap ends before."""
 
 
 class RotatedSecret(described.DescribedModel):

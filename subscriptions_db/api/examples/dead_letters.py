@@ -76,7 +76,7 @@ CONSUMER: dict[str, Any] = {
     "created_at": CREATED_AT,
 }
 _NOTHING_READ = {"cursor": "bC4w", "unacknowledged": 0, "waiting": 15, "leased": 0, "parked": 0}
-"""The fields of a consumer at the beginning. `bC4w` is the cursor before the first dead letter."""
+"""The fields of a consumer that has read no dead letter yet. `bC4w` is the cursor before the first dead letter."""
 
 
 def _marked(state: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A request to an operation, and the answer to it. The path has the parameters PATH_PARAMETERS."""
+    """A request to an operation, and the answer to it. PATH_PARAMETERS has the values of its path's parameters."""
 
     query: Mapping[str, Any] = field(default_factory=dict)
     """Parameter → value. Other parameters are left out."""
@@ -26,9 +26,9 @@ SUBSCRIPTION_ID = "sub_5a0d7c2e4b9f4e61b3c8d7a2"
 REPLAY_ID = "rpl_7e21b40f6d9c4a85b0e3f1c6"
 LETTER_ID = "5657811958628353"
 LETTER_CURSOR = "bC41NjU3ODExOTU4NjI4MzUz"
-"""The cursor after this dead letter."""
+"""The cursor after the dead letter LETTER_ID."""
 RECEIPT = "ci41NjU3ODExOTU4NjI4MzUzLjNmNmMxZDBhOWI4ZTRjMjdhNWQxZTBmOTVhMGQ3YzJl"
-"""A receipt handle of this dead letter."""
+"""A receipt handle of the dead letter LETTER_ID."""
 CONSUMER_NAME = "billing"
 WEBHOOK_ID = "msg_f6d40937dac172b9e9e18b756deba0aa"
 ATTEMPT_ID = "YS4xNzc4NDE0NDAwMDAwMDAwLjE"

@@ -41,7 +41,7 @@ MAX_QUEUED_KB = 64 * 1024
 wait."""
 
 _OPTIONS: dict[str, str | int | float | bool] = {
-    "max.in.flight.requests.per.connection": 1,  # delivery.stages.kafka.sink says why
+    "max.in.flight.requests.per.connection": 1,  # with more, an event can repeat (delivery.stages.kafka.sink)
     "partitioner": "murmur2_random",  # of Java clients: events with one key share a partition with those of Java producers
     "compression.type": "lz4",
     "linger.ms": 5,
@@ -241,7 +241,7 @@ class EventProducer:
     def _replace(self, client: confluent_kafka.Producer) -> None:
         """Forget a client, so that the next event creates a new one.
 
-        A failed client may not recover (delivery.stages.kafka.sink).
+        A client with a fatal error or a timeout may not recover.
         """
         self._current = {is_alone: current for is_alone, current in self._current.items() if current is not client}
 

@@ -193,7 +193,7 @@ class Api:
         except errors.SettingsError as exc:
             raise problems.from_error(exc) from exc
         except errors.FanoutError as exc:
-            log.warning("/readyz answers 503, so the API gets no traffic until this is repaired: %s", exc)
+            log.warning("/readyz answers 503, so that a load balancer sends no requests here until this is repaired: %s", exc)
             raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` must be run") from exc
         return await _static(b'{"ok":true}', _)
 

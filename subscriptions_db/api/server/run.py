@@ -119,8 +119,9 @@ def _warn_of_rights(opened: transactions.Store) -> None:
     with contextlib.suppress(errors.FanoutError):  # Postgres is away: requests are answered with 503
         if opened.passes_by_policies():
             log.warning(
-                "the API's login to Postgres bypasses row-level security; each request switches to a restricted role. "
-                "Set api.database_url to a restricted login"
+                "the API's login to Postgres bypasses row-level security. The API serves, and each request switches to a "
+                "restricted role. Set api.database_url to a login with the roles fanout_api and fanout_operator only "
+                "(docs/operations.md)"
             )
 
 
