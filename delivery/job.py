@@ -36,11 +36,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` until `stop` is set. None: all lanes, the real-time lane only if it has topics.
-
-    With `once`, end when the records that were in Kafka at the start are handled. If `stop` is set before this process has the
-    checkpoint lock, return without running them. Raise a FanoutError if the job cannot start or a lane fails.
-    """
+    """Run the lanes `names` (None: all with topics) until `stop` is set; with `once`, until the start's records are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)
