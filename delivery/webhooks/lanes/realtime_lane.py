@@ -69,6 +69,8 @@ class _OpenSlice:
     """When the slice began, by the event loop's clock."""
     first_offsets: dict[Place, int] = field(default_factory=dict)
     """By partition, the offset at which the slice's receipt begins."""
+    is_taking: bool = False
+    """True while the slice takes records. The slice may wait in it, for a schema or for room, and must not end meanwhile."""
 
 
 class RealtimeLane:
@@ -234,7 +236,11 @@ class RealtimeLane:
                 if place not in current.first_offsets:
                     current.first_offsets[place] = self._next.get(place, record.offset)
                 self._next[place] = record.offset + 1
-            self._report(await current.slice.lane.submit(chunk))
+            current.is_taking = True
+            try:
+                self._report(await current.slice.lane.submit(chunk))
+            finally:
+                current.is_taking = False
             if len(self._waiting) < MAX_WAITING:
                 self._wake()
 
@@ -259,10 +265,11 @@ class RealtimeLane:
     def _end_slice_if_due(self) -> None:
         """End the current slice if `end_slice` was called, or if it is due and no earlier slice is still finishing.
 
-        Each slice has limits of its own, so several at once would send more than one alone may.
+        A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Several slices
+        at once would send more than one alone may, because each has limits of its own.
         """
         current = self._current
-        if current is None:
+        if current is None or current.is_taking:
             return
         is_due = self._loop.time() - current.since >= self._slice_s and not self._finishing
         if is_due or self._must_end_slice:
@@ -302,7 +309,7 @@ class RealtimeLane:
             self._ended.put(SliceResults(results, receipts))
 
     async def _finish(self) -> None:
-        while self._waiting and not self._is_over and self._failure is None:  # noqa: ASYNC110  # once a task
+        while self._has_records_to_take() and self._failure is None:  # noqa: ASYNC110  # once a task
             await asyncio.sleep(CHECK_EVERY_S / 10)
         if self._current is not None:
             current, self._current = self._current, None
@@ -312,6 +319,10 @@ class RealtimeLane:
         self._end()
         if self._failure is not None:
             raise self._failure
+
+    def _has_records_to_take(self) -> bool:
+        is_taking = self._current is not None and self._current.is_taking
+        return is_taking or (bool(self._waiting) and not self._is_over)
 
     async def _close(self, timeout_s: float) -> None:
         self._is_over = True

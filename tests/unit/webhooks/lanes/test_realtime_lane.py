@@ -40,10 +40,25 @@ def loop():
     running.close()
 
 
+class Formats:
+    """A decoder that waits, as for a schema, at each record of one offset until the test allows it."""
+
+    def __init__(self, offset):
+        self.is_waiting, self.may_decode = threading.Event(), threading.Event()
+        self._offset = offset
+
+    async def event(self, record):
+        if record.offset == self._offset:
+            self.is_waiting.set()
+            await asyncio.to_thread(self.may_decode.wait)
+        return parsing.parse(record, parsing.Layout())
+
+
 class Lane:
     """A lane with a registry of one endpoint."""
 
-    def __init__(self, loop, *, next_offsets=None, slice_s=0.0, answers=True):
+    def __init__(self, loop, *, next_offsets=None, slice_s=0.0, answers=True, formats=None):
+        self._formats = formats
         self.sender = Answering()
         if answers:
             self.sender.may_answer.set()
@@ -59,7 +74,8 @@ class Lane:
         self.begun += 1
         door = drain_gate.DrainGate(self.sender)
         dispatcher, deferrals = fast_lane(door, asyncio.get_running_loop().time, quick_retry=backoff.QuickRetry())
-        return realtime_lane.Slice(direct_lane.DirectLane(self.registry, dispatcher, deferrals, parsing.Layout()), door)
+        lane = direct_lane.DirectLane(self.registry, dispatcher, deferrals, parsing.Layout(), formats=self._formats)
+        return realtime_lane.Slice(lane, door)
 
     def feed(self, *offsets, topic="events.a"):
         value = orjson.dumps({"id": "e1", "tenant_id": "t1"})
@@ -114,6 +130,27 @@ def test_a_new_registry_ends_the_slice_at_once(loop):
     lane.itself.end_slice()
     assert lane.taken(1)[1] == [(7, 7, 1, 1)]
     lane.itself.finish()
+
+
+@pytest.mark.parametrize("end", ["slice", "task"])
+def test_a_slice_that_waits_for_a_schema_does_not_end(loop, end):
+    """Regression: the slice ended amid its records. The later ones had no outcome, and the receipts left them out."""
+    formats = Formats(offset=8)
+    lane = Lane(loop, formats=formats, slice_s=0.0 if end == "slice" else 1e9)
+    lane.feed(7, 8, 9, 10)
+    assert formats.is_waiting.wait(60)
+    finishing = threading.Thread(target=lane.itself.finish)
+    if end == "task":
+        finishing.start()
+    checked = asyncio.run_coroutine_threadsafe(asyncio.sleep(3 * realtime_lane.CHECK_EVERY_S), loop)
+    checked.result()
+    formats.may_decode.set()
+    outcomes, receipts = lane.taken(1)
+    assert sorted(outcome.delivery.event.record.offset for outcome in outcomes) == [7, 8, 9, 10]
+    assert receipts == [(7, 10, 4, 4)]
+    if end == "slice":
+        finishing.start()
+    finishing.join()
 
 
 def test_after_a_stop_no_attempt_begins(loop):
