@@ -40,13 +40,13 @@ class Event(NamedTuple):
     """One thing that happened at a tenant."""
 
     event_id: EventId
+    """The event's id. If its producer gave none: `topic:partition:offset`."""
     event_type: str
     source: str
     tenant_id: TenantId
     sub_tenant_id: SubTenantId | None
     time: str
-    """When the event happened (RFC 3339), as its producer wrote it. Without a time of the producer: when Kafka appended the
-    record."""
+    """When the event happened (RFC 3339), as its producer wrote it. Without a valid time: when Kafka appended the record."""
     data: bytes
     """The payload as JSON, byte for byte as it came. An opaque payload is a JSON string: its text, or the base64 of its bytes
     (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""

@@ -29,7 +29,7 @@ class SharedLimits(NamedTuple):
     def wait_s(self, now: float) -> float:
         """Return the seconds to wait before the next request, by the rate and the host's limits. 0: it may begin now.
 
-        If only the host has no capacity, each call returns RECHECK_S, and counts a delayed request of the host. `now` is in
+        If only the host has no capacity, each call returns RECHECK_S, and counts a wait for the host. `now` is in
         seconds of the clock of `pace`.
         """
         wait_s = 0.0 if self.pace is None else self.pace.wait_s(now)

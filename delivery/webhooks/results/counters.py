@@ -48,7 +48,8 @@ class Counters:
     cpu_s: float = 0.0
     """CPU seconds that the worker processes used for this task or these tasks."""
     waited_for_hosts: int = 0
-    """Requests that waited for the limits of their host (`delivery.webhooks.scheduling.host_limits`)."""
+    """Waits of requests for the limits of their host (`delivery.webhooks.scheduling.host_limits`). A request of the retry lane
+    counts at each check."""
     clock_ahead_s: float = 0.0
     """Seconds by which a worker's clock is ahead of the driver's; negative: behind. `a + b` has the larger difference."""
     own_delay_s: float = 0.0

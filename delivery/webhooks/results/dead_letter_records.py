@@ -72,7 +72,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     webhook_id: str
     """The `webhook-id` that the event has when it is sent alone."""
     event_id: EventId
-    """The event's id, as its producer gave it."""
+    """The event's id. If its producer gave none: `topic:partition:offset`."""
     event_type: str
     """The event's type."""
     tenant_id: TenantId
@@ -104,7 +104,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sub_tenant_id: SubTenantId | None
     """Department of the tenant, where the event has one."""
     time: str
-    """When the event happened (RFC 3339), as its producer wrote it. Without a time of the producer: when Kafka appended it."""
+    """When the event happened (RFC 3339), as its producer wrote it. Without a valid time: when Kafka appended the event."""
     headers: list[Header]
     """Headers of the event's record."""
     payload_base64: str

@@ -30,7 +30,7 @@ class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     webhook_id: str
     """The `webhook-id` of each request for the delivery."""
     event_id: str
-    """The event's id, as its producer gave it."""
+    """The event's id. If its producer gave none: `topic:partition:offset`."""
     event_type: str
     """The event's type."""
     tenant_id: str

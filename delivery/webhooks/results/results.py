@@ -34,7 +34,8 @@ class Results:
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0
-    """Requests of this worker that waited for the limits of their host, since the worker's last report."""
+    """Waits of this worker's requests for the limits of their host, since the worker's last report. A request of the retry lane
+    counts at each check."""
     clock_ahead_s: float = 0.0
     """Seconds by which this worker's clock is ahead of the driver's; negative: behind (`clocks.driver_clock`)."""
     own_delay_s: float = 0.0
