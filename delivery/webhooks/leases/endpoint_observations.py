@@ -32,8 +32,8 @@ class EndpointObservations:
 
         1. The endpoint responded: it is reachable, whatever failed before or fails later. After 410 Gone it is also gone.
         2. The endpoint has become unreachable: it sent no response, the lease is no probe, and the entry did not wait because
-           the endpoint was unreachable. Without the last two conditions, ten dead endpoints in an idle micro-batch would look
-           like an outage of our own network, and would pause all lanes.
+           the endpoint was unreachable. Without the last two conditions, ten dead endpoints could look like an outage of our
+           own network. Such an outage pauses all lanes.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class

@@ -130,7 +130,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     written: bytes
     """The EndpointState as msgpack bytes."""
     due_ms: int
-    """When to decode the state: see EndpointState.due_ms."""
+    """When the endpoint needs a decision, so that its state is decoded. A message for it causes a decision earlier."""
     events: int
     """Events that wait for the endpoint, including leased events."""
     size: int

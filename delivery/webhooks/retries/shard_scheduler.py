@@ -153,7 +153,7 @@ class _Scheduler:
         """The endpoints whose state is decoded in this decision, by key."""
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
-        """Make the decision, step by step."""
+        """Apply what arrived and what is due, give up expired entries, then lease, and return the decision."""
         messages = [retry_messages.message(written) for written in arrived]
         self._open_due()
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
