@@ -159,7 +159,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Return True if the endpoint has accepted nothing for so long that it is to be disabled, and failed recently.
 
         The endpoint is reported again with each failure, because the database may be unavailable. An endpoint that was enabled
-        since its failures is not disabled: `endpoint_status.disable_active` asks for how long it has been active.
+        less than `disable_after_s` ago is not disabled (subscriptions_db.registration.endpoint_status).
         """
         if self.failing_since_ms is None or now_ms - self.failed_ms >= RECENT_FAILURE_MS:
             return False
