@@ -88,7 +88,7 @@ class Explanation(described.DescribedModel):
     endpoint: str
     """The id of the endpoint of the subscription."""
     is_due: bool
-    """True: the endpoint would get the event."""
+    """True: the subscription takes the event. Also true for an event that would be skipped or would wait: `rule` says so."""
     rule: explain.Rule
     """The rule that decides."""
     detail: str

@@ -29,6 +29,8 @@ from tests.support import builders
 def test_the_first_rule_that_decides_is_named(subscription, endpoint, rule):
     verdict = explain.explain(builders.event(), builders.subscription(**subscription), builders.endpoint(**endpoint))
     assert verdict.rule is rule
+    # Regression: the API said that the endpoint would get every due event. A due event may be skipped or wait.
+    assert verdict.is_due is (rule not in {Rule.EVENT_TYPE, Rule.SCOPE, Rule.EXCLUSION, Rule.FILTER})
 
 
 @pytest.mark.parametrize(
