@@ -298,15 +298,19 @@ class RealtimeLane:
         for receipt in receipts:  # each begins where the one before ended
             receipt.first_offset = ending.first_offsets[receipt.topic, receipt.partition]
         if before:
-            self._report(results)
+            self._queue(results)
             results = Results()
             await asyncio.wait(before)
-        self._report(results, receipts if self._failure is None else ())
+        self._queue(results, receipts if self._failure is None else ())
 
-    def _report(self, results: Results, receipts: Sequence[Receipt] = ()) -> None:
-        if results.outcomes or results.rejections or receipts:
-            self._unwritten += 1
-            self._ended.put(SliceResults(results, receipts))
+    def _report(self, results: Results) -> None:
+        """Queue the outcomes and rejections so far of a slice, if there are any."""
+        if results.outcomes or results.rejections:
+            self._queue(results)
+
+    def _queue(self, results: Results, receipts: Sequence[Receipt] = ()) -> None:
+        self._unwritten += 1
+        self._ended.put(SliceResults(results, receipts))
 
     async def _finish(self) -> None:
         while self._has_records_to_take() and self._failure is None:  # noqa: ASYNC110  # once a task
