@@ -32,11 +32,15 @@ class DrainGate:
             self._in_flight -= 1
             self._ended.set()
 
-    async def close(self, timeout_s: float) -> None:
-        """Let no further attempt begin. Wait at most `timeout_s` until the attempts in flight have ended."""
+    async def close(self, timeout_s: float) -> int:
+        """Let no further attempt begin. Wait at most `timeout_s` until the attempts in flight have ended.
+
+        Return the number of attempts that are still in flight.
+        """
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._in_flight:
                     self._ended.clear()
                     await self._ended.wait()
+        return self._in_flight

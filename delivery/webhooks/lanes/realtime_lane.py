@@ -331,7 +331,13 @@ class RealtimeLane:
     async def _close(self, timeout_s: float) -> None:
         self._is_over = True
         slices = self._slices()
-        await asyncio.gather(*(slice_.gate.close(timeout_s) for slice_ in slices))
+        in_flight = sum(await asyncio.gather(*(slice_.gate.close(timeout_s) for slice_ in slices)))
+        if in_flight:
+            log.warning(
+                "a failed task of lane realtime cancels its attempts in flight (%d), which did not end within %.0f s: the "
+                "records without a receipt are read again, and deliveries may be repeated, with the same webhook-id. There is "
+                "nothing to do", in_flight, timeout_s,
+            )  # fmt: skip
         self._drain()
         self._end()
         for finishing in list(self._finishing):

@@ -20,11 +20,12 @@ class Answering:
     """A sender that responds when the test allows it. It responds at once for the offsets in `always`."""
 
     def __init__(self):
-        self.may_answer = threading.Event()
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
         self.always = set()
         self._sender = fakes.FakeSender(lambda *_: None, fakes.Clock())
 
     async def attempt(self, delivery, number):
+        self.is_asked.set()
         while not self.may_answer.is_set() and delivery.event.record.offset not in self.always:  # noqa: ASYNC110  # a test's thread sets it
             await asyncio.sleep(0.001)
         return await self._sender.attempt(delivery, number)
@@ -237,6 +238,15 @@ def test_a_failed_task_reports_results_without_a_receipt(loop):
     lane.itself.close(0.1)
     assert [outcome.kind.value for outcome in first.results.outcomes] == ["delivered"]
     assert lane.itself.next_results() is None
+
+
+def test_a_failed_task_logs_the_attempts_that_it_cancels(loop, caplog):
+    """Regression: attempts that outlasted the time of `close` were cancelled without a log line."""
+    lane = Lane(loop, slice_s=1e9, answers=False)
+    lane.feed(7)
+    assert lane.sender.is_asked.wait(60)
+    lane.itself.close(0.01)
+    assert "cancels its attempts in flight (1)" in caplog.text
 
 
 def test_an_unforeseen_error_fails_the_task(loop):
