@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple
 
 import psycopg
 import pydantic
+from psycopg.pq import TransactionStatus
 
 from subscriptions_db.api.contract import audit, cursors, etags, problems, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Model
@@ -148,18 +149,15 @@ def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[st
     return lambda rows: [show(row_id, row) for row_id, row in rows.items()]
 
 
-def put(
-    call: Call, document: Mapping[str, Any], *, customer_id: str | None, action: str = "", strict: bool = False
-) -> apply.Result:
+def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, strict: bool = False) -> apply.Result:
     """Check a manifest document, register its rows, and write an audit entry for each change.
 
-    Return the changes, the new secrets and the warnings of the lint. `customer_id` and `action` go into the audit entries;
-    without `action`, each entry has the change's own. Raise RegistrationError if the document is refused. With `strict`, a
-    document with warnings is refused too.
+    Return the changes, the new secrets and the warnings of the lint. `customer_id` goes into the audit entries. Raise
+    RegistrationError if the document is refused. With `strict`, a document with warnings is refused too.
     """
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
-        audit.write(call, action or change.action, change.kind, change.id, customer_id=customer_id, **change.audit_fields())
+        audit.write(call, change.action, change.kind, change.id, customer_id=customer_id, **change.audit_fields())
     return result
 
 
@@ -213,14 +211,18 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key.
 
-    Use it for counts only, and never show the counts to a limited key.
+    Use it for counts only, and never show the counts to a limited key. The limit of the key returns with the end of the block,
+    also after an exception.
     """
     limit = call.principal.endpoint_ids
     if limit:
         call.connection.execute(query("limit_to_endpoints"), {"endpoint_ids": ""})
-    yield
-    if limit:
-        call.connection.execute(query("limit_to_endpoints"), {"endpoint_ids": limit})
+    try:
+        yield
+    finally:
+        # A transaction in which a statement has failed can only end, and would hide the failure behind another.
+        if limit and call.connection.info.transaction_status is TransactionStatus.INTRANS:
+            call.connection.execute(query("limit_to_endpoints"), {"endpoint_ids": limit})
 
 
 def owner_for(call: Call, wanted: str | None) -> str:
