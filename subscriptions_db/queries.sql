@@ -285,6 +285,10 @@ where endpoint_id = %(endpoint_id)s and (status, disabled_reason) is distinct fr
 -- name: customer_of_endpoint
 select customer_id from endpoints where endpoint_id = %(endpoint_id)s;
 
+-- name: lock_owned_endpoint
+-- Locks out every other writer of the endpoint and of its secrets, such as the API.
+select customer_id from endpoints where endpoint_id = %(endpoint_id)s for update;
+
 -- name: expire_signing_secrets
 -- An expiry is never extended: with two rotations in one overlap, the oldest secret must not get more time.
 update secrets set expires_at = least(expires_at, now() + make_interval(secs => %(overlap_s)s))

@@ -72,14 +72,14 @@ def rotate_in_transaction(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret in the caller's transaction. Call with the lock of `apply.exclusive` or of the endpoint's row.
+    """Create a signing secret in the caller's transaction. The transaction locks the endpoint's row until its end.
 
     Earlier secrets end after `overlap`, or at an earlier end. Raise RegistrationError if the endpoint does not exist, or would
     have more than MAX_SIGNING_KEYS valid secrets. Writes no audit entry.
     """
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
-    owner = connection.execute(query("customer_of_endpoint"), of).fetchone()
+    owner = connection.execute(query("lock_owned_endpoint"), of).fetchone()
     if owner is None:
         raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
     connection.execute(query("delete_expired_secrets"), of)

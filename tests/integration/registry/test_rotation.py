@@ -17,6 +17,7 @@ from delivery.webhooks.sending import signing
 from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import apply, rotation
 from subscriptions_db.snapshot import registry_reader
+from tests.support import waiting
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("first")]
 
@@ -62,6 +63,17 @@ def test_both_secrets_verify_until_the_overlap_ends(first, rotate, keys):
     assert [verifies(text, keys(), now) for text in (new, first)] == [True, True]
     assert [verifies(text, keys(), now + 3590) for text in (new, first)] == [True, True]
     assert [verifies(text, keys(), now + 3610) for text in (new, first)] == [True, False]
+
+
+def test_rotations_at_once_leave_one_secret_without_an_end(connection, other, ring, rotate, in_background):
+    """Regression: the command did not wait for a rotation by the API, whose new secret then signed without an end."""
+    with other.transaction():
+        rotation.rotate_in_transaction(other, ring, "ep1", scheme=HMAC, overlap=DAY)
+        command = in_background(rotate)
+        waiting.for_a_lock(other)
+    command.result(60)
+    without_end = "select count(*) from secrets where endpoint_id = 'ep1' and expires_at is null"
+    assert connection.execute(without_end).fetchone()["count"] == 1
 
 
 def test_a_repeated_rotation_extends_no_secret(first, rotate, keys):
