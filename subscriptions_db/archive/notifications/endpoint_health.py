@@ -177,14 +177,15 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    Within `quiet_s` seconds of the last report nothing changes; the next check of disabled endpoints repeats the signal.
+    Within `quiet_s` seconds of the last report there is no report. The next check of disabled endpoints repeats the signal.
     """
     since = signal.since or signal.at
-    if known.disabled_at == since or not _is_over(known.disabled_told_at, signal.at, policy):
+    if known.disabled_at == since:
         return known, None
-    after = msgspec.structs.replace(
-        known, disabled_at=since, disabled_told_at=signal.at, failures=0, failing_since=None, is_failing=False
-    )
+    after = msgspec.structs.replace(known, failures=0, failing_since=None, is_failing=False)
+    if not _is_over(known.disabled_told_at, signal.at, policy):
+        return after, None
+    after = msgspec.structs.replace(after, disabled_at=since, disabled_told_at=signal.at)
     return after, _operational_event(EventKind.DISABLED, signal, since, reason=signal.reason)
 
 

@@ -83,6 +83,15 @@ def test_disabling_ends_an_episode_and_is_reported_once():
     assert kinds(*given, *again) == [(EventKind.FAILING, 300), (EventKind.DISABLED, 500), (EventKind.FAILING, 4300)]
 
 
+def test_a_disabling_in_the_quiet_time_forgets_earlier_failures():
+    """Regression: enabled within the quiet time, the endpoint was reported with failures from before it was disabled."""
+    disabled = [seen(DISABLED, at_s)._replace(since=archive.NOW + dt.timedelta(seconds=at_s)) for at_s in (0, 400)]
+    failed = [seen(FAILED, 100, 9), *disabled[1:], seen(FAILED, 500), seen(FAILED, 900, 9)]
+    assert [data["since"] for kind, _, data in events_of(disabled[0], *failed) if kind is EventKind.FAILING] == [
+        "2026-05-10T12:08:20.000Z"
+    ]
+
+
 def test_repeated_disabling_is_reported_after_the_quiet_time():
     def disabled(at_s, since_s):
         return seen(DISABLED, at_s)._replace(since=archive.NOW + dt.timedelta(seconds=since_s))
