@@ -19,7 +19,7 @@ from delivery import errors
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader if it is available: it is ten times faster."""
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-"""Maximum characters or bytes of a document."""
+"""Maximum bytes of a document in UTF-8."""
 MAX_LEVELS = 100
 """Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C, and a document of some 50,000
 levels would end the process with a segmentation fault. Filters, schemas and examples have lower bounds of their own."""
@@ -109,7 +109,7 @@ class Document:
 
 def read(text: bytes | str, name: str = "") -> Document:
     """Return a parsed document; raise RegistrationError if it is too large or not YAML, with the line if that is known."""
-    if len(text) > MAX_DOCUMENT_BYTES:
+    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
             "", f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts"
         )

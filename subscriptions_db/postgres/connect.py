@@ -142,8 +142,8 @@ def translated_errors() -> Iterator[None]:
     except psycopg.DataError as exc:
         raise errors.RegistrationError(
             "",
-            f"a value cannot be stored ({_said(exc.diag.message_primary or str(exc))}). The change was not written. Correct "
-            "the value",
+            f"a value cannot be stored ({_unquoted(_said(exc.diag.message_primary or str(exc)))}). The change was not written. "
+            "Correct the value",
         ) from exc
     except psycopg.errors.UndefinedTable as exc:
         raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
@@ -202,6 +202,11 @@ def _not_connected(text: str) -> str:
         if found := pattern.search(text):
             return _said(" ".join(found.groups()))
     return ""
+
+
+def _unquoted(said: str) -> str:
+    """Return a message of Postgres without the value that it may quote, from the first quotation mark to the last."""
+    return re.sub('".*"', '"…"', said)
 
 
 def _said(text: str | None) -> str:

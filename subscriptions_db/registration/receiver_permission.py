@@ -52,8 +52,9 @@ def begin(
 ) -> ReceiverQuestion:
     """Record a question to an endpoint's receiver. The callback of an earlier question becomes invalid.
 
-    `row` is the endpoint's row of registered_rows. Raise RegistrationError if the endpoint needs no permission or cannot be
-    used, or if `origin` is empty. Commit before sending the question: the receiver may use the callback at once.
+    `row` is the endpoint's row of registered_rows. Raise RegistrationError if the endpoint needs no permission, cannot be used
+    or was deleted since `row` was read, or if `origin` is empty. Commit before sending the question: the receiver may use the
+    callback at once.
     """
     if row["validation"] == "none":
         raise errors.RegistrationError(
@@ -65,9 +66,10 @@ def begin(
             f"the receiver of endpoint {endpoint_id} was not asked, because the setting delivery.webhook_origin is empty. The "
             "operator must set it first",
         )
-    endpoint = registry_reader.read_rows(
-        connection, ring, address_guard, endpoint_ids=[endpoint_id], subscription_ids=[]
-    ).endpoints[EndpointId(endpoint_id)]
+    read = registry_reader.read_rows(connection, ring, address_guard, endpoint_ids=[endpoint_id], subscription_ids=[])
+    endpoint = read.endpoints.get(EndpointId(endpoint_id))
+    if endpoint is None:
+        raise errors.RegistrationError("", f"endpoint {endpoint_id} was deleted meanwhile. Its receiver was not asked")
     if endpoint.fault:
         raise errors.RegistrationError(
             "", f"endpoint {endpoint_id} cannot be used, and its receiver was not asked: {endpoint.fault}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Collection
 
 from delivery import errors
@@ -18,6 +19,8 @@ from delivery.webhooks.routing.registry_snapshot import Snapshot
 from subscriptions_db.postgres import connect
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
+
+log = logging.getLogger(__name__)
 
 
 class PostgresReader:
@@ -60,9 +63,10 @@ class PostgresReader:
         except Exception as exc:
             # An unexpected error is not the event's fault. If it were raised, the event would be rejected.
             self.close()
+            log.exception("an unforeseen error in a look-up of the registry, which is repeated")
             raise errors.RegistryUnavailable(
                 f"a look-up in the registry failed unexpectedly ({type(exc).__name__}), and is repeated. If this is logged "
-                "again, inform the maintainers of the platform"
+                "again, send the traceback in the log to the maintainers of the platform"
             ) from exc
 
     def close(self) -> None:
