@@ -27,9 +27,10 @@ UNFORESEEN = "unforeseen"
 """Reason of a rejection, a dead letter or a requeue because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
 """Reason of the rejection of an unreadable retry entry that was given up. Its events are unknown, so it has no dead letter."""
-LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "reused_id", UNFORESEEN})
-"""Reasons for which one lane may reject a record that another lane accepts: they depend on the lane's registry, memory or code.
-`fanout reconcile` expects a rejection for any other reason in every lane that read the record."""
+LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", UNFORESEEN})
+"""Reasons for which one lane may reject a record that another lane accepts: they depend on the lane's registry, memory or code,
+or on when it asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that read the
+record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

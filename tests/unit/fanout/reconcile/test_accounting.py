@@ -250,9 +250,11 @@ def test_counts_of_rejected_records_are_compared_with_the_topic(written, counted
     assert [finding.kind for finding in topics.account().findings.kept] == ([kind] if kind else [])
 
 
-def test_a_record_that_only_one_lane_rejected_is_no_finding():
+@pytest.mark.parametrize("reason", ["unknown_tenant", "unknown_schema"])
+def test_a_record_that_only_one_lane_rejected_is_no_finding(reason):
+    """Regression: a schema registered after one lane had rejected its record gave the finding `rejected_uncounted`."""
     topics = WrittenTopics().write(
-        rejections=[rejection(3, "unknown_tenant")],
+        rejections=[rejection(3, reason)],
         receipts=[receipt(0, 9, due=0, rejected=1), receipt(0, 9, due=0, mode=DeliveryMode.BATCH)],
     )
     assert topics.account().holds
