@@ -193,6 +193,8 @@ class ProviderKeys:
             return _OBJECT.decode(body)
         except msgspec.DecodeError:
             raise ValueError(f"the answer of {url} is not a JSON object") from None
+        except RecursionError:
+            raise ValueError(f"the answer of {url} is nested too deeply") from None
 
 
 def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:

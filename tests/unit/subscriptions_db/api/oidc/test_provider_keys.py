@@ -1,12 +1,15 @@
 """The API uses a provider's public signature keys. It leaves out other keys, and refuses documents that are no key set."""
 
 import asyncio
+import contextlib
+from types import SimpleNamespace
 
 import pytest
 from joserfc import jwk
 
 from delivery import errors
 from delivery.config import oidc_settings
+from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.oidc import provider_keys
 from tests.support.tokens import Issuer
@@ -82,6 +85,35 @@ def test_a_key_is_found_by_its_id_and_the_algorithm_of_the_token():
     assert found(keys, "another", "RS256") is None
     assert found(Read(RSA | {"alg": "PS256"}), "first", "RS256") is None
     assert found(Read(RSA, RSA | {"kid": "second"}), None, "RS256") is None
+
+
+class Provider:
+    """A provider that answers every request with one body."""
+
+    def __init__(self, body):
+        self.body = body
+        self.content = self
+        self.status = 200
+
+    @contextlib.asynccontextmanager
+    async def get(self, *_, **__):
+        yield self
+
+    async def iter_any(self):
+        yield self.body
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b'{"keys": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"])
+def test_an_answer_that_is_no_usable_json_object_is_a_503(monkeypatch, body):
+    """Regression: deep nesting raised RecursionError, so requests with tokens got 500 in place of 503."""
+    monkeypatch.setattr(
+        provider_keys,
+        "aiohttp",
+        SimpleNamespace(ClientError=OSError, ClientSession=lambda: contextlib.nullcontext(Provider(body))),
+    )
+    with pytest.raises(problems.Refused) as found:
+        asyncio.run(provider_keys.ProviderKeys(CONFIG).find("first", "RS256"))
+    assert found.value.problem.status == 503
 
 
 @pytest.mark.parametrize("content", [None, "no PEM"])
