@@ -166,12 +166,18 @@ class DailyQuotas:
             try:
                 sums = await self._write(counts, self._today())
             except errors.FanoutError as exc:
+                tenants = len({tenant for _, tenant in counts})
+                if self._ending.is_set():
+                    log.warning(
+                        "%d published events of %d tenants are missing in the daily quotas, because Postgres did not take their "
+                        "counts before this process stopped. The tenants may publish as many more events. Nothing needs to be "
+                        "done: %s", sum(counts.values()), tenants, exc,
+                    )  # fmt: skip
+                    return
                 log.warning(
                     "published events of %d tenants are not counted in Postgres yet. This process keeps to their quotas by its "
-                    "own counts, and tries again until it stops: %s", len({tenant for _, tenant in counts}), exc,
+                    "own counts, and tries again until it stops: %s", tenants, exc,
                 )  # fmt: skip
-                if self._ending.is_set():
-                    return
                 wait_s = self._retry_after_s
                 continue
             wait_s = self._write_after_s

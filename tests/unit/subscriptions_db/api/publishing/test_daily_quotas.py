@@ -171,15 +171,19 @@ def test_pending_counts_are_written_when_the_server_stops(postgres):
     assert postgres.events.total() == 1
 
 
-def test_a_server_stops_though_postgres_is_away(postgres):
+def test_a_server_that_stops_without_postgres_logs_the_lost_counts(postgres, caplog):
+    """Regression: the log had the line of a write that is repeated, and no number of events."""
+
     async def run():
         process = Process(postgres)
         postgres.is_away = True
-        await process.publish(["t1"])
+        await process.publish(["t1"] * 3 + ["t2"])
         await asyncio.wait_for(process.quotas.end(None), 10)
 
     asyncio.run(run())
     assert postgres.events.total() == 0
+    assert "4 published events of 2 tenants are missing in the daily quotas" in caplog.text
+    assert "not counted in Postgres yet" not in caplog.text
 
 
 def test_the_room_is_that_of_the_tenant_with_the_least(postgres):
