@@ -166,12 +166,12 @@ class DailyQuotas:
             try:
                 sums = await self._write(counts, self._today())
             except errors.FanoutError as exc:
-                tenants = len({tenant for _, tenant in counts})
+                tenants = len({tenant for (_, tenant), events in counts.items() if events})
                 if self._ending.is_set():
                     log.warning(
-                        "%d published events of %d tenants are missing in the daily quotas, because Postgres did not take their "
-                        "counts before this process stopped. The tenants may publish as many more events. Nothing needs to be "
-                        "done: %s", sum(counts.values()), tenants, exc,
+                        "%d published events of %d tenants are missing in the daily quotas. Postgres did not confirm their "
+                        "counts before this process stopped. The tenants may publish as many more: %s",
+                        sum(counts.values()), tenants, exc,
                     )  # fmt: skip
                     return
                 log.warning(
