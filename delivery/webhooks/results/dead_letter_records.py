@@ -98,7 +98,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dead_lettered_at_ms: int
     """When the delivery was given up."""
     url_origin: str = ""
-    """Scheme, host and port of the endpoint's URL at that time."""
+    """Scheme, host and port of the endpoint's URL at that time. Empty for a URL that cannot be read."""
     source: str
     """The event's source."""
     sub_tenant_id: SubTenantId | None

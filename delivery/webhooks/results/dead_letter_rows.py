@@ -81,7 +81,7 @@ def _letter(
         customer_id=endpoint.customer_id,
         reason=reason,
         dead_lettered_at_ms=int(time.time() * 1000),
-        url_origin=str(yarl.URL(endpoint.url).origin()),
+        url_origin=_url_origin(endpoint.url),
         source=event.source,
         sub_tenant_id=event.sub_tenant_id,
         time=event.time,
@@ -95,6 +95,17 @@ def _letter(
         datacontenttype=UNSET if event.opaque is None else event.opaque.media_type or UNSET,
         payload_digest=event.payload_digest or UNSET,
     )
+
+
+def _url_origin(url: str) -> str:
+    """Return the scheme, host and port of a URL; empty for a URL that yarl cannot read.
+
+    Plain SQL may register such a URL. The endpoint is quarantined, so its entries wait until they expire as dead letters.
+    """
+    try:
+        return str(yarl.URL(url).origin())
+    except (ValueError, IndexError):  # yarl raises IndexError for some brackets in front of `@`
+        return ""
 
 
 def _letter_attempt(attempt: Attempt) -> LetterAttempt:

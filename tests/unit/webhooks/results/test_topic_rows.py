@@ -3,6 +3,7 @@
 import base64
 
 import orjson
+import pytest
 
 from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
 from delivery.registry_model import Auth, AuthKind
@@ -89,6 +90,17 @@ def test_a_dead_letter_has_the_attempt_history_and_no_secret():
     ]
     assert "hunter2" not in str(entry)
     assert "secret-path" not in str(entry)
+
+
+@pytest.mark.parametrize("url", ["https://h:99999/x", "https://h:abc/x", "https://[::1", "https://?x", "https://[[]@h/x"])
+def test_a_dead_letter_of_an_unreadable_url_has_no_origin(url):
+    """Regression: the dead letter of such a URL raised, so every micro-batch of the retry lane failed until the row was mended.
+
+    The CHECK of the table admits these URLs, and the snapshot quarantines their endpoint.
+    """
+    delivery = builders.delivery(endpoint=builders.endpoint(url=url, fault="a refused URL"))
+    *_, (topic, _, letter) = written(outcomes=[Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason="expired")])
+    assert (topic, letter["reason"], letter["url_origin"]) == ("dead", "expired", "")
 
 
 def test_a_failed_attempt_has_its_headers_in_both_topics():
