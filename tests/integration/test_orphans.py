@@ -12,9 +12,10 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.webhooks.lanes import drain_gate, worker
 from delivery.webhooks.results import completed_work
-from tests.integration import serving
+from delivery.webhooks.retries import retry_messages
+from tests.integration import customers, serving
 from tests.integration.customers import Source
-from tests.support import builders, sinks
+from tests.support import builders, leases, sinks
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,20 @@ def test_an_orphan_reports_its_requests_in_flight_and_begins_none(monkeypatch, n
             here.close()
 
     serving.run(main())
+
+
+def test_an_orphan_attempts_no_further_retry_entry():
+    """Regression: an orphaned worker went on to attempt the entries of the leases that it read."""
+    with customers.Keeping() as kept, customers.working() as here:
+        known = Source(leases.registry(url=kept.url))
+
+        def written():
+            here.mark_orphaned()
+            yield retry_messages.encoded(leases.lease())
+
+        ended = list(here.retry(written(), known, 10.0))
+    assert kept.received == []
+    assert [len(report.requeued) for results in ended for report in results.reports] == [1]
 
 
 WORKER = """

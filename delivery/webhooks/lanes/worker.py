@@ -98,7 +98,15 @@ class Worker:
         self._formats = decoder.decoder_of(plan.formats, plan.layout)
         self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self._is_orphan = False
-        self._retry: retry_lane.RetryLane | None = None
+        self._retry = retry_lane.RetryLane(
+            self._sender,
+            plan.limits,
+            paces=self._memory.paces,
+            known_hosts=self._memory.hosts,
+            clock=self._clock,
+            now_s=self.now_s,
+            registry_max_age_s=plan.registry_max_age_s,
+        )
         self._background_results = background_results.BackgroundResults(lambda: self.revision)
         self._background = background_attempts.BackgroundAttempts(
             self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._background_results.put
@@ -118,8 +126,7 @@ class Worker:
 
     def close(self) -> None:
         """Close the connections and end the event loop. For tests: a process of Spark ends with its worker."""
-        if self._retry is not None:
-            self._thread.run(self._retry.close())
+        self._thread.run(self._retry.close())
         self._thread.run(self._network.close())
         self._thread.close()
         self._background_results.close()
@@ -146,8 +153,7 @@ class Worker:
     async def _set_workers(self, workers: int) -> None:
         self._limits = dataclasses.replace(self._limits, workers=workers)
         self._memory.hosts.set_bounds(self._limits)
-        if self._retry is not None:
-            self._retry.set_bounds(self._limits)
+        self._retry.set_bounds(self._limits)
 
     def deliver(
         self,
@@ -236,9 +242,11 @@ class Worker:
     def mark_orphaned(self) -> None:
         """Record that the JVM of this worker is gone. Called in the task's thread, by the handler of a signal.
 
-        A task of a fast lane then begins no further attempt, lets its attempts in flight end, and fails.
+        A task of a fast lane then begins no further attempt, lets its attempts in flight end, and fails. A task of the retry
+        lane begins no further attempt, and reports its other entries as requeued.
         """
         self._is_orphan = True
+        self._thread.call_soon(self._retry.stop)
 
     def retry(
         self,
@@ -252,15 +260,15 @@ class Worker:
         Called in the task's thread, by one task at a time. Attempts that take longer than `settle_s` continue after the task. A
         later call, or `drain_leases`, returns their results. If the task fails, its results are lost, and the leases expire.
         """
-        retries, registry = self._thread.run(self._retry_lane(source))
+        registry = self._thread.run(self._registry_for_leases(source))
         written = iter(leases)
         while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
-            yield self._thread.run(retries.start(chunk, registry, settle_s, ended))
+            yield self._thread.run(self._retry.start(chunk, registry, settle_s, ended))
         deadline = time.monotonic() + settle_s
-        while not self._thread.run(retries.wait_for_leases(lane_driver.RESULTS_EVERY_S)) and time.monotonic() < deadline:
+        while not self._thread.run(self._retry.wait_for_leases(lane_driver.RESULTS_EVERY_S)) and time.monotonic() < deadline:
             if (ended_now := self.drain_leases()) is not None:
                 yield ended_now
-        last = self._thread.run(retries.finish_task(0.0))
+        last = self._thread.run(self._retry.finish_task(0.0))
         self._with_worker_state(last.results)
         yield last
 
@@ -271,10 +279,10 @@ class Worker:
         that is not reported within `lease_timeout_s` expires and repeats. Each result is returned once, and the calling task
         must write its rows and reports. The task must not defer these deliveries: the reports say which entries are requeued.
         """
-        return None if self._retry is None else self._thread.run(self._drain_retry_lane(self._retry))
+        return self._thread.run(self._drain_retry_lane())
 
-    async def _drain_retry_lane(self, retries: retry_lane.RetryLane) -> retry_lane.LeaseResults | None:
-        return retries.drain()
+    async def _drain_retry_lane(self) -> retry_lane.LeaseResults | None:
+        return self._retry.drain()
 
     def wait_until_idle(self, within_s: float) -> None:
         """Wait at most `within_s` until no background attempt and no lease is in flight. Called when the job stops the worker.
@@ -282,14 +290,13 @@ class Worker:
         The wait includes the writing of the results of background attempts, and ends early if the JVM is gone. No further
         attempt of a lease begins: the report of the lease requeues the remaining entries.
         """
-        if self._retry is not None:
-            self._thread.call_soon(self._retry.stop)
+        self._thread.call_soon(self._retry.stop)
         deadline = time.monotonic() + within_s
         while self._is_busy() and time.monotonic() < deadline and not self._is_orphan:
             time.sleep(IDLE_CHECK_S)
 
     def _is_busy(self) -> bool:
-        return not self._background.is_idle or (self._retry is not None and self._retry.is_busy)
+        return not self._background.is_idle or self._retry.is_busy
 
     def write_background_results_by(self, write: background_results.Write) -> None:
         """Set the function that writes results of background attempts. The function is called on a thread of its own."""
@@ -341,18 +348,8 @@ class Worker:
         deferrals = self._deferrals_of(suppressed)
         return batch_lane.BatchLane(self._registry_from(source), self._dispatcher_of(deferrals), deferrals, ended)
 
-    async def _retry_lane(self, source: registries.Source) -> tuple[retry_lane.RetryLane, registries.Registry]:
-        if self._retry is None:
-            self._retry = retry_lane.RetryLane(
-                self._sender,
-                self._limits,
-                paces=self._memory.paces,
-                known_hosts=self._memory.hosts,
-                clock=self._clock,
-                now_s=self.now_s,
-                registry_max_age_s=self._plan.registry_max_age_s,
-            )
-        return self._retry, self._registry_from(source)
+    async def _registry_for_leases(self, source: registries.Source) -> registries.Registry:
+        return self._registry_from(source)
 
     async def _begin_collecting(
         self, source: registries.Source, shards: int, immediate_flush_s: float
