@@ -45,5 +45,5 @@ class DrainPartition:
         for _ in batches:
             pass
         task = self.tools.begin()
-        task.worker.wait_until_idle(min(self.within_s, self.until_s - time.time()))
+        task.worker.wait_until_idle(min(self.within_s, self.until_s - task.worker.now_s()))
         return task.finish()
