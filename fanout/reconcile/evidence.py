@@ -191,8 +191,7 @@ class Evidence:
         """Add a dead letter. Dead letters of replays are ignored."""
         if letter.replay:
             return
-        lane = DeliveryMode.BATCH if letter.is_of_batch else DeliveryMode.DIRECT
-        recipient = self._number(lane.value, letter.endpoint_id, letter.subscription_id)
+        recipient = self._number(letter.mode.value, letter.endpoint_id, letter.subscription_id)
         place, offset = _place_of(letter.topic, letter.partition), letter.offset
         is_redriven = letter.dead_lettered_at_ms <= self._redriven.get((place, offset, recipient), -1)
         self._add(place, offset, recipient, REDRIVEN if is_redriven else DEAD)

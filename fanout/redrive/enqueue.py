@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.config import settings
+from delivery.registry_model import DeliveryMode
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.retries import retry_records
 from fanout.kafka import publishing
@@ -22,8 +23,8 @@ NOTES_PER_FLUSH = 1000
 topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
 """Number of dead letters, or bytes of payload in base64, at which the enqueuer writes its buffer. Dead letters of one endpoint
-that are written together share records. A batch stays in the buffer until all its chosen dead letters were added, or until
-`finish`."""
+and one delivery mode that are written together share records. A batch stays in the buffer until all its chosen dead letters
+were added, or until `finish`."""
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Summary:
 
 
 class Enqueuer:
-    """Buffer dead letters by endpoint, complete their batches, and write them to the retries topic with their notes.
+    """Buffer dead letters by endpoint and mode, complete their batches, and write them to the retries topic with their notes.
 
     With `dry_run`, it only counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Then
     Kafka may have records that were sent before.
@@ -63,7 +64,7 @@ class Enqueuer:
         self._now_ms = now_ms
         self._batch_sizes = collections.Counter(newest.batch for newest in chosen if newest.batch)
         self._batches: dict[str, list[DeadLetter]] = {}
-        self._requests: dict[str, list[list[DeadLetter]]] = {}
+        self._requests = collections.defaultdict[tuple[str, DeliveryMode], list[list[DeadLetter]]](list)
         self._buffered = self._buffered_bytes = 0
         self._notes: list[publishing.Message] = []
 
@@ -76,7 +77,7 @@ class Enqueuer:
         self._buffered += 1
         self._buffered_bytes += len(letter.payload_base64)
         if not batch:
-            self._requests.setdefault(letter.endpoint_id, []).append([letter])
+            self._requests[letter.endpoint_id, letter.mode].append([letter])
         else:
             of_batch = self._batches.setdefault(batch, [])
             of_batch.append(letter)
@@ -97,17 +98,17 @@ class Enqueuer:
 
     def _complete(self, batch: str) -> None:
         letters = self._batches.pop(batch)
-        self._requests.setdefault(letters[0].endpoint_id, []).extend(redrive_plan.requests_of(letters))
+        self._requests[letters[0].endpoint_id, letters[0].mode] += redrive_plan.requests_of(letters)
 
     def _write(self) -> None:
-        for endpoint_id, requests in self._requests.items():
+        for (endpoint_id, _), requests in self._requests.items():
             count = sum(map(len, requests))
             self.summary.letters += count
             self.summary.requests += len(requests)
             self.summary.endpoints[endpoint_id] += count
             for record in redrive_plan.records(requests, now_ms=self._now_ms):
                 self._publish(record)
-        self._requests = {}
+        self._requests.clear()
         self._buffered = sum(map(len, self._batches.values()))
         self._buffered_bytes = sum(len(letter.payload_base64) for batch in self._batches.values() for letter in batch)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from delivery.model import LeaveReason, NextAttempt
-from delivery.registry_model import DeliveryMode, Retrying
+from delivery.registry_model import Retrying
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import log_records, topic_rows
@@ -135,7 +135,7 @@ def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.R
 
 
 class Record(NamedTuple):
-    """Record of the retries topic for dead letters of one endpoint, and their note."""
+    """Record of the retries topic for dead letters of one endpoint and one delivery mode, and their note."""
 
     key: bytes
     postponed: bytes
@@ -145,15 +145,17 @@ class Record(NamedTuple):
 
 
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
-    """Yield the records that enqueue dead letters of one endpoint. Each sequence in `requests` goes in one request."""
+    """Yield the records that enqueue dead letters of one endpoint and one delivery mode, which each note names once.
+
+    Each sequence in `requests` goes in one request.
+    """
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
-        mode = DeliveryMode.BATCH if first.is_of_batch else DeliveryMode.DIRECT
         entries = [entry_of(together, now_ms=now_ms) for together in chunk]
         note = LogRecord(
             endpoint_id=first.endpoint_id,
             customer_id=first.customer_id,
-            mode=mode.value,
+            mode=first.mode.value,
             entries=[_note(letter, now_ms) for together in chunk for letter in together],
         )
         postponed = retry_messages.encoded(retry_messages.Postponed.deferral(first.endpoint_id, first.customer_id, entries))

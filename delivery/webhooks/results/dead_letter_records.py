@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from delivery.model import Attempt, Attribute, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
-from delivery.registry_model import CustomerId, EndpointId, SubscriptionId, SubTenantId, TenantId
+from delivery.registry_model import CustomerId, DeliveryMode, EndpointId, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.events import opaque
 from delivery.webhooks.results.log_entries import Due
 
@@ -130,6 +130,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def is_of_batch(self) -> bool:
         """Return True if the event was sent in a batch."""
         return isinstance(self.batch_webhook_id, str)
+
+    @property
+    def mode(self) -> DeliveryMode:
+        """Return the delivery mode in which the event was sent. It names the lane of the delivery."""
+        return DeliveryMode.BATCH if self.is_of_batch else DeliveryMode.DIRECT
 
     @property
     def last_attempt(self) -> int:

@@ -1,17 +1,38 @@
 """The buffer of a redrive keeps the dead letters of a batch until all of them were added."""
 
+import itertools
+
+import pytest
+
 from delivery.config import settings
+from delivery.webhooks.results import log_records
+from fanout.kafka import publishing
 from fanout.kafka.places import Place
+from fanout.reconcile import evidence
 from fanout.redrive import enqueue, redrive_plan
 from tests.unit.fanout.redrive.test_dead_letters import NOW_MS, letters_of_batch
+from tests.unit.fanout.redrive.test_dead_letters import letter as direct_letter
 
 
-def enqueuer(letters):
+class Publisher:
+    """Keeps the published messages."""
+
+    def __init__(self, _):
+        self.published = []
+
+    def publish(self, message):
+        self.published.append(message)
+
+    def flush(self):
+        pass
+
+
+def enqueuer(letters, *, dry_run=True):
     chosen = [
         redrive_plan.Newest(letter.dead_lettered_at_ms, Place("dead_letters", 0), offset, letter.batch_webhook_id)
         for offset, letter in enumerate(letters)
     ]
-    return enqueue.Enqueuer(settings.Settings(), chosen, now_ms=NOW_MS, dry_run=True)
+    return enqueue.Enqueuer(settings.Settings(), chosen, now_ms=NOW_MS, dry_run=dry_run)
 
 
 def test_the_dead_letters_of_a_batch_share_a_request():
@@ -31,3 +52,27 @@ def test_a_batch_goes_without_a_dead_letter_that_expired_meanwhile():
         redrive.add(letter)
     redrive.finish()
     assert (redrive.summary.letters, redrive.summary.requests) == (3, 1)
+
+
+@pytest.mark.parametrize("is_batch_first", [False, True])
+def test_dead_letters_of_both_modes_of_an_endpoint_count_as_redriven(is_batch_first, monkeypatch):
+    """Regression: `fanout reconcile` reported a contradiction for an endpoint whose mode had changed.
+
+    Both modes shared a record, and its note had the mode of the first dead letter only.
+    """
+    monkeypatch.setattr(publishing, "Publisher", Publisher)
+    batch = letters_of_batch(0, 1, 2, 3)[1]
+    letters = [*batch, direct_letter(7)] if is_batch_first else [direct_letter(7), *batch]
+    assert len({dead_letter.endpoint_id for dead_letter in letters}) == 1
+    redrive = enqueuer(letters, dry_run=False)
+    for dead_letter in letters:
+        redrive.add(dead_letter)
+    redrive.finish()
+    found = evidence.Evidence()
+    for message in redrive._publisher.published:
+        if message.topic == settings.Settings().delivery.attempts_topic:
+            found.add_log_record(log_records.decode(message.value), NOW_MS)
+    for dead_letter in letters:
+        found.add_dead_letter(dead_letter)
+    [place] = found.places()
+    assert list(itertools.chain(*(states for *_, states in found.statements(place)))) == [evidence.REDRIVEN] * 5
