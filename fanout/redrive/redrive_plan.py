@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from delivery.model import LeaveReason, NextAttempt
 from delivery.registry_model import Retrying
 from delivery.webhooks.batching import segment
@@ -169,7 +171,13 @@ def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
 
 def _size(together: Sequence[DeadLetter]) -> int:
     """Return an estimate of the bytes of a request in a record, including attempt history and note."""
-    return sum(len(letter.payload_base64) + NOTE_BYTES for letter in together) + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
+    events = sum(len(letter.payload_base64) + _metadata_bytes(letter) + NOTE_BYTES for letter in together)
+    return events + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
+
+
+def _metadata_bytes(letter: DeadLetter) -> int:
+    """Return an upper bound of the bytes of the event's headers and attributes in a record."""
+    return len(msgspec.json.encode((letter.headers, letter.attributes or None)))
 
 
 def _note(letter: DeadLetter, now_ms: int) -> RedrivenEntry:

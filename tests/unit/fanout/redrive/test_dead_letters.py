@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import orjson
 import pytest
 
@@ -148,6 +149,21 @@ def test_dead_letters_of_an_endpoint_share_records_of_bounded_size():
     assert max(len(record.postponed) + len(record.note) for record in made) < topic_rows.MAX_POSTPONED_BYTES
     entries = list(itertools.chain(*(retry_messages.message(record.postponed).entries for record in made)))
     assert [segment.unpacked(entry.packed[0]).offset for entry in entries] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "bulk",
+    [
+        pytest.param({"headers": [dead_letter_records.Header(name="h", value_base64="x" * 20_000)]}, id="headers"),
+        pytest.param({"attributes": {"subject": "x" * 20_000}}, id="attributes"),
+    ],
+)
+def test_headers_and_attributes_count_in_the_bounds_of_records(bulk):
+    """Regression: records and requests were larger than their bounds, because only payloads were counted."""
+    letters = [msgspec.structs.replace(letter(offset), **bulk) for offset in range(20)]
+    assert max(map(len, redrive_plan.requests_of(letters))) * 20_000 < redrive_plan.MAX_REQUEST_BYTES
+    made = records(*[[dead_letter] for dead_letter in letters])
+    assert max(len(record.postponed) + len(record.note) for record in made) < topic_rows.MAX_POSTPONED_BYTES
 
 
 def test_a_dead_letter_with_a_note_is_left_out():
