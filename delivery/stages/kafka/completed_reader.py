@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from delivery import errors
 from delivery.stages.kafka import bounded_reader
 from delivery.webhooks.results import completed_work, topic_rows
 
@@ -73,8 +74,9 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
             for topic, reader in found.readers(work_log.topics).items():
                 for message in messages(consumer, topic, work_log.since_ms - SLACK_MS, until=began + READ_S):
-                    found.add(message.value() or b"", reader)
-                    rows += 1
+                    if message.error() is None:
+                        found.add(message.value() or b"", reader)
+                        rows += 1
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(
             "the results of an interrupted micro-batch in the topics %s could not be read (%s): its deliveries may be sent "
@@ -102,15 +104,18 @@ def _listed(found: completed_work.CompletedWorkLog, work_log: CompletedWork) -> 
 def messages(
     consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
 ) -> Iterator[confluent_kafka.Message]:
-    """Yield the messages with a value that were written to a topic between `since_ms` and now.
+    """Yield the messages with a value that were written to a topic between `since_ms` and now, and messages with an error.
 
-    `since_ms` is in milliseconds since the epoch. Reading stops with a warning at the time `until`, in monotonic seconds. Raise
-    KafkaException if Kafka does not answer the requests for partitions and offsets.
+    `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
+    messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, or refuses them. Raise
+    KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds.
     """
-    from confluent_kafka import TopicPartition  # noqa: PLC0415
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 
-    partitions = consumer.list_topics(topic, _ASKED_S).topics[topic].partitions
-    asked = [TopicPartition(topic, number, since_ms) for number in partitions]
+    found = consumer.list_topics(topic, _ASKED_S).topics[topic]
+    if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+        raise KafkaException(found.error)
+    asked = [TopicPartition(topic, number, since_ms) for number in found.partitions]
     # An offset below 0: no message was written since.
     firsts = [first for first in asked and _offsets_at(consumer, asked, until=until) if first.offset >= 0]
     polls = bounded_reader.batches(consumer, firsts, max_records=1000, wait_s=1.0)
@@ -118,12 +123,9 @@ def messages(
         batch = next(polls, None)
         if batch is None:
             return
-        yield from (message for message in batch if message.error() is None and message.value() is not None)
-    log.warning(
-        "topic %s was not read to its end within %.0f s: the lane starts, and may repeat deliveries whose results were not "
-        "read, with the same webhook-id. If every start says so, check that Kafka is not overloaded",
-        topic,
-        READ_S,
+        yield from (message for message in batch if message.error() is not None or message.value() is not None)
+    raise errors.KafkaUnavailable(
+        f"topic {topic} was not read to its end within {READ_S:.0f} s: check that Kafka answers and is not overloaded"
     )
 
 

@@ -66,8 +66,8 @@ def read(
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
-    KafkaUnavailable if the receipts cannot be read in TRIES tries: without receipts, all records since the last commit would
-    be sent again. Receipts that Kafka does not send within `completed_reader.READ_S` are missing, with only a warning.
+    KafkaUnavailable if the receipts cannot be read in TRIES tries, or not all within `completed_reader.READ_S`: without
+    receipts, records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -91,11 +91,14 @@ def read(
 def _receipts_patiently(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool]
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail."""
+    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one lasts for the whole READ_S."""
     why = ""
     for _ in range(TRIES):
         try:
             return _receipts(asked, of)
+        except errors.KafkaUnavailable as exc:  # READ_S are over
+            why = str(exc)
+            break
         except Exception as exc:  # noqa: BLE001  # any failure means: no receipts
             log.warning(
                 "the offset receipts of lane realtime could not be read (%s): the lane waits, and a retry follows in %.0f s. "
@@ -112,7 +115,8 @@ def _receipts_patiently(
 def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) -> tuple[dict[Place, list[HandledRange]], int]:
     """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the last receipt.
 
-    The time is in milliseconds since the epoch; 0: no receipt was found.
+    The time is in milliseconds since the epoch; 0: no receipt was found. Raise KafkaException if a part of the attempts topic
+    cannot be read, and KafkaUnavailable if the topic is not read to its end within READ_S.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
@@ -122,6 +126,8 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
     since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + completed_reader.READ_S
     with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
         for message in completed_reader.messages(consumer, asked.topics.attempts, since_ms, until=until):
+            if (error := message.error()) is not None:
+                raise confluent_kafka.KafkaException(error)
             value = message.value() or b""
             if value.startswith(b'{"kind":"receipt"') and _add_receipt(orjson.loads(value), of, runs):
                 newest_ms = max(newest_ms, message.timestamp()[1])

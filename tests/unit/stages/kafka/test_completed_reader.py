@@ -3,21 +3,30 @@
 import math
 from types import SimpleNamespace
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from delivery import errors
+from delivery.config import settings, worker_plans
 from delivery.stages.kafka import completed_reader
 
 
 class Consumer:
-    """A consumer of one partition, which is empty since the time asked for. Its look-ups fail with `codes` first."""
+    """A consumer of one partition, which is empty since the time asked for. Its look-ups fail with `codes` first.
 
-    def __init__(self, *codes):
+    With `refusal`, Kafka refuses to describe the topic.
+    """
+
+    def __init__(self, *codes, refusal=None):
         self._failures = [KafkaException(KafkaError(code)) for code in codes]
+        self._topic = SimpleNamespace(partitions={0: None}, error=None)
+        if refusal is not None:
+            self._topic = SimpleNamespace(partitions={}, error=KafkaError(refusal))
         self.lookups = 0
 
     def list_topics(self, topic, _):
-        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None})})
+        return SimpleNamespace(topics={topic: self._topic})
 
     def offsets_for_times(self, asked, _):
         self.lookups += 1
@@ -30,6 +39,19 @@ class Consumer:
 
     def unassign(self):
         pass
+
+    def close(self):
+        pass
+
+
+class StoppedConsumer(Consumer):
+    """A consumer of one partition, which has records. Kafka stops before it sends the first."""
+
+    def offsets_for_times(self, asked, _):
+        return [TopicPartition(place.topic, place.partition, 0) for place in asked]
+
+    def consume(self, *_):
+        return []
 
 
 def read(consumer, *, until=math.inf):
@@ -51,3 +73,24 @@ def test_other_errors_and_the_deadline_end_the_reading(code, until):
     with pytest.raises(KafkaException):
         read(consumer, until=until)
     assert consumer.lookups == 1
+
+
+def test_a_topic_that_is_not_read_to_its_end_is_no_whole_answer():
+    """Regression: Kafka stopped in the middle, and the real-time lane started with a part of its receipts."""
+    with pytest.raises(errors.KafkaUnavailable, match="topic attempts was not read to its end within 60 s"):
+        read(StoppedConsumer(), until=0.0)
+
+
+def test_a_topic_that_kafka_refuses_to_describe_is_not_taken_as_empty():
+    """Regression: a login that may not see the attempts topic started the real-time lane without receipts."""
+    with pytest.raises(KafkaException):
+        read(Consumer(refusal=KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    assert read(Consumer(refusal=KafkaError.UNKNOWN_TOPIC_OR_PART)) == []
+
+
+def test_a_lane_starts_without_the_results_that_kafka_does_not_send(monkeypatch, caplog):
+    monkeypatch.setattr(completed_reader, "READ_S", 0.0)
+    monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: StoppedConsumer())
+    work_log = completed_reader.CompletedWork(client={}, topics=worker_plans.plan_of(settings.Settings()).topics, since_ms=0)
+    assert completed_reader.read(work_log) == frozenset()
+    assert "may be sent again, with the same webhook-id" in caplog.text
