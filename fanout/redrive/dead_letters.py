@@ -166,7 +166,7 @@ def get(reader: Reader, name: str) -> Found:
     """Return the dead letter that `name` names.
 
     1. `partition:offset` or `topic:partition:offset` names the record of the dead-letter topic.
-    2. A `webhook-id`, of an event or of a batch, names the newest dead letter with it.
+    2. A `webhook-id`, of an event or of a batch, names the dead letter with it that was given up last.
 
     Raise SettingsError if there is none.
     """
@@ -180,21 +180,23 @@ def get(reader: Reader, name: str) -> Found:
             and named["topic"] in {None, extent.place.topic}
             and extent.low <= int(named["offset"]) < extent.end
         ]
-    found: list[Found] = []
+    newest: Found | None = None
 
     def take(place: Place, offset: int, written: bytes) -> None:
+        nonlocal newest
         if named or name.encode() in written:
             letter = dead_letter_records.decode(written)
-            if named or name in {letter.webhook_id, letter.batch_webhook_id}:
-                found[:] = [Found(place=place, offset=offset, letter=letter, is_redriven=redriven.has(letter))]
+            is_named = named or name in {letter.webhook_id, letter.batch_webhook_id}
+            if is_named and (newest is None or letter.dead_lettered_at_ms >= newest.letter.dead_lettered_at_ms):
+                newest = Found(place=place, offset=offset, letter=letter, is_redriven=redriven.has(letter))
 
     reader.read(extents, take)
-    if not found:
+    if newest is None:
         raise errors.SettingsError(
             f"there is no dead letter {name} in Kafka, so nothing is shown: it may have expired, or the name is wrong. "
             "`fanout dead-letters list` lists the newest; --limit shows more"
         )
-    return found[0]
+    return newest
 
 
 class _Writable(Protocol):

@@ -1,0 +1,41 @@
+"""`fanout dead-letters` finds a dead letter by its name, and closes its connection to Kafka."""
+
+import pytest
+
+from delivery.webhooks.results import dead_letter_records
+from fanout.kafka.places import Place
+from fanout.redrive import dead_letters, redrive_plan
+from tests.support import records
+
+
+class Reader:
+    """Reads these dead letters, each from a partition of its own."""
+
+    def __init__(self, *letters):
+        self._letters = letters
+
+    def redriven(self):
+        return redrive_plan.Redriven()
+
+    def extents(self):
+        return []
+
+    def read(self, _, take):
+        for partition, letter in enumerate(self._letters):
+            take(Place("dead_letters", partition), 0, dead_letter_records.encode(letter))
+
+
+@pytest.mark.parametrize(
+    ("times", "newest"),
+    [
+        pytest.param((20, 10), 0, id="the first partition has the newest"),
+        pytest.param((10, 20), 1, id="the last partition has the newest"),
+    ],
+)
+def test_a_webhook_id_names_the_newest_dead_letter_of_all_partitions(times, newest):
+    """Regression: `show` had the dead letter of the partition that was read last.
+
+    A subscription that moves to another endpoint may have dead letters in two partitions.
+    """
+    letters = [records.dead_letter(webhook_id="msg_1", dead_lettered_at_ms=at_ms) for at_ms in times]
+    assert dead_letters.get(Reader(*letters), "msg_1").place.partition == newest
