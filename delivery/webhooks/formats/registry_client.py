@@ -7,6 +7,7 @@ URL or password never rejects a record.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,6 @@ NOT_FOUND = frozenset({40401, 40402, 40403})
 """Error codes of the schema registry: no such subject, version or schema. A 404 of a proxy has none of them."""
 SERIALIZED = "serialized"
 """Format of Protobuf schemas in which the schema registry returns descriptors, not the text of the `.proto` file."""
-MAX_REFERENCES = 1000
-"""Most schemas that one schema may need, directly or through others. A schema that needs more counts as an outage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,23 +116,24 @@ class RegistryClient:
 def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Reference, ...]:
     """Return the schemas that `schema` needs, each after the schemas that it needs itself.
 
-    `form` is the format to ask for. None: the schema as it was registered. Raise ValueError for more than MAX_REFERENCES.
+    `form` is the format to ask for. None: the schema as it was registered. If `schema` needs more than MAX_REFERENCES, return
+    one more than that: then `schemas.compiled` refuses `schema`.
     """
-    needed: dict[tuple[str, int], schemas.Reference] = {}
+    needed: list[schemas.Reference] = []
     begun: set[tuple[str, int]] = set()
-
-    def collect(of: Any) -> None:
-        for reference in of.references or ():
-            key = (reference.subject, reference.version)
-            if key in begun:
-                continue
-            if len(begun) >= MAX_REFERENCES:
-                raise ValueError(f"a schema needs more than {MAX_REFERENCES} others")
+    unread: list[tuple[schemas.Reference | None, Iterator[Any]]] = [(None, iter(schema.references or ()))]
+    """The chain of schemas from `schema` to the one that is read now, each with its references that are still to be read."""
+    while unread:
+        whose, references = unread[-1]
+        reference = next(references, None)
+        if reference is None:
+            unread.pop()
+            needed += [] if whose is None else [whose]
+            continue
+        key = (reference.subject, reference.version)
+        if key not in begun and len(begun) <= schemas.MAX_REFERENCES:
             begun.add(key)
             # Deleted too: a schema that was deleted softly still describes the records that were written by it.
             found = client.get_version(*key, deleted=True, fmt=form).schema
-            collect(found)
-            needed[key] = schemas.Reference(reference.name, found.schema_str)
-
-    collect(schema)
-    return tuple(needed.values())
+            unread.append((schemas.Reference(reference.name, found.schema_str), iter(found.references or ())))
+    return tuple(needed)

@@ -24,6 +24,8 @@ class SchemaType(enum.StrEnum):
     JSON = "JSON"
 
 
+MAX_REFERENCES = 1000
+"""Most schemas that one schema may need, directly or through others. The events of a schema that needs more are rejected."""
 _MEDIA_TYPES = {SchemaType.AVRO.value: "application/avro", SchemaType.PROTOBUF.value: "application/x-protobuf"}
 _ANY_BYTES = "application/octet-stream"
 """Media type of a frame around JSON, which is no JSON, and of values by schemas of unknown types."""
@@ -57,6 +59,8 @@ def compiled(schema_id: int, schema: Schema) -> Decode:
     If the schema cannot be used, the function raises EventRejected for each body.
     """
     try:
+        if len(schema.references) > MAX_REFERENCES:
+            raise ValueError(f"it needs more than {MAX_REFERENCES} other schemas")  # noqa: TRY301  # as the formats refuse one
         if schema.schema_type == SchemaType.AVRO:
             return avro.compiled(schema.text, [reference.text for reference in schema.references])
         if schema.schema_type == SchemaType.PROTOBUF:
