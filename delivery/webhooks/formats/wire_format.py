@@ -14,6 +14,8 @@ MAGIC = b"\0"
 """First byte of a framed value. No JSON begins with it."""
 FRAME_BYTES = 5
 """Bytes in front of the body."""
+MAX_SCHEMA_ID = 2**31 - 1
+"""Highest id of a schema: the schema registry keeps it as a signed integer of 32 bits."""
 _MAX_VARINT_BITS = 35
 """Most bits of a varint in five bytes, which hold an integer of 32 bits."""
 
@@ -32,14 +34,25 @@ def is_framed(value: bytes) -> bool:
 
 
 def frame_of(value: bytes) -> Frame:
-    """Return the schema's id and the body of a value that begins with a zero byte. Raise EventRejected if it is too short."""
+    """Return the schema's id and the body of a value that begins with a zero byte.
+
+    Raise EventRejected if the value is too short, or if the id is above MAX_SCHEMA_ID: the schema registry answers such an id with
+    a 404 without an error code of its own, and the record would wait for ever.
+    """
     if len(value) < FRAME_BYTES:
         raise errors.EventRejected(
             "bad_frame",
             f"the value begins with a zero byte and has {len(value)} bytes, and the frame of the wire format has "
             f"{FRAME_BYTES}: write it by a serializer of the schema registry, or as JSON",
         )
-    return Frame(int.from_bytes(value[1:FRAME_BYTES], "big"), value[FRAME_BYTES:])
+    schema_id = int.from_bytes(value[1:FRAME_BYTES], "big")
+    if schema_id > MAX_SCHEMA_ID:
+        raise errors.EventRejected(
+            "bad_frame",
+            f"the value begins with a zero byte and names schema {schema_id}, and the highest id is {MAX_SCHEMA_ID}: write it by a "
+            "serializer of the schema registry, or as JSON",
+        )
+    return Frame(schema_id, value[FRAME_BYTES:])
 
 
 def message_indexes(body: bytes) -> tuple[tuple[int, ...], bytes]:

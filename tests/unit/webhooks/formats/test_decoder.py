@@ -109,6 +109,8 @@ def test_other_values_are_read_as_in_other_topics(reader, record, layout):
     ("value", "reason"),
     [
         pytest.param(b"\0\0\0", "bad_frame", id="cut"),
+        pytest.param(framing.framed(2**31, b"x"), "bad_frame", id="an id that no schema has"),
+        pytest.param(framing.framed(2**31 - 1, b"x"), "unknown_schema", id="the highest id"),
         pytest.param(framing.framed(9, b"x"), "unknown_schema", id="no such schema"),
         pytest.param(framing.framed(1, b"x"), "undecodable", id="other bytes"),
         pytest.param(framing.framed(2, b"\x0a"), "missing_attribute", id="no tenant"),
