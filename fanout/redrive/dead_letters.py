@@ -83,7 +83,7 @@ class Found:
 
 
 class Reader:
-    """Read dead letters, and the notes of earlier redrives. Raise SettingsError if there is no dead-letter topic.
+    """Read dead letters, and the notes of earlier redrives.
 
     All methods raise KafkaUnavailable if Kafka does not answer or refuses a request. `redriven` and `read` raise
     RecordUnreadable for a record that this version of the job does not write.
@@ -91,12 +91,15 @@ class Reader:
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
         self._config = config.delivery
-        servers = config.kafka.bootstrap_servers
+        self._servers = config.kafka.bootstrap_servers
         self._scanner = topic_scanner.Scanner(config.kafka, console)
+
+    def require_topic(self) -> None:
+        """Raise SettingsError if there is no dead-letter topic."""
         if self._config.dead_letter_topic not in self._scanner.names():
             raise errors.SettingsError(
-                f"there is no topic {self._config.dead_letter_topic} on {servers} that this login may describe, so no dead "
-                "letter was read or changed: the job has not created it, or it has another name. Start the job, set "
+                f"there is no topic {self._config.dead_letter_topic} on {self._servers} that this login may describe, so no "
+                "dead letter was read or changed: the job has not created it, or it has another name. Start the job, set "
                 "delivery.dead_letter_topic, or grant Describe on the topic to the login"
             )
 
@@ -290,6 +293,7 @@ def reading(config: settings.Settings, console: rich.console.Console | None = No
     """Yield a reader, and close it afterwards. Raise SettingsError if there is no dead-letter topic."""
     reader = Reader(config, console)
     try:
+        reader.require_topic()
         yield reader
     finally:
         reader.close()

@@ -2,7 +2,10 @@
 
 import pytest
 
+from delivery import errors
+from delivery.config import settings
 from delivery.webhooks.results import dead_letter_records
+from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
 from fanout.redrive import dead_letters, redrive_plan
 from tests.support import records
@@ -39,3 +42,31 @@ def test_a_webhook_id_names_the_newest_dead_letter_of_all_partitions(times, newe
     """
     letters = [records.dead_letter(webhook_id="msg_1", dead_lettered_at_ms=at_ms) for at_ms in times]
     assert dead_letters.get(Reader(*letters), "msg_1").place.partition == newest
+
+
+class Scanner:
+    """Finds no topic, or fails to list the topics."""
+
+    def __init__(self, failure):
+        self._failure, self.is_open = failure, True
+
+    def names(self):
+        if self._failure:
+            raise self._failure
+        return []
+
+    def close(self):
+        self.is_open = False
+
+
+@pytest.mark.parametrize("failure", [None, errors.KafkaUnavailable("Kafka does not answer")])
+def test_a_reader_that_cannot_begin_closes_its_connection(failure, monkeypatch):
+    """Regression: the scanner stayed open, because the error came from the constructor of the reader."""
+    scanner = Scanner(failure)
+    monkeypatch.setattr(topic_scanner, "Scanner", lambda *_: scanner)
+    with (
+        pytest.raises(errors.FanoutError, match=r"Kafka does not answer|there is no topic fanout\.dead-letters"),
+        dead_letters.reading(settings.Settings()),
+    ):
+        pass
+    assert not scanner.is_open
