@@ -52,16 +52,18 @@ def test_one_process_has_the_connector_on_its_class_path_and_copies_no_jar(spark
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "k8s://https://127.0.0.1:6443", "spark://127.0.0.1:7077"])
-def test_executors_get_the_connector_and_an_operators_class_path_stays(master):
+def test_executors_get_the_connector_beside_an_operators_jars(master):
+    """Regression: an operator's `spark.jars` was replaced without a word wherever jars are sent to executors."""
     libraries = session.Libraries(connector=[Path("kafka.jar"), Path("pool.jar")], store=[Path("s3.jar")])
-    assert libraries.settings(master, "theirs.jar") == {
-        "spark.jars": "s3.jar,kafka.jar,pool.jar",
+    theirs = {"spark.jars": "https://host/metrics.jar,log.jar", "spark.driver.extraClassPath": "theirs.jar"}
+    assert libraries.settings(master, theirs) == {
+        "spark.jars": "https://host/metrics.jar,log.jar,s3.jar,kafka.jar,pool.jar",
         "spark.driver.extraClassPath": "theirs.jar:kafka.jar:pool.jar",
     }
 
 
 def test_an_image_that_contains_the_jars_needs_no_setting():
-    assert session.Libraries().settings("k8s://https://127.0.0.1:6443") == {}
+    assert session.Libraries().settings("k8s://https://127.0.0.1:6443", {}) == {}
 
 
 def test_a_jvm_starts_silently_without_a_class_archive_that_does_not_fit(tmp_path):

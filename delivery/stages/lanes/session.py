@@ -33,7 +33,7 @@ heap does not need shorter pauses. Using only the quick compiler saves another t
 that mostly waits. By default the JVM's code cache has 48 MB with one compiler, and 240 MB with both. A lane with state fills 48
 MB in 90 s. The JVM then discards most of the code and compiles it again, for ten seconds at twice the latency. So the last
 option sets 240 MB."""
-CLASS_PATH = "spark.driver.extraClassPath"
+JARS, CLASS_PATH = "spark.jars", "spark.driver.extraClassPath"
 STOP_TIMEOUT = "30s"
 """Time for a query to end when it is stopped. Spark would wait for ever for a thread that no interrupt reaches."""
 RETAINED = "20"
@@ -120,23 +120,25 @@ class Libraries:
     class_archive: Path | None = None
     """Class archive for a faster start. A JVM ignores an archive that does not fit it, without a message."""
 
-    def settings(self, master: str, class_path: str | None = None) -> dict[str, str]:
-        """Return Spark's settings for the jars. `class_path`: the operator's own class path, which comes first; None: not set.
+    def settings(self, master: str, conf: Mapping[str, str]) -> dict[str, str]:
+        """Return Spark's settings for the jars. The jars and the class path in `conf`, the operator's settings, come first.
 
         Spark copies the jars of `spark.jars` to the executors. A `master` of one process (`local`, `local[2]`) has no executors
         besides the driver, so `spark.jars` leaves `connector` out.
         """
         sent = [*self.store, *(() if master.split("[", maxsplit=1)[0] == "local" else self.connector)]
-        on_the_path = [*([class_path] if class_path else []), *map(str, self.connector)]
-        jars = {"spark.jars": ",".join(map(str, sent)), CLASS_PATH: os.pathsep.join(on_the_path)}
-        return {name: value for name, value in jars.items() if value}
+        joined = {
+            name: separator.join([*([conf[name]] if conf.get(name) else []), *map(str, ours)])
+            for name, separator, ours in ((JARS, ",", sent), (CLASS_PATH, os.pathsep, self.connector))
+        }
+        return {name: value for name, value in joined.items() if value}
 
 
 def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark's JVM, and return a session by the settings.
 
     `besides` holds further settings of Spark. The operator's entries in `spark.conf` override `besides` and ALWAYS. The jars of
-    `libraries` replace an entry `spark.jars`. Raise SettingsError if this machine has no address for Spark.
+    `libraries` follow those of an entry `spark.jars`. Raise SettingsError if this machine has no address for Spark.
     """
     archive = libraries.class_archive
     conf = {
@@ -153,7 +155,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
         **(besides or {}),
         **{name: value.get_secret_value() for name, value in config.conf.items()},
     }
-    conf |= libraries.settings(config.master, conf.get(CLASS_PATH))
+    conf |= libraries.settings(config.master, conf)
     # PySpark reads the workers' interpreter only from this variable. Without it, it would use the first Python on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _name_an_address(config.master)
