@@ -36,8 +36,8 @@ def is_framed(value: bytes) -> bool:
 def frame_of(value: bytes) -> Frame:
     """Return the schema's id and the body of a value that begins with a zero byte.
 
-    Raise EventRejected if the value is too short, or if the id is above MAX_SCHEMA_ID: the schema registry answers such an id with
-    a 404 without an error code of its own, and the record would wait for ever.
+    Raise EventRejected if the value is too short, or if the id is above MAX_SCHEMA_ID. The schema registry answers such an id
+    with a 404 that has no error code of its own, and the record would wait for ever.
     """
     if len(value) < FRAME_BYTES:
         raise errors.EventRejected(
@@ -49,8 +49,8 @@ def frame_of(value: bytes) -> Frame:
     if schema_id > MAX_SCHEMA_ID:
         raise errors.EventRejected(
             "bad_frame",
-            f"the value begins with a zero byte and names schema {schema_id}, and the highest id is {MAX_SCHEMA_ID}: write it by a "
-            "serializer of the schema registry, or as JSON",
+            f"the value begins with a zero byte and names schema {schema_id}, and the highest id is {MAX_SCHEMA_ID}: write "
+            "it by a serializer of the schema registry, or as JSON",
         )
     return Frame(schema_id, value[FRAME_BYTES:])
 
