@@ -72,9 +72,11 @@ def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, 
 def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int) -> Iterator[TimerEntry]:
     """Remove and yield the entries that are due, until MAX_DUE_BYTES are read.
 
-    The entries of an opened bucket that are not due move to narrower buckets.
+    The entries of an opened bucket that are not due move to narrower buckets. They move at the end of the call, because the
+    call may still read the narrower bucket.
     """
     room = MAX_DUE_BYTES
+    not_due: list[TimerEntry] = []
     due = sorted((key for key, bucket in buckets.items() if bucket.due_ms <= now_ms), key=lambda key: buckets[key].due_ms)
     for key in due:
         bucket = buckets[key]
@@ -86,9 +88,11 @@ def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int)
                 if entry.at_ms <= now_ms:
                     yield entry
                 else:
-                    add(buckets, store, entry, now_ms)
+                    not_due.append(entry)
         if not bucket.slices:
             del buckets[key]
+    for entry in not_due:
+        add(buckets, store, entry, now_ms)
 
 
 def remove_resent(buckets: Buckets, store: segment_store.SegmentStore, search: resends.Search) -> list[tuple[str, RetryEntry]]:

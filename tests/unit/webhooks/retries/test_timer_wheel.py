@@ -8,18 +8,31 @@ from delivery.webhooks.state import segment_store
 from tests.support.retries import DAY_MS, NOW
 
 
+class CountingStore(segment_store.SegmentStore):
+    """A segment store that counts the items that are appended to its lists."""
+
+    appended = 0
+
+    def append(self, slices, item):
+        self.appended += 1
+        super().append(slices, item)
+
+
 class Kept:
-    """A timer wheel whose segments are written after each step."""
+    """A timer wheel whose segments are written after each step. A step may append each entry once."""
 
     def __init__(self):
         self.buckets, self.index, self.segments = {}, segment_store.SegmentIndex(), {}
-        self.written = 0
+        self.waiting = self.written = self.appended = 0
 
     def step(self, *entries, now_ms):
-        store = segment_store.SegmentStore(self.index, self.segments.__getitem__)
+        store = CountingStore(self.index, self.segments.__getitem__)
         woken = list(timer_wheel.remove_due(self.buckets, store, now_ms))
         for each in entries:
             timer_wheel.add(self.buckets, store, each, now_ms)
+        self.waiting += len(entries) - len(woken)
+        self.appended = store.appended
+        assert self.appended <= self.waiting, "an entry was appended twice"
         append, drop = store.write([timer_wheel.OWNER], lambda _: (bucket.slices for bucket in self.buckets.values()))
         for number in drop:
             del self.segments[number]
@@ -33,6 +46,11 @@ class Kept:
 
 def timer_entry(at_ms, name="c1/ep1", size=10):
     return timer_wheel.TimerEntry(name, at_ms, NOW, b"x" * size)
+
+
+def seconds(most):
+    """Return times of up to `most` seconds in tenths, so that buckets are often due together."""
+    return st.integers(1, 10 * most).map(lambda tenths: tenths * 100)
 
 
 def test_an_entry_returns_at_its_time_and_not_before():
@@ -50,6 +68,19 @@ def test_entries_due_within_a_second_return_together():
     assert kept.due_ms() == second + 1000
     assert len(kept.step(now_ms=second + 1000)) == 2
     assert kept.due_ms() == second + 1024
+
+
+def test_an_entry_moves_once_into_a_bucket_that_is_due_too():
+    """Regression: the entry was appended to the bucket that was just read, again and again until MAX_DUE_BYTES were read.
+
+    The buckets behind it waited for the next decision.
+    """
+    kept, second = Kept(), (NOW + 36_000_000) // 1024 * 1024
+    kept.step(timer_entry(second + 10, "first"), timer_entry(second + 500, "later"), now_ms=NOW)
+    kept.step(timer_entry(second + 20, "beside"), now_ms=second - 3000)
+    assert len(kept.buckets) == 2
+    assert {each.owner for each in kept.step(now_ms=second + 20)} == {"first", "beside"}
+    assert (kept.appended, kept.due_ms()) == (1, second + 500)
 
 
 @settings(max_examples=200)
@@ -78,6 +109,20 @@ def test_every_entry_returns_once_within_a_second_of_its_time(history):
         now_ms = kept.due_ms()
         take(kept.step(now_ms=now_ms))
     assert (waiting, kept.segments) == ({}, {})
+
+
+@settings(max_examples=200)
+@given(steps=st.lists(st.tuples(seconds(9), st.lists(seconds(12), max_size=12)), max_size=9))
+def test_a_late_decision_moves_each_entry_at_most_once(steps):
+    """Several buckets are due at once. `Kept.step` counts what a decision appends."""
+    kept, now_ms = Kept(), NOW
+    for after_ms, waits_ms in steps:
+        now_ms += after_ms
+        woken = kept.step(*(timer_entry(now_ms + wait_ms) for wait_ms in waits_ms), now_ms=now_ms)
+        assert all(each.at_ms <= now_ms for each in woken)
+    while kept.buckets:
+        kept.step(now_ms=kept.due_ms())
+    assert (kept.waiting, kept.segments) == (0, {})
 
 
 def test_a_long_wait_is_rewritten_a_few_times_only():
