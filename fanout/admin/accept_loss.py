@@ -46,13 +46,15 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints.
 
     A checkpoint moves only after its audit entry. After a crash between the two, the next run finds and audits the loss again.
-    With `is_dry` as well, the positions of the lanes' paused topics move back into the checkpoints, as at the start of the job.
+    Before that, unless `is_dry`, the positions of the lanes' paused topics move back into the checkpoints, as at the start of
+    the job. With `is_dry` nothing is changed.
     Raise CheckpointInUse if a job runs one of the lanes, LeaseRefused if the Lease cannot be used, and KafkaUnavailable or
     RegistryUnavailable if Kafka or Postgres does not answer.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
-        paused_topics.restore(spark, config.spark.checkpoint, lanes)  # their positions are checked, too
+        if not is_dry:
+            paused_topics.restore(spark, config.spark.checkpoint, lanes)
         found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():
@@ -66,12 +68,14 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
     found, moves = [], []
     with contextlib.closing(topic_scanner.Scanner(config.kafka)) as scanner:
         for lane in lanes:
-            checkpoint = offset_log.Checkpoint(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}")
-            extents = scanner.extents({*checkpoint.positions, *_event_topics(config, scanner, lane)})
+            folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
+            checkpoint = offset_log.Checkpoint(spark, folder)
+            before = paused_topics.restored(spark, folder, checkpoint.positions)
+            extents = scanner.extents({*before, *_event_topics(config, scanner, lane)})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents
             }
-            positions, lost = losses.moved(checkpoint.positions, held)
+            positions, lost = losses.moved(before, held)
             found += [Accepted(lane, loss) for loss in lost]
             if lost:
                 moves.append(_Move(checkpoint, positions, held))

@@ -95,6 +95,11 @@ def restore(spark: SparkSession, root: str, lanes: Iterable[str]) -> None:
         _File(spark, f"{root.rstrip('/')}/{lane}").restore()
 
 
+def restored(spark: SparkSession, folder: str, positions: Positions) -> Positions:
+    """Return the `positions` of the lane in `folder` as `restore` would leave them. Changes nothing."""
+    return moved_back(_File(spark, folder).valid() or {}, positions)
+
+
 class PausedTopics:
     """Keep the paused topics of one lane. Called on the lane's thread.
 
@@ -232,18 +237,20 @@ class _File:
 
     def restore(self) -> None:
         """Move the valid positions in the file, if there is one, back into the offset log, and delete the file."""
-        topics = self._read()
-        if topics is None:
+        valid = self.valid()
+        if valid is None:
             return
-        _, newest = recovery.newest(self._spark, self._folder)
-        if valid := committed(topics, newest):
+        if valid:
             offset_log.Checkpoint(self._spark, self._folder).change(lambda positions: moved_back(valid, positions))
         self._delete()
 
-    def _read(self) -> Topics | None:
-        """Return the content of the file; None: there is no file."""
+    def valid(self) -> Topics | None:
+        """Return the topics in the file whose positions are valid; None: there is no file."""
         text = offset_log.read(self._spark, f"{self._folder}/{FILE}")
-        return None if text is None else {name: PausedTopic(*fields) for name, fields in json.loads(text).items()}
+        if text is None:
+            return None
+        _, newest = recovery.newest(self._spark, self._folder)
+        return committed({name: PausedTopic(*fields) for name, fields in json.loads(text).items()}, newest)
 
     def _delete(self) -> None:
         offset_log.delete(self._spark, f"{self._folder}/{FILE}")

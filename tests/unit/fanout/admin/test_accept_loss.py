@@ -1,0 +1,76 @@
+"""`fanout accept-loss` finds the lost records of paused topics too, and changes nothing without `--yes`. Without Spark."""
+
+import contextlib
+import json
+
+import pytest
+
+from delivery.config import settings
+from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics, recovery
+from delivery.stages.lanes import session
+from fanout.admin import accept_loss
+from fanout.kafka import topic_scanner
+from fanout.kafka.places import Place
+from subscriptions_db.postgres import audit, connect
+
+CONFIG = settings.Settings.model_validate({"spark": {"checkpoint": "/c"}})
+TOPIC = "events.framed"
+OFFSETS = f'v1\n{{}}\n{{"events.plain":{{"0":7}},"{TOPIC}":{{"0":9}}}}'
+PAUSED = json.dumps({TOPIC: paused_topics.PausedTopic(7, {"0": 2})})
+"""Partition 0 waits at offset 2. A crash before the offset log changed has left the later position 9 there."""
+
+
+class Scanner:
+    """Kafka deleted the records of the paused topic before offset 4."""
+
+    def __init__(self, _):
+        self.close = lambda: None
+
+    def names(self):
+        return ["events.plain", TOPIC]
+
+    def extents(self, names):
+        lows = {"events.plain": 0, TOPIC: 4}
+        return [topic_scanner.Extent(place=Place(name, 0), low=lows[name], first=lows[name], end=12) for name in names]
+
+
+class NoLock:
+    def __init__(self, *_):
+        pass
+
+    def acquired(self, *_, **__):
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """The files of the checkpoint, by name: micro-batch 7 is committed."""
+    held = {"/c/direct/offsets/7": OFFSETS, "/c/direct/paused-topics.json": PAUSED}
+    monkeypatch.setattr(lock, "Lock", NoLock)
+    monkeypatch.setattr(session, "running", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(topic_scanner, "Scanner", Scanner)
+    monkeypatch.setattr(recovery, "require_whole", lambda *_: None)
+    monkeypatch.setattr(recovery, "newest", lambda *_: (7, 7))
+    monkeypatch.setattr(offset_log, "read", lambda _, name: held.get(name))
+    monkeypatch.setattr(offset_log, "write", lambda _, name, text: held.__setitem__(name, text))
+    monkeypatch.setattr(offset_log, "delete", lambda _, name: held.pop(name, None))
+    return held
+
+
+LOST = [("direct", losses.Loss(TOPIC, 0, losses.LossReason.EXPIRED, 2, 3))]
+
+
+def test_a_dry_run_names_the_loss_of_a_paused_topic_and_changes_no_file(files):
+    """Regression: the dry run rewrote the offset log, and deleted the file of paused topics."""
+    before = dict(files)
+    assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=True) == LOST
+    assert files == before
+
+
+def test_an_accepted_loss_of_a_paused_topic_moves_it_past_the_loss(files, monkeypatch):
+    noted = []
+    monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(audit, "note_many", lambda _, entries: noted.extend(entries))
+    assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=False) == LOST
+    assert len(noted) == 1
+    assert files == {"/c/direct/offsets/7": OFFSETS.replace("9", "4")}
