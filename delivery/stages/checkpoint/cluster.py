@@ -65,7 +65,7 @@ class Leases:
     def read(self) -> election.Record | None:
         """Return the Lease; None if it does not exist."""
         status, document = self._call("get", "GET", f"/{self.name}")
-        return None if status is HTTPStatus.NOT_FOUND else _record(document)
+        return None if status is HTTPStatus.NOT_FOUND else self._record(document)
 
     def write(self, record: election.Record) -> election.Record:
         """Create the Lease if `record.version` is empty, else update the Lease at that version; return the Lease as stored.
@@ -77,7 +77,7 @@ class Leases:
             _, document = self._call("update", "PUT", f"/{self.name}", body)
         else:
             _, document = self._call("create", "POST", "", body)
-        return _record(document)
+        return self._record(document)
 
     def _call(self, verb: str, method: str, path: str, body: bytes | None = None) -> tuple[HTTPStatus, Any]:
         token, namespace = self._read("token"), self._read("namespace")
@@ -109,6 +109,21 @@ class Leases:
         except ValueError as exc:
             raise Unavailable(
                 f"{self.host}:{self.port} does not answer in JSON: it is no API server, or a proxy's page"
+            ) from exc
+
+    def _record(self, document: Any) -> election.Record:
+        try:
+            spec = document.get("spec") or {}
+            return election.Record(
+                holder=spec.get("holderIdentity") or "",
+                duration_s=float(spec.get("leaseDurationSeconds") or election.LEASE_S),
+                version=document["metadata"]["resourceVersion"],
+                acquired=spec.get("acquireTime") or "",
+                transitions=spec.get("leaseTransitions") or 0,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise Unavailable(
+                f"{self.host}:{self.port} does not answer with a Lease: it is no API server, or a proxy's page"
             ) from exc
 
     def _where(self, namespace: str) -> str:
@@ -150,17 +165,6 @@ def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
             "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks. Nothing was started"
         ) from None
     return Leases(host=host, port=port, name=name, account=ACCOUNT)
-
-
-def _record(document: Any) -> election.Record:
-    spec = document.get("spec") or {}
-    return election.Record(
-        holder=spec.get("holderIdentity") or "",
-        duration_s=float(spec.get("leaseDurationSeconds") or election.LEASE_S),
-        version=document["metadata"]["resourceVersion"],
-        acquired=spec.get("acquireTime") or "",
-        transitions=spec.get("leaseTransitions") or 0,
-    )
 
 
 def _document(name: str, record: election.Record) -> bytes:

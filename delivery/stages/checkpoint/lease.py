@@ -151,15 +151,18 @@ class Holder:
             try:
                 self._renew_once()
             except (cluster.Unavailable, errors.LeaseRefused) as exc:
-                if not self._problem:
-                    log.warning(
-                        "the Lease %s could not be renewed (%s). This driver retries every %.0f s, and ends itself after "
-                        "%.0f s without a renewal. If the text in brackets gives no advice, check the pod's network",
-                        self._leases.name, exc, election.RETRY_S, election.RENEW_DEADLINE_S,
-                    )  # fmt: skip
-                self._problem = str(exc)
+                self._note(str(exc))
             except cluster.Conflict:
-                self._problem = "another driver or a person changed it"
+                self._note("another driver or a person changed it")
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            log.warning(
+                "the Lease %s could not be renewed (%s). This driver retries every %.0f s, and ends itself after %.0f s "
+                "without a renewal. If the text in brackets gives no advice, check the pod's network",
+                self._leases.name, problem, election.RETRY_S, election.RENEW_DEADLINE_S,
+            )  # fmt: skip
 
     def _renew_once(self) -> None:
         try:

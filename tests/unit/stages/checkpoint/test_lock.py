@@ -69,6 +69,20 @@ def test_a_missing_file_of_the_service_account_is_named(account, missing):
         cluster.Leases(host="127.0.0.1", port=1, name="all", account=account).read()
 
 
+@pytest.fixture
+def answered(account, monkeypatch):
+    """Make a client of an API server that answers every request with this status and body."""
+
+    def make(status, body):
+        answer = types.SimpleNamespace(status=status, read=lambda: body)
+        connection = types.SimpleNamespace(request=lambda *_: None, getresponse=lambda: answer, close=lambda: None)
+        monkeypatch.setattr(http.client, "HTTPSConnection", lambda *_, **__: connection)
+        monkeypatch.setattr(ssl, "create_default_context", lambda **_: types.SimpleNamespace(verify_flags=0))
+        return cluster.Leases(host="127.0.0.1", port=1, name="all", account=account)
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [
@@ -76,14 +90,54 @@ def test_a_missing_file_of_the_service_account_is_named(account, missing):
         (403, r"Lease n/all: this pod may not get it \(403, no\): bind a Role with get, create and update"),
     ],
 )
-def test_each_refusal_names_its_own_cure(account, monkeypatch, status, message):
+def test_each_refusal_names_its_own_cure(answered, status, message):
     """A Role was advised for a token that the API server did not accept."""
-    answer = types.SimpleNamespace(status=status, read=lambda: b'{"message": "no"}')
-    connection = types.SimpleNamespace(request=lambda *_: None, getresponse=lambda: answer, close=lambda: None)
-    monkeypatch.setattr(http.client, "HTTPSConnection", lambda *_, **__: connection)
-    monkeypatch.setattr(ssl, "create_default_context", lambda **_: types.SimpleNamespace(verify_flags=0))
     with pytest.raises(errors.LeaseRefused, match=message):
-        cluster.Leases(host="127.0.0.1", port=1, name="all", account=account).read()
+        answered(status, b'{"message": "no"}').read()
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"metadata": null}', b'{"metadata": {"resourceVersion": "1"}, "spec": 1}'])
+def test_an_answer_that_is_no_lease_is_worth_asking_again(answered, body):
+    """Regression: a proxy's JSON ended the renewing thread, and the driver killed itself without naming the cause."""
+    all_ = answered(200, body)
+    for request in (all_.read, lambda: all_.write(election.Record(holder="me", duration_s=15, version="1"))):
+        with pytest.raises(cluster.Unavailable, match=r"127\.0\.0\.1:1 does not answer with a Lease"):
+            request()
+
+
+class TroubledLease:
+    """A Lease that this driver acquires. Renewals then fail as in `story`, and later ones succeed."""
+
+    name = "all"
+
+    def __init__(self, *story):
+        self.story, self.record, self.is_renewed = [None, *story], None, threading.Event()
+
+    def read(self):
+        return self.record
+
+    def write(self, record):
+        if not self.story:
+            self.is_renewed.set()
+        elif (failure := self.story.pop(0)) is not None:
+            raise failure
+        self.record = dataclasses.replace(record, version=f"{int(record.version or 0) + 1}")
+        return self.record
+
+
+def test_each_problem_of_a_renewal_is_logged_once(monkeypatch, caplog):
+    """Regression: a conflict was not logged, and hid the API server's absence until the driver killed itself."""
+    monkeypatch.setattr(election, "RETRY_S", 0.001)
+    conflict, away = cluster.Conflict(), cluster.Unavailable("1.2.3.4:443 does not answer")
+    leases = TroubledLease(conflict, conflict, away, away)  # a conflict is tried again at once
+    holder = lease.Holder(leases, "me", pytest.fail)
+    assert holder.acquire(threading.Event())
+    try:
+        assert leases.is_renewed.wait(5)
+    finally:
+        holder.release()
+    causes = [record.args[1] for record in caplog.records if "could not be renewed" in record.message]
+    assert causes == ["another driver or a person changed it", "1.2.3.4:443 does not answer"]
 
 
 def test_a_refused_driver_says_that_nothing_was_started(account):
