@@ -133,7 +133,8 @@ def _await_leaders(admin: AdminClient, created: set[str]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while created:
         known = admin.list_topics(timeout=TIMEOUT_S).topics
-        created -= {name for name in created if name in known and all(p.leader >= 0 for p in known[name].partitions.values())}
+        partitions = {name: known[name].partitions.values() for name in created if name in known}
+        created -= {name for name, found in partitions.items() if found and all(part.leader >= 0 for part in found)}
         if created:
             if time.monotonic() > deadline:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))

@@ -44,3 +44,16 @@ def test_a_kafka_that_stalls_is_reported_as_unavailable(stalled, request_of):
     """Regression: the wait for the answer ended before the request, with the builtin TimeoutError, which no caller catches."""
     with pytest.raises(errors.KafkaUnavailable, match=r"Kafka at 127.0.0.1:1 does not answer \(_TIMED_OUT\)"):
         request_of(stalled)
+
+
+def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):
+    """Regression: such a topic counted as one whose partitions all have leaders, and was used before it had any."""
+    leaders = iter([{}, {0: -1, 1: 1}, {0: 2, 1: 1}])
+
+    def list_topics(**_):
+        found = {number: SimpleNamespace(leader=leader) for number, leader in next(leaders).items()}
+        return SimpleNamespace(topics={"new": SimpleNamespace(partitions=found)})
+
+    monkeypatch.setattr(topics.time, "sleep", lambda _: None)
+    topics._await_leaders(SimpleNamespace(list_topics=list_topics), {"new"})
+    assert next(leaders, None) is None
