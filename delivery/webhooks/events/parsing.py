@@ -33,7 +33,7 @@ STRUCTURED = "application/cloudevents"
 BATCH = b"application/cloudevents-batch"
 """Beginning of the content type of a batch, for which CloudEvents has no Kafka binding."""
 MAX_ATTRIBUTE_CHARS = 1024
-"""Most characters of an id, type, source, time or tenant: they become part of bodies and keys. CloudEvents has no bound."""
+"""Most characters of an id, type, source or tenant: they become part of bodies and keys. CloudEvents has no bound."""
 HEADER_OVERHEAD_BYTES = 24
 """Bytes that each header of a record adds to the record's size, besides the header's name and content."""
 
@@ -57,9 +57,9 @@ class Layout:
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
     passes_cloud_event_time: bool = False
-    """True: a CloudEvent whose time is text or digits, but not RFC 3339, gets the time of its record. False: it is rejected."""
+    """True: a CloudEvent whose time is not an RFC 3339 time gets the time of its record. False: it is rejected."""
     passes_plain_time: bool = True
-    """True: an event in plain JSON whose time is text or digits, but not RFC 3339, gets its record's time. False: rejected."""
+    """True: an event in plain JSON whose time is not an RFC 3339 time gets the time of its record. False: it is rejected."""
     tells_ids_apart: bool = False
     """True: the `webhook-id` depends on the payload too, so two events with one id and different payloads have two."""
     rejects_reused_ids: bool = False
@@ -333,11 +333,12 @@ def _optional(value: Any, name: str) -> str | None:
 def _time(value: Any, *, passes_invalid: bool) -> str | None:
     """Return the time of an event. None: the time is missing, or no RFC 3339 time and `passes_invalid` is true.
 
-    Raise EventRejected for any other invalid time. A value that is neither printable text nor a whole number is always invalid.
+    Raise EventRejected for any other time, whether it is text, a number or another value.
     """
-    text = _optional(value, "time")
-    if text is None or _RFC_3339.fullmatch(text):
-        return text
+    if _is_missing(value):
+        return None
+    if isinstance(value, str) and _RFC_3339.fullmatch(value):
+        return value
     if passes_invalid:
         return None
     raise errors.EventRejected("bad_attribute", "time is not an RFC 3339 time: write one such as 2026-05-01T10:00:00Z")
