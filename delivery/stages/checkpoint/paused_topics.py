@@ -64,7 +64,8 @@ def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -
     """
     now = {name: topic for name, topic in topics.items() if topic.since != batch_id}
     for (name, number), offset in found.items():
-        now.setdefault(name, PausedTopic(batch_id, {})).offsets[str(number)] = offset
+        topic = now.get(name, PausedTopic(batch_id, {}))
+        now[name] = topic._replace(offsets=topic.offsets | {str(number): offset})
     return now
 
 

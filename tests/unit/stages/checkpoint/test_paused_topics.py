@@ -42,6 +42,14 @@ def test_only_the_last_run_of_a_micro_batch_counts():
     assert paused_topics.noted(PAUSED, 9, {("other", 2): 1}) == PAUSED | {"other": PausedTopic(9, {"2": 1})}
 
 
+def test_a_further_pause_leaves_the_topics_that_it_was_given_unchanged():
+    """Regression: the offset was written into the entry of the caller, although the function is pure."""
+    before = {"framed": PausedTopic(7, {"0": 4})}
+    after = paused_topics.noted(before, 9, {("framed", 1): 6, ("other", 2): 1})
+    assert after == {"framed": PausedTopic(7, {"0": 4, "1": 6}), "other": PausedTopic(9, {"2": 1})}
+    assert before == {"framed": PausedTopic(7, {"0": 4})}
+
+
 class File:
     """The file and the offset log, kept in memory."""
 
