@@ -89,12 +89,14 @@ class EndpointState(msgspec.Struct, array_like=True):
         """
         return arrived.background_attempt is not None and self.completed.pop(arrived.background_attempt, None) is not None
 
-    def has_completed(self, due: retry_messages.RetryEntry) -> bool:
-        """Return True if the background attempt of a due entry has completed.
+    def has_completed(self, waiting: retry_messages.RetryEntry) -> bool:
+        """Return True if the background attempt of an entry in the timer wheel has completed. Then the entry has ended."""
+        return waiting.background_attempt is not None and waiting.background_attempt not in self.background
 
-        Otherwise forget the background attempt, because the entry is retried now.
-        """
-        return due.background_attempt is not None and self.background.pop(due.background_attempt, None) is None
+    def forget_background_attempt(self, due: retry_messages.RetryEntry) -> None:
+        """Forget the background attempt of an entry that the timer wheel returned, because the entry is retried now."""
+        if due.background_attempt is not None:
+            del self.background[due.background_attempt]
 
     def prune(self, now_ms: int) -> None:
         """Drop empty FIFOs, and completions older than COMPLETED_KEPT_MS."""

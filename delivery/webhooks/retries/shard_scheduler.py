@@ -191,6 +191,7 @@ class _Scheduler:
             self._decision.changed = True
             entry, endpoint = fifo.entry_of(timer_entry.data), self._opened(timer_entry.owner)
             if not endpoint.has_completed(entry):
+                endpoint.forget_background_attempt(entry)
                 item = segment_store.Item(timer_entry.data, entry.since_ms, entry.expires_ms)
                 self._store.append(endpoint.fifos[None].slices, item)
 
@@ -258,7 +259,7 @@ class _Scheduler:
             for line in self._opened(key).fifos.values():
                 is_in_wheel |= line.bring_forward(key, self._store, search, self._now_ms) < line.waiting
         if is_in_wheel:
-            for key, entry in timer_wheel.remove_resent(self._index.buckets, self._store, search):
+            for key, entry in timer_wheel.remove_resent(self._index.buckets, self._store, search, self._has_ended):
                 item = fifo.item(entry.due_at(self._now_ms))
                 self._store.append(self._opened(key).fifos[None].slices, item)
         for key in search.owners:
@@ -266,6 +267,9 @@ class _Scheduler:
             if to_deliver:
                 self._admit(key, to_deliver)
             self._give_up(key, None, waits_already, SkipReason.BROUGHT_FORWARD)
+
+    def _has_ended(self, key: str, waiting: RetryEntry) -> bool:
+        return self._opened(key).has_completed(waiting)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry into the timer wheel. An entry that is due now, or has an order key, goes to the end of its FIFO."""

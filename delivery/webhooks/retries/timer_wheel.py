@@ -10,7 +10,7 @@ the number of entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -95,10 +95,17 @@ def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int)
         add(buckets, store, entry, now_ms)
 
 
-def remove_resent(buckets: Buckets, store: segment_store.SegmentStore, search: resends.Search) -> list[tuple[str, RetryEntry]]:
+def remove_resent(
+    buckets: Buckets,
+    store: segment_store.SegmentStore,
+    search: resends.Search,
+    has_ended: Callable[[str, RetryEntry], bool],
+) -> list[tuple[str, RetryEntry]]:
     """Remove the entries whose deliveries are resent, and return each with the key of its endpoint.
 
-    An entry with a background attempt stays, because that attempt is the delivery. `search` remembers that its delivery waits.
+    An entry with a background attempt in flight stays, because that attempt is the delivery. `search` remembers that its
+    delivery waits. An entry for which `has_ended(owner, entry)` is True stays too, but its delivery does not wait.
+
     The buckets that are due first are searched first, until `search` is exhausted. A bucket keeps its times, so it may be
     opened early, which changes nothing.
     """
@@ -111,7 +118,8 @@ def remove_resent(buckets: Buckets, store: segment_store.SegmentStore, search: r
             written = store.items(slice_)
             search.count_read(written)
             entries = list(map(_decoder.decode, written))
-            found = {place: entry for place, waiting in enumerate(entries) if (entry := _resent(waiting, search)) is not None}
+            resent = (_resent(waiting, search, has_ended) for waiting in entries)
+            found = {place: entry for place, entry in enumerate(resent) if entry is not None}
             if found:
                 removed += [(entries[place].owner, entry) for place, entry in found.items()]
                 kept = [entry for place, entry in enumerate(entries) if place not in found]
@@ -123,11 +131,13 @@ def remove_resent(buckets: Buckets, store: segment_store.SegmentStore, search: r
     return removed
 
 
-def _resent(waiting: TimerEntry, search: resends.Search) -> RetryEntry | None:
+def _resent(waiting: TimerEntry, search: resends.Search, has_ended: Callable[[str, RetryEntry], bool]) -> RetryEntry | None:
     if not search.has_resends(waiting.owner):
         return None
     entry = fifo.entry_of(waiting.data)
-    return entry if search.finds(waiting.owner, entry) and entry.background_attempt is None else None
+    if has_ended(waiting.owner, entry) or not search.finds(waiting.owner, entry):
+        return None
+    return entry if entry.background_attempt is None else None
 
 
 def _item(entry: TimerEntry) -> segment_store.Item:

@@ -3,9 +3,10 @@
 import pytest
 
 from delivery.model import SkipReason
+from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.retries import resends
+from delivery.webhooks.retries import resends, retry_messages
 from tests.support import builders
 from tests.support.retries import (
     DAY_MS,
@@ -140,6 +141,22 @@ def test_an_attempt_in_flight_is_the_delivery_that_the_resend_asks_for():
     assert (leases, events_of([ended])) == ([], events_of([in_flight]))
     [lease] = shard.step(now_ms=SCHEDULED)
     assert events_of(lease.entries) == events_of([in_flight])
+
+
+@pytest.mark.parametrize("is_same_decision", [False, True])
+def test_a_resend_after_a_completed_background_attempt_is_delivered(is_same_decision):
+    """Regression: the entry of a completed attempt stays in the timer wheel, and the resend was skipped because of it."""
+    shard, name = Shard(), b"attempt"
+    ended = waiting(background_attempt=name)
+    completed = retry_messages.encoded(retry_messages.Postponed.completion(EndpointId("ep1"), CustomerId("c1"), [name]))
+    shard.step(postponed(ended, waiting()), now_ms=NOW)
+    if not is_same_decision:
+        shard.step(completed, now_ms=NOW + 500)
+    arrived = [completed] if is_same_decision else []
+    [lease], skipped = split(shard.step(*arrived, resend_of(ended), now_ms=NOW + 1000))
+    assert ([each.replay for each in lease.entries], events_of(lease.entries), skipped) == (["rpl_1"], events_of([ended]), [])
+    shard.step(accepted(lease), now_ms=NOW + 2000)
+    assert shard.backlog.events == 1
 
 
 def test_an_order_key_keeps_its_order_and_its_first_entry_is_due_now():
