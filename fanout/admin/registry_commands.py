@@ -290,7 +290,8 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
                 endpoint_id, "there is no such endpoint, so no receiver was asked; `fanout get endpoints` lists them"
             )
         asked = {"origin": config.delivery.webhook_origin, "public_url": config.api.public_url}
-        asking = receiver_permission.begin(connection, ring, address_guard, endpoint_id, row, **asked)
+        asking = receiver_permission.prepare(connection, ring, address_guard, endpoint_id, row, **asked)
+        receiver_permission.record(connection, asking)
         answer = asyncio.run(_answer(asking, address_guard, config.delivery.attempt_timeout_s))
         with connection.transaction():
             reply = receiver_permission.finish(connection, asking, answer)

@@ -1,7 +1,7 @@
 """Ask an endpoint's receiver for permission to deliver, and record the permission (docs/delivery-contract.md, Permission).
 
 Runs in the API and in `fanout` commands. delivery.webhooks.sending.handshake builds the question and interprets the reply. The
-caller sends the question between `begin` and `finish`, outside of any transaction.
+caller sends the question between `record` and `finish`, outside of any transaction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIFETIME = dt.timedelta(days=7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverQuestion:
-    """A recorded question to a receiver, ready to send."""
+    """A question to a receiver, ready to record and to send."""
 
     endpoint_id: str
     to: origin.Target
@@ -40,7 +40,7 @@ class ReceiverQuestion:
     """The digest of the callback's token."""
 
 
-def begin(
+def prepare(
     connection: connect.Connection,
     ring: keyring.KeyRing,
     address_guard: guard.Guard,
@@ -50,11 +50,10 @@ def begin(
     origin: str,
     public_url: str,
 ) -> ReceiverQuestion:
-    """Record a question to an endpoint's receiver. The callback of an earlier question becomes invalid.
+    """Return a question to an endpoint's receiver. Change nothing.
 
     `row` is the endpoint's row of registered_rows. Raise RegistrationError if the endpoint needs no permission, cannot be used
-    or was deleted since `row` was read, or if `origin` is empty. Commit before sending the question: the receiver may use the
-    callback at once.
+    or was deleted since `row` was read, or if `origin` is empty.
     """
     if row["validation"] == "none":
         raise errors.RegistrationError(
@@ -80,16 +79,29 @@ def begin(
         per_minute=handshake.wished_per_minute(row["max_per_second"]),
         callback=f"{public_url}/v1/endpoints/{endpoint_id}/permit/{token}" if public_url else None,
     )
-    asked = {"endpoint_id": endpoint_id, "customer_id": endpoint.customer_id, "url": endpoint.url, "origin": origin}
-    made = ReceiverQuestion(
+    return ReceiverQuestion(
         endpoint_id=endpoint_id,
         to=request.prepare_handshake(endpoint, question, address_guard),
         question=question,
         token=digest(token),
     )
-    lifetime = {"token_digest": made.token, "lifetime_s": LIFETIME.total_seconds()}
-    connection.execute(query("put_validation"), asked | lifetime)
-    return made
+
+
+def record(connection: connect.Connection, asking: ReceiverQuestion) -> None:
+    """Record a question that is about to be sent. The callback of an earlier question becomes invalid.
+
+    Commit before sending the question: the receiver may use the callback at once.
+    """
+    endpoint = asking.to.endpoint
+    asked = {
+        "endpoint_id": asking.endpoint_id,
+        "customer_id": endpoint.customer_id,
+        "url": endpoint.url,
+        "origin": asking.question.origin,
+        "token_digest": asking.token,
+        "lifetime_s": LIFETIME.total_seconds(),
+    }
+    connection.execute(query("put_validation"), asked)
 
 
 def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Response | errors.AttemptFailed) -> Reply:

@@ -87,8 +87,7 @@ TYPES = {
     "rate_limited": ProblemType(
         "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "
         "test event or question within the last second. Or all clients together sent too many requests with unknown keys or "
-        "tokens, or all receivers too many callbacks. Nothing was changed, sent or published, with one exception: a refused "
-        "question ends the callback URL of an earlier question.",
+        "tokens, or all receivers too many callbacks. Nothing was changed, sent or published.",
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
         "For requests that publish, it is the number of requests with one event each.",
         problems.Refused(429, "more than 50 requests a second with one key: try again in 1 s", headers={"retry-after": "1"}),

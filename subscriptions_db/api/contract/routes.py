@@ -146,10 +146,12 @@ class PendingSend(NamedTuple):
 class PendingQuestion(NamedTuple):
     """A handler's return value: a question to send to a receiver after the transaction.
 
-    `then` makes the answer from the receiver's response, or from the error of the attempt, in a second transaction.
+    `record` and `then` run in transactions of their own. `record` runs when the question is about to be sent. Its changes are
+    committed first. `then` makes the answer from the receiver's response, or from the error of the attempt.
     """
 
     to: Target
+    record: Callable[[Call], None]
     then: Callable[[Call, Response | errors.AttemptFailed], pydantic.BaseModel]
 
 

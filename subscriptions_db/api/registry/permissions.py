@@ -38,7 +38,7 @@ class PermitResult(described.DescribedModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Record a question for permission, whatever the endpoint's status. The event loop sends the question afterwards.
+    """Prepare a question for permission, whatever the endpoint's status. The event loop has it recorded, and sends it.
 
     Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot be
     used, or if the operator has set no `delivery.webhook_origin`.
@@ -49,10 +49,15 @@ def validate(call: Call) -> PendingQuestion:
         {"origin": call.webhook_origin, "public_url": call.bounds.public_url},
     )
     try:
-        asking = receiver_permission.begin(call.connection, call.ring, call.guard, endpoint_id, row, **asked)
+        asking = receiver_permission.prepare(call.connection, call.ring, call.guard, endpoint_id, row, **asked)
     except errors.RegistrationError as exc:
         raise problems.Refused(409, str(exc)) from None
-    return PendingQuestion(asking.to, functools.partial(_concluded, asking))
+    return PendingQuestion(asking.to, functools.partial(_record, asking), functools.partial(_concluded, asking))
+
+
+def _record(asking: receiver_permission.ReceiverQuestion, call: Call) -> None:
+    crud.locked_row(call, "endpoint", asking.endpoint_id)  # it may be gone by now
+    receiver_permission.record(call.connection, asking)
 
 
 def _concluded(

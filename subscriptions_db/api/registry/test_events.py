@@ -12,7 +12,7 @@ import datetime as dt
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import cachetools
@@ -108,13 +108,14 @@ class TestEventSender:
             duration_ms=round(attempt.duration_ms, 1),
         )
 
-    async def ask(self, to: origin.Target) -> transport.Response | errors.AttemptFailed:
-        """Send a request without a body to a receiver, and return its response, or the error of the attempt.
+    async def ask(self, to: origin.Target, record: Callable[[], Awaitable[None]]) -> transport.Response | errors.AttemptFailed:
+        """Call `record`, then send a request without a body to a receiver. Return its response, or the error of the attempt.
 
-        Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
-        MAX_AT_ONCE are in flight.
+        Raise Refused, without a call of `record`, with 429 within a second of the last test event or question to the endpoint,
+        and with 503 while MAX_AT_ONCE are in flight: the record of a question replaces that of an earlier one.
         """
         with self._within_limits(to.endpoint.endpoint_id):
+            await record()
             try:
                 return await self._network.post(to, b"", b"", self._timeout_s)
             except errors.AttemptFailed as exc:

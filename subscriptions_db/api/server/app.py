@@ -150,7 +150,8 @@ class Api:
         if answer.awaited is not None:
             answer = await self._polls.wait(request, route, asked, answer)
         if answer.exchange is not None:
-            said = await self._test_events.ask(answer.exchange.to)
+            record = functools.partial(self._answerer.record, route, asked, answer.exchange)
+            said = await self._test_events.ask(answer.exchange.to, functools.partial(self._in_thread, record))
             answer = await self._in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
         if answer.following is not None:
             return await self._followers.answer(request, answer.following)

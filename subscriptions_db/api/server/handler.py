@@ -68,7 +68,7 @@ class ApiAnswer:
     sending: routes.PendingSend | None = None
     """A test event to send; its result is the document."""
     exchange: routes.PendingQuestion | None = None
-    """A question to send to a receiver; the reply decides the document."""
+    """A question to record, then to send to a receiver; the reply decides the document."""
     awaited: routes.LongPoll | None = None
     """Set if the handler found nothing, and the request may wait (long_polls.py)."""
     following: routes.SnapshotRequest | None = None
@@ -103,6 +103,11 @@ class RequestHandler:
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
+    def record(self, route: Route, request: ApiRequest, exchange: routes.PendingQuestion) -> None:
+        """Record a question that is about to be sent to a receiver, in a transaction of its own; raise Refused."""
+        with self._call(route, request) as call:
+            exchange.record(call)
+
     def conclude(
         self,
         route: Route,
@@ -112,7 +117,7 @@ class RequestHandler:
     ) -> ApiAnswer:
         """Return the answer to a request whose handler asked a receiver; raise Refused.
 
-        Runs in a second transaction. `said` is the receiver's response, or the error of the attempt to get one.
+        Runs in a transaction of its own. `said` is the receiver's response, or the error of the attempt to get one.
         """
         with self._call(route, request) as call:
             return ApiAnswer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
