@@ -42,7 +42,7 @@ def run(
     worker_plans.warn_of_open_guard(config.delivery)
     registry = sources.source(config, stop)
     watches = watching.begin(config, names, (checkpoint.pause_reason, network.pause_reason, registry.pause_reason), stop)
-    topics.ensure_all(config)
+    topics.prepare(config)
     with checkpoint.acquired(stop) as is_held:
         if not is_held:
             return

@@ -131,7 +131,8 @@ def _kafka(config: settings.Settings) -> str:
         known = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
-            f"{topics.unavailable(config.kafka, exc)}. The job would wait for it. For a local Kafka, run `fanout up`"
+            f"{topics.unavailable(config.kafka, exc)}. A job that starts now ends with exit code 1; a running job waits for "
+            "Kafka. For a local Kafka, run `fanout up`"
         ) from exc
     return f"{config.kafka.bootstrap_servers}, {len(known.brokers)} brokers, {len(known.topics)} topics"
 

@@ -29,7 +29,7 @@ unread are lost events, so a retention that an operator sets must be longer than
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create those topics of the job's results that do not exist. Called at the start of the job and of `fanout archive`.
+    """Create those topics of the job's results that do not exist. Called by `prepare` and by `fanout archive`.
 
     The topics are those of `of_results`. Raise SettingsError if the retries topic exists and refuses large records. Raise
     KafkaUnavailable if Kafka does not answer or refuses a request, or if a new topic gets no leader within TIMEOUT_S.
@@ -39,6 +39,17 @@ def ensure_all(config: settings.Settings) -> None:
     # Creates the others: the retries topic exists now, with its own configuration.
     ensure(config.kafka, of_results(config.delivery), partitions)
     require_room(config.kafka, config.delivery.retries_topic)
+
+
+def prepare(config: settings.Settings) -> None:
+    """Call `ensure_all` for a job that starts. KafkaUnavailable then says that the job did not start.
+
+    Only a running job waits for Kafka.
+    """
+    try:
+        ensure_all(config)
+    except errors.KafkaUnavailable as exc:
+        raise errors.KafkaUnavailable(f"{exc}. The job did not start; only a running job waits for Kafka") from exc
 
 
 def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:

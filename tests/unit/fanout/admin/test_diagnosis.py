@@ -1,4 +1,4 @@
-"""Findings of `fanout doctor` about the interpreter and the host name."""
+"""Findings of `fanout doctor` about the interpreter, the host name and an absent Kafka."""
 
 import sys
 import sysconfig
@@ -7,6 +7,7 @@ import pytest
 
 from delivery.config import settings
 from delivery.stages import local_address
+from delivery.stages.kafka import topics
 from fanout.admin import diagnosis
 
 
@@ -34,3 +35,12 @@ def test_an_unresolvable_host_name_is_shown_with_sparks_address(monkeypatch):
         True,
         "no..such..name does not resolve: Spark uses 127.0.0.1, unless SPARK_LOCAL_IP is set",
     )
+
+
+def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job(monkeypatch):
+    """Regression: the finding said that the job would wait, and a job that was started then ended."""
+    monkeypatch.setattr(topics, "TIMEOUT_S", 0.2)
+    away = settings.Settings(kafka=settings.Kafka(bootstrap_servers="127.0.0.1:1"))
+    [found] = diagnosis._findings(away, {"kafka": diagnosis._kafka})
+    assert not found.is_fine
+    assert "A job that starts now ends with exit code 1; a running job waits for Kafka." in found.text

@@ -46,6 +46,12 @@ def test_a_kafka_that_stalls_is_reported_as_unavailable(stalled, request_of):
         request_of(stalled)
 
 
+def test_a_start_without_kafka_says_that_the_job_did_not_start(stalled):
+    """Regression: the message of the start left open if the job waits for Kafka, as a running job does."""
+    with pytest.raises(errors.KafkaUnavailable, match=r"does not answer .* The job did not start; only a running job waits"):
+        topics.prepare(settings.Settings(kafka=stalled))
+
+
 def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):
     """Regression: such a topic counted as one whose partitions all have leaders, and was used before it had any."""
     leaders = iter([{}, {0: -1, 1: 1}, {0: 2, 1: 1}])
