@@ -122,14 +122,14 @@ class Tokens:
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
         """Return a header line for a second request, after a response 401 to a request with the header line `refused`.
 
-        The token is newer than the refused one, unless a token request is still in flight and the refused token has not
-        expired. None: the token was renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help. Raise
-        TokenRefused or LocalFailure if there is no token.
+        The token is newer than the refused one: wait for a token request in flight, else request a token. None: the token was
+        renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help. Raise TokenRefused or LocalFailure
+        if there is no token.
         """
         token = self._token(grant)
-        if token.header == refused and token.fetching is None:
+        if token.header == refused:
             now = self._clock()
-            if now < token.renew_on_401_at:
+            if token.fetching is None and now < token.renew_on_401_at:
                 return None
             token.renew_on_401_at = now + RETRY_PAUSE_S
             token.renew_at = token.expires_at = 0.0

@@ -250,6 +250,25 @@ def test_the_401s_of_many_at_once_lead_to_one_renewal():
     assert asyncio.run(main()) == ({None}, 2)
 
 
+def test_after_a_401_an_attempt_waits_for_the_renewal_in_flight():
+    """Regression: while the old token was renewed before its end, the second request had the old token too."""
+
+    async def main():
+        clock, servers = fakes.Clock(), Servers(granted("t1", expires_in=100), granted("t2", expires_in=100), granted("t3"))
+        cache = tokens(servers, clock)
+        refused = await cache.header(GRANT, TIMEOUT_S)
+        clock.now += 90
+        servers.is_open.clear()
+        assert await cache.header(GRANT, TIMEOUT_S) == refused
+        waiting = [asyncio.create_task(cache.header_after_401(refused, GRANT, TIMEOUT_S)) for _ in range(8)]
+        await asyncio.sleep(0)
+        servers.is_open.set()
+        newer = set(await asyncio.gather(*waiting))
+        return newer, await cache.header_after_401(*newer, GRANT, TIMEOUT_S), len(servers.token_requests)
+
+    assert asyncio.run(main()) == ({b"authorization: Bearer t2\r\n"}, None, 2)
+
+
 def test_an_attempt_without_a_token_is_not_sent():
     [made] = attempts(servers := Servers(500))
     assert (made.status, made.error_class, made.detail) == (None, "token_refused", "the token server answered 500")
