@@ -7,6 +7,7 @@ this module contains a secret.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +20,17 @@ import orjson
 from delivery import errors
 from delivery.registry_model import Auth
 from delivery.webhooks.http import origin, transport
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import endpoint_clock, limits
+
+log = logging.getLogger(__name__)
 
 MAX_TOKENS = 20_000
 """Most tokens that a process keeps. The least recently used are forgotten."""
 RETRY_PAUSE_S = 5.0
 """Seconds after a failed token request in which attempts without a valid token fail at once, and request no token. After a
-LocalFailure the next attempt requests a token at once. Two renewals after a 401 are at least as far apart. So a
-broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
+LocalFailure of the transport the next attempt requests a token at once. Two renewals after a 401 are at least as far apart. So
+a broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
 DEFAULT_LIFETIME_S = 300.0
 """Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
@@ -117,7 +121,7 @@ class Tokens:
             if left_s <= limits.ROUNDING_S:
                 raise errors.TokenRefused("the token server sent no token within the attempt's time: check that server")
             await asyncio.wait({fetching}, timeout=left_s)
-        fetching.result()  # raises an unforeseen error
+        fetching.result()  # raises CancelledError if the request was cancelled
 
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
         """Return a header line for a second request, after a response 401 to a request with the header line `refused`.
@@ -150,6 +154,13 @@ class Tokens:
             token.failure = exc  # proves nothing about the token server: the next attempt asks again
         except errors.AttemptFailed as exc:
             token.failure = exc if isinstance(exc, errors.TokenRefused) else errors.TokenRefused(f"the token server: {exc}")
+            token.retry_at = self._clock() + RETRY_PAUSE_S
+        except Exception:  # a renewal has nobody who awaits it, and the next attempt would request a token again
+            log.exception(
+                "an unforeseen error in a request for an access token: attempts without a valid token fail as local, and the "
+                "token is requested again in %.0f s. Send this traceback to the maintainers of the platform", RETRY_PAUSE_S,
+            )  # fmt: skip
+            token.failure = errors.LocalFailure(error_classes.UNFORESEEN_DETAIL)
             token.retry_at = self._clock() + RETRY_PAUSE_S
         else:
             token.failure = None

@@ -10,7 +10,7 @@ from delivery import errors
 from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.http import guard, transport
-from delivery.webhooks.policy import response_headers
+from delivery.webhooks.policy import error_classes, response_headers
 from delivery.webhooks.sending import oauth, request, sender
 from tests.support import builders, fakes
 
@@ -136,6 +136,30 @@ def test_a_renewal_that_fails_does_not_take_the_old_token_away():
         return len(servers.token_requests)
 
     assert asyncio.run(main()) == 2
+
+
+@pytest.mark.parametrize("age_s", [90, 101])
+def test_an_unforeseen_error_is_logged_and_followed_by_a_pause(age_s, caplog):
+    """Regression: nobody saw the error of a renewal, and each delivery requested a token again."""
+
+    async def main():
+        clock, servers = fakes.Clock(), Servers(granted("t1", expires_in=100), ValueError("ours"), granted("t2"))
+        cache, lines = tokens(servers, clock), []
+        await cache.header(GRANT, TIMEOUT_S)
+        clock.now += age_s
+        for _ in range(10):
+            try:
+                lines.append(await cache.header(GRANT, TIMEOUT_S))
+            except errors.LocalFailure as failure:
+                lines.append(str(failure))
+            await asyncio.sleep(0)
+        asked = len(servers.token_requests)
+        clock.now += oauth.RETRY_PAUSE_S + 10
+        return set(lines), asked, await cache.header(GRANT, TIMEOUT_S)
+
+    seen = b"authorization: Bearer t1\r\n" if age_s < 100 else error_classes.UNFORESEEN_DETAIL
+    assert asyncio.run(main()) == ({seen}, 2, b"authorization: Bearer t2\r\n")
+    assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
 REFUSALS = [
