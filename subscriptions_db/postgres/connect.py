@@ -90,7 +90,7 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
         wait=tenacity.wait_exponential(multiplier=0.2, max=5),
         sleep=tenacity.sleep_using_event(stop),
         stop=tenacity.stop_when_event_set(stop),
-        before_sleep=_log_absence,
+        before_sleep=_log_wait,
     )
 
 
@@ -107,7 +107,7 @@ def retry_for(seconds: float) -> tenacity.Retrying:
     )
 
 
-def _log_absence(state: tenacity.RetryCallState) -> None:
+def _log_wait(state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
         log.warning(
             "the registry cannot be read or changed, and deliveries that need it wait; trying again: %s",

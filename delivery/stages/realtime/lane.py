@@ -46,7 +46,7 @@ POLL_S = 0.1
 """Seconds between two checks of the tasks' reports."""
 TOPICS_EVERY_S = 10.0
 """Seconds between two checks for new partitions. A running batch does not read new partitions, so the query must restart."""
-MOST_STARTS = 5
+MOST_RESTARTS = 5
 """Consecutive restarts after a fault without any delivery. At the next fault the lane fails."""
 STOPS_WITHIN_S = 10.0
 """Seconds in which stopping tasks must write their results, in addition to `delivery.stop_within_s` for background attempts."""
@@ -384,9 +384,9 @@ class RealtimeLane:
     def _count_restart(self, fault: str) -> None:
         metrics.REALTIME_RESTARTS.inc()
         self._restarts += 1
-        if self._restarts > MOST_STARTS:
+        if self._restarts > MOST_RESTARTS:
             raise errors.LaneFailed(
-                f"lane {NAME} has restarted {MOST_STARTS} times without delivering anything, and all lanes stop: "
+                f"lane {NAME} has restarted {MOST_RESTARTS} times without delivering anything, and all lanes stop: "
                 f"{fault}. Written results are kept. Fix the cause, and start again: {LOOK_AT}"
             )
 

@@ -325,7 +325,7 @@ def _encoded(batches: list[PendingBatch], places: dict[int, int]) -> bytes:
                 [subscriptions[name] for name in batch.subscription_ids] if len(subscriptions) > 1 else [],
             )
         )
-    return versioning.marked(VERSION, _encoder.encode(written))
+    return versioning.versioned(VERSION, _encoder.encode(written))
 
 
 def decoded(written: bytes) -> list[PendingBatch]:
@@ -360,7 +360,7 @@ def encoded_batch(batch: PendingBatch, reason: LeaveReason) -> bytes:
         [subscriptions[name] for name in batch.subscription_ids] if len(subscriptions) > 1 else [],
         [item.packed for item in batch.items],
     )
-    return versioning.marked(VERSION, _encoder.encode(left))
+    return versioning.versioned(VERSION, _encoder.encode(left))
 
 
 def decoded_batch(written: bytes) -> Batch:

@@ -340,7 +340,7 @@ def shortened(attempt: Attempt) -> Attempt:
 
 def encoded(message: Postponed | Report | Lease) -> bytes:
     """Return a message as bytes, with the version in front."""
-    return versioning.marked(VERSION, _encoder.encode(message))
+    return versioning.versioned(VERSION, _encoder.encode(message))
 
 
 def message(written: bytes) -> Postponed | Report:

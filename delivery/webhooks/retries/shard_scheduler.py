@@ -77,7 +77,7 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 def encoded(index: Index) -> bytes:
     """Return the index of a shard as bytes."""
-    return versioning.marked(VERSION, _encoder.encode(index))
+    return versioning.versioned(VERSION, _encoder.encode(index))
 
 
 def decoded(written: bytes | None) -> Index:

@@ -54,11 +54,11 @@ _NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATI
 class CircuitBreaker:
     """The circuit breaker of one endpoint in one worker. Created after the first attempt that was not accepted."""
 
-    __slots__ = ("_answers", "_failures", "_is_half_open", "_open_until")
+    __slots__ = ("_failures", "_healthy_responses", "_is_half_open", "_open_until")
 
     def __init__(self) -> None:
         self._failures = 0
-        self._answers = 0
+        self._healthy_responses = 0
         self._is_half_open = False
         self._open_until = float("-inf")
 
@@ -86,10 +86,10 @@ class CircuitBreaker:
             return
         if error_class not in UNHEALTHY:
             self._failures = 0
-            self._answers += 1
-            self._is_half_open = self._is_half_open and self._answers < CLOSES_AFTER
+            self._healthy_responses += 1
+            self._is_half_open = self._is_half_open and self._healthy_responses < CLOSES_AFTER
             return
-        self._answers = 0
+        self._healthy_responses = 0
         self._failures += TIMEOUT_WEIGHT if error_class == errors.AttemptTimedOut.error_class else 1
         if self._is_half_open or self._failures >= OPENS_AFTER:
             self._failures, self._is_half_open = 0, True

@@ -205,7 +205,7 @@ class SegmentStore:
             self._index.next_number += 1
             size = sum(self._new_bytes[slice_.number] for _, slice_ in chunk)
             self._index.segments[number] = compaction.StoredSegment(run, level, size, size)
-            append[number] = versioning.marked(
+            append[number] = versioning.versioned(
                 VERSION, _encoder.encode([(owner, self._new.pop(slice_.number)) for owner, slice_ in chunk])
             )
             for place, (_, slice_) in enumerate(chunk):

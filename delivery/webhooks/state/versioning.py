@@ -8,7 +8,7 @@ from __future__ import annotations
 from delivery import errors
 
 
-def marked(version: int, written: bytes) -> bytes:
+def versioned(version: int, written: bytes) -> bytes:
     """Return the bytes with the version of their format in front, as one byte."""
     return bytes((version,)) + written
 

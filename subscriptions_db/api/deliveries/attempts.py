@@ -112,12 +112,12 @@ def shown(found: attempts.FoundAttempts) -> list[Attempt]:
     return list(map(_shown, found.attempts, found.places))
 
 
-def _expanded(rows: Sequence[tuple[AttemptRow, cursor.AttemptPosition]], endpoints: expansion.EndpointReader) -> list[Attempt]:
+def _expanded(rows: Sequence[tuple[AttemptRow, cursor.RecordPosition]], endpoints: expansion.EndpointReader) -> list[Attempt]:
     expanded = endpoints.expanded(row.endpoint_id for row, _ in rows)
     return [_shown(row, place, expanded.get(row.endpoint_id)) for row, place in rows]
 
 
-def _shown(row: AttemptRow, place: cursor.AttemptPosition, expanded: expansion.Expanded | None = None) -> Attempt:
+def _shown(row: AttemptRow, place: cursor.RecordPosition, expanded: expansion.Expanded | None = None) -> Attempt:
     return Attempt(
         id=place.text(),
         started_at=row.started_at,

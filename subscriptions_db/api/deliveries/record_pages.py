@@ -58,8 +58,8 @@ class PageFields(TypedDict):
 
 def fields(
     wanted: RecordQuery,
-    places: Sequence[cursor.AttemptPosition],
-    further: cursor.AttemptPosition | None,
+    places: Sequence[cursor.RecordPosition],
+    further: cursor.RecordPosition | None,
     count: Callable[[], records.Total],
 ) -> PageFields:
     """Return the cursors of a page and its total.

@@ -228,9 +228,9 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
     return answer
 
 
-def _place(call: Call) -> cursor.AttemptPosition:
+def _place(call: Call) -> cursor.RecordPosition:
     try:
-        return cursor.AttemptPosition.read(call.path["attempt_id"])
+        return cursor.RecordPosition.read(call.path["attempt_id"])
     except errors.RegistrationError:
         raise problems.not_found("attempt") from None
 

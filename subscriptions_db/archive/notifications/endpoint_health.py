@@ -80,24 +80,24 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     failing_since: dt.datetime | None = None
     is_failing: bool = False
     """True after a `failing` event, until an event that ends it."""
-    failing_told_at: dt.datetime | None = None
+    failing_reported_at: dt.datetime | None = msgspec.field(default=None, name="failing_told_at")
     disabled_at: dt.datetime | None = None
     """When the endpoint was disabled, as of the last `disabled` event."""
-    disabled_told_at: dt.datetime | None = None
+    disabled_reported_at: dt.datetime | None = msgspec.field(default=None, name="disabled_told_at")
     postponed: int = 0
     postponed_since: dt.datetime | None = None
-    backlog_told_at: dt.datetime | None = None
+    backlog_reported_at: dt.datetime | None = msgspec.field(default=None, name="backlog_told_at")
     letters: int = 0
     """Dead letters that no event has reported yet."""
     letters_since: dt.datetime | None = None
-    letters_told_at: dt.datetime | None = None
+    letters_reported_at: dt.datetime | None = msgspec.field(default=None, name="letters_told_at")
     letter_reason: str | None = None
 
     def wake_at(self, policy: Policy) -> dt.datetime | None:
         """Return when unreported dead letters must be reported, even if no further dead letter comes; None: there are none."""
-        if not self.letters or self.letters_told_at is None:
+        if not self.letters or self.letters_reported_at is None:
             return None
-        return self.letters_told_at + dt.timedelta(seconds=policy.quiet_s)
+        return self.letters_reported_at + dt.timedelta(seconds=policy.quiet_s)
 
 
 class OperationalEvent(NamedTuple):
@@ -152,10 +152,10 @@ def _failed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[Endp
         known.is_failing
         or after.failures < MIN_FAILURES
         or (signal.at - since).total_seconds() < policy.failing_after_s
-        or not _is_over(known.failing_told_at, signal.at, policy)
+        or not _is_over(known.failing_reported_at, signal.at, policy)
     ):
         return after, None
-    after = msgspec.structs.replace(after, is_failing=True, failing_told_at=signal.at)
+    after = msgspec.structs.replace(after, is_failing=True, failing_reported_at=signal.at)
     return after, _operational_event(EventKind.FAILING, signal, since, failures=after.failures, error_class=signal.reason)
 
 
@@ -168,9 +168,9 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
     if since is None or _is_over(since, signal.at, policy):
         since, before = signal.at, 0
     after = msgspec.structs.replace(known, postponed=before + signal.times, postponed_since=since)
-    if after.postponed < policy.backlog_events or not _is_over(known.backlog_told_at, signal.at, policy):
+    if after.postponed < policy.backlog_events or not _is_over(known.backlog_reported_at, signal.at, policy):
         return after, None
-    after = msgspec.structs.replace(after, backlog_told_at=signal.at)
+    after = msgspec.structs.replace(after, backlog_reported_at=signal.at)
     return after, _operational_event(EventKind.BACKLOG_GROWING, signal, since, events=after.postponed, reason=signal.reason)
 
 
@@ -183,9 +183,9 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
     if known.disabled_at == since:
         return known, None
     after = msgspec.structs.replace(known, failures=0, failing_since=None, is_failing=False)
-    if not _is_over(known.disabled_told_at, signal.at, policy):
+    if not _is_over(known.disabled_reported_at, signal.at, policy):
         return after, None
-    after = msgspec.structs.replace(after, disabled_at=since, disabled_told_at=signal.at)
+    after = msgspec.structs.replace(after, disabled_at=since, disabled_reported_at=signal.at)
     return after, _operational_event(EventKind.DISABLED, signal, since, reason=signal.reason)
 
 
@@ -196,9 +196,9 @@ def _given_up(
     letters, since, reason = known.letters + count, known.letters_since or signal.at, signal.reason or known.letter_reason
     if not letters:
         return known, None
-    if not _is_over(known.letters_told_at, signal.at, policy):
+    if not _is_over(known.letters_reported_at, signal.at, policy):
         return msgspec.structs.replace(known, letters=letters, letters_since=since, letter_reason=reason), None
-    after = msgspec.structs.replace(known, letters=0, letters_since=None, letters_told_at=signal.at, letter_reason=None)
+    after = msgspec.structs.replace(known, letters=0, letters_since=None, letters_reported_at=signal.at, letter_reason=None)
     return after, _operational_event(EventKind.DEAD_LETTERS_WAITING, signal, since, letters=letters, reason=reason)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from subscriptions_db.archive.ingest.archived_rows import AttemptRow
 from subscriptions_db.archive.search import records, selection
-from subscriptions_db.archive.search.cursor import AttemptPosition, PageStart
+from subscriptions_db.archive.search.cursor import PageStart, RecordPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
@@ -35,9 +35,9 @@ class FoundAttempts(NamedTuple):
     """A page of attempts, the nearest to its start first."""
 
     attempts: list[AttemptRow]
-    further: AttemptPosition | None
+    further: RecordPosition | None
     """Where to continue in the direction of the page; None if all were examined."""
-    places: Sequence[AttemptPosition] = ()
+    places: Sequence[RecordPosition] = ()
     """The position of each attempt."""
 
 
@@ -58,7 +58,7 @@ def count(connection: connect.Connection, customer_id: str, asked: AttemptSearch
     return records.count(connection, "attempts", records.parameters(customer_id, asked), most=MAX_COUNTED)
 
 
-def get(connection: connect.Connection, customer_id: str, place: AttemptPosition) -> AttemptRow | None:
+def get(connection: connect.Connection, customer_id: str, place: RecordPosition) -> AttemptRow | None:
     """Return the attempt at a position; None if the customer has none there."""
     with connect.translated_errors():
         row = connection.execute(query("attempt_at"), place._asdict() | {"customer_id": customer_id}).fetchone()

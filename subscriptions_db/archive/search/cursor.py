@@ -46,8 +46,8 @@ class ReceiptHandle(NamedTuple):
             raise _no("receipt") from None
 
 
-class AttemptPosition(NamedTuple):
-    """The position of an attempt. Attempts are sorted by time."""
+class RecordPosition(NamedTuple):
+    """The position of an attempt, or of a delivery's first record. Both are sorted by time."""
 
     started_at: dt.datetime
     position: int
@@ -57,7 +57,7 @@ class AttemptPosition(NamedTuple):
         return _of_place("a", self)
 
     @classmethod
-    def read(cls, text: str) -> AttemptPosition:
+    def read(cls, text: str) -> RecordPosition:
         """Return the position of a text; raise RegistrationError if it is not valid."""
         return _place_of("a", text)
 
@@ -65,7 +65,7 @@ class AttemptPosition(NamedTuple):
         """Return the position as parameters of the statements."""
         return {"place_at": self.started_at, "place": self.position}
 
-    def beside(self, *, is_newer: bool) -> AttemptPosition:
+    def beside(self, *, is_newer: bool) -> RecordPosition:
         """Return the adjacent position on the newer or the older side. No attempt lies between the two."""
         return self._replace(position=self.position + (1 if is_newer else -1))
 
@@ -73,7 +73,7 @@ class AttemptPosition(NamedTuple):
 class PageStart(NamedTuple):
     """The place at which a page of attempts or deliveries begins, and its direction. The place itself is not on the page."""
 
-    place: AttemptPosition
+    place: RecordPosition
     is_backwards: bool = False
     """The page has the newer records, in place of the older ones."""
 
@@ -118,14 +118,14 @@ def letter_position(text: str) -> int:
     return _position("cursor", position)
 
 
-def _of_place(kind: str, place: AttemptPosition) -> str:
+def _of_place(kind: str, place: RecordPosition) -> str:
     return _encoded(kind, (place.started_at - _EPOCH) // _MICROSECOND, place.position)
 
 
-def _place_of(kind: str, text: str) -> AttemptPosition:
+def _place_of(kind: str, text: str) -> RecordPosition:
     at, position = _decoded("cursor", kind, text, 2)
     try:
-        return AttemptPosition(_EPOCH + _position("cursor", at) * _MICROSECOND, _position("cursor", position))
+        return RecordPosition(_EPOCH + _position("cursor", at) * _MICROSECOND, _position("cursor", position))
     except OverflowError:
         raise _no("cursor") from None
 

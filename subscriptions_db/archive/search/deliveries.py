@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from subscriptions_db.archive.search import records, selection
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
-from subscriptions_db.archive.search.cursor import AttemptPosition, PageStart
+from subscriptions_db.archive.search.cursor import PageStart, RecordPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
@@ -84,9 +84,9 @@ class FoundDeliveries(NamedTuple):
     """A page of deliveries, the nearest to its start first."""
 
     deliveries: Sequence[DeliverySummary]
-    further: AttemptPosition | None
+    further: RecordPosition | None
     """Where to continue in the direction of the page; None if all were examined."""
-    places: Sequence[AttemptPosition] = ()
+    places: Sequence[RecordPosition] = ()
     """The position of each delivery's first record."""
 
 
@@ -119,7 +119,7 @@ def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> De
     if first is None:
         return None
     # Search from its first record: it may have more records than one call examines.
-    behind = PageStart(AttemptPosition(first["started_at"], first["position"] + 1))
+    behind = PageStart(RecordPosition(first["started_at"], first["position"] + 1))
     found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), start=behind, limit=1).deliveries
     return next(iter(found), None)
 

@@ -11,13 +11,13 @@ import datetime as dt
 from typing import Any, Literal, LiteralString, NamedTuple
 
 from subscriptions_db.archive.search import selection
-from subscriptions_db.archive.search.cursor import AttemptPosition, PageStart
+from subscriptions_db.archive.search.cursor import PageStart, RecordPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 _LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NEVER = dt.datetime(9999, 1, 1, tzinfo=dt.UTC)
-NEWEST = PageStart(AttemptPosition(_NEVER, 0))
+NEWEST = PageStart(RecordPosition(_NEVER, 0))
 """The start of the first page, which has the newest records."""
 Kind = Literal["attempts", "deliveries"]
 
@@ -26,9 +26,9 @@ class FoundRows(NamedTuple):
     """The rows of a page, the nearest to its start first."""
 
     rows: list[dict[str, Any]]
-    places: tuple[AttemptPosition, ...]
+    places: tuple[RecordPosition, ...]
     """The position of each row's record."""
-    further: AttemptPosition | None
+    further: RecordPosition | None
     """Where to continue in the direction of the page; None if all records were examined."""
 
 
@@ -52,7 +52,7 @@ def nearest(
     with connect.translated_errors():
         # Not prepared: the right plan depends on the criteria that are given.
         found = connection.execute(_statement(side, kind, f"nearest_{side}"), asked, prepare=False).fetchall()
-        places = tuple(AttemptPosition(row["started_at"], row.pop("position")) for row in found)
+        places = tuple(RecordPosition(row["started_at"], row.pop("position")) for row in found)
         further = places[limit - 1] if len(found) > limit else _last_looked_at(connection, side, asked)
     return FoundRows(found[:limit], places[:limit], further)
 
@@ -72,11 +72,11 @@ def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any
     return asked.parameters() | times | {"customer_id": customer_id}
 
 
-def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> AttemptPosition | None:
+def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> RecordPosition | None:
     """Return the last examined record of a page that is not full; None if all records were examined."""
     statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
     last = connection.execute(statement, asked, prepare=False).fetchone()
-    return None if last is None else AttemptPosition(last["started_at"], last["position"])
+    return None if last is None else RecordPosition(last["started_at"], last["position"])
 
 
 def _statement(side: str, kind: Kind, name: str) -> LiteralString:

@@ -23,7 +23,7 @@ from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server import run
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import consumers
-from subscriptions_db.archive.search.cursor import AttemptPosition
+from subscriptions_db.archive.search.cursor import RecordPosition
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
@@ -61,7 +61,7 @@ $$
 LETTER = str((archive.NOW.date() - dt.date(1970, 1, 1)).days << 38 | 1)
 """The id of the letter that acme has: the first of its day."""
 CONSUMER = "billing"
-ATTEMPT = AttemptPosition(archive.NOW, 1).text()
+ATTEMPT = RecordPosition(archive.NOW, 1).text()
 """The id of the attempt that acme has: the first of all."""
 _DELIVERY = archive.outcome(customer="acme", endpoint="acme-orders", event_id="first")
 WEBHOOK_ID = _DELIVERY.delivery.webhook_id

@@ -220,7 +220,7 @@ def test_an_outcome_without_attempt_is_not_listed_as_attempt(connection, keep):
     found = attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10)
     assert [attempt.event_id for attempt in found.attempts] == ["e2"]
     [row] = connection.execute("select started_at, position from attempts where outcome is not null").fetchall()
-    assert attempts.get(connection, "c1", attempts.AttemptPosition(**row)) is None
+    assert attempts.get(connection, "c1", attempts.RecordPosition(**row)) is None
 
 
 def test_deliveries_of_an_older_version_are_found(opened):

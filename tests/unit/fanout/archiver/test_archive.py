@@ -61,9 +61,9 @@ def test_a_poll_leases_at_most_its_limit_and_the_maximum(limit, again, unacknowl
 
 def test_cursors_and_receipt_handles_are_decoded_as_encoded():
     receipt = cursor.ReceiptHandle(12, uuid.uuid4())
-    moment = cursor.AttemptPosition(archive.NOW + dt.timedelta(microseconds=1), 7)
+    moment = cursor.RecordPosition(archive.NOW + dt.timedelta(microseconds=1), 7)
     assert cursor.ReceiptHandle.read(receipt.text()) == receipt
-    assert cursor.AttemptPosition.read(moment.text()) == moment
+    assert cursor.RecordPosition.read(moment.text()) == moment
     assert cursor.letter_position(cursor.letter_cursor(cursor.MAX_POSITION)) == cursor.MAX_POSITION
 
 
@@ -82,14 +82,14 @@ def test_cursors_and_receipt_handles_are_decoded_as_encoded():
     ],
 )
 def test_an_invented_cursor_or_receipt_handle_is_refused(text):
-    for read in (cursor.letter_position, cursor.AttemptPosition.read, cursor.ReceiptHandle.read):
+    for read in (cursor.letter_position, cursor.RecordPosition.read, cursor.ReceiptHandle.read):
         with pytest.raises(errors.RegistrationError, match="send one from an answer"):
             read(text)
 
 
 def test_a_cursor_with_an_impossible_time_is_refused():
     with pytest.raises(errors.RegistrationError, match="cursor"):
-        cursor.AttemptPosition.read(cursor._encoded("a", cursor.MAX_POSITION, 1))
+        cursor.RecordPosition.read(cursor._encoded("a", cursor.MAX_POSITION, 1))
     with pytest.raises(errors.RegistrationError, match="receipt"):
         cursor.ReceiptHandle.read(cursor._encoded("r", 1, "no token"))
 

@@ -23,6 +23,6 @@ def test_any_other_fault_restarts_the_query_and_says_where_to_look(caplog):
 def test_a_lane_that_restarts_in_vain_names_the_fault():
     """The message said None where the end of the query had ended the silent task as well."""
     vain = lane.RealtimeLane.__new__(lane.RealtimeLane)
-    vain._restarts = lane.MOST_STARTS
+    vain._restarts = lane.MOST_RESTARTS
     with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*their way to the"):
         vain._count_restart("task 3 has not reported for 10 s")

@@ -9,7 +9,7 @@ from delivery.webhooks.state import versioning
 
 
 def test_marked_bytes_are_read():
-    assert bytes(versioning.read(versioning.marked(3, b"kept"), 3, "a thing")) == b"kept"
+    assert bytes(versioning.read(versioning.versioned(3, b"kept"), 3, "a thing")) == b"kept"
 
 
 @pytest.mark.parametrize(
