@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import seen_ids
 from tests.support import builders
 
@@ -53,3 +54,16 @@ def test_the_log_names_the_place_of_the_first_reused_id_only(caplog):
     [line] = caplog.records
     assert (line.topic, line.partition, line.offset) == ("orders", 0, 8)
     assert "e1" not in line.getMessage()  # an id is the producer's text, and may hold personal data
+
+
+@pytest.mark.parametrize(
+    ("layout", "delivered"),
+    [(parsing.Layout(), "with the same webhook-id"), (parsing.Layout(tells_ids_apart=True), "with a webhook-id of its own")],
+)
+def test_the_log_says_which_webhook_id_the_event_has(caplog, layout, delivered):
+    """Regression: where the webhook-ids differed, the log said that receivers ignore the event."""
+    seen = seen_ids.SeenIds()
+    for amount in (1, 2):
+        record = builders.record(value=b'{"id": "e1", "tenant_id": "t1", "amount": %d}' % amount)
+        seen.add(parsing.parse(record, layout))
+    assert f"it is delivered {delivered}" in caplog.text
