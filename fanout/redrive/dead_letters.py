@@ -111,18 +111,21 @@ class Reader:
         redriven = Redriven()
         since_ms = _earlier(since_ms)
 
+        def add(written: bytes) -> None:
+            with contextlib.suppress(msgspec.DecodeError):  # written by another program, so it is no note of a redrive
+                redriven.add(log_records.decode(written))
+
         def add_log(message: confluent_kafka.Message) -> None:
-            with contextlib.suppress(msgspec.MsgspecError):  # written by another program, so it is no note of a redrive
-                redriven.add(log_records.decode(message.value() or b""))
+            add(message.value() or b"")
 
         def add_retries(message: confluent_kafka.Message) -> None:
             for name, value in topic_scanner.headers(message):
                 if name == redrive_plan.NOTE:
-                    redriven.add(log_records.decode(value))
+                    add(value)
 
         names = {self._config.attempts_topic: add_log, self._config.retries_topic: add_retries}
-        for name, add in names.items():
-            self._scanner.read(self._scanner.extents([name], since_ms=since_ms), name, add)
+        for name, consume in names.items():
+            self._scanner.read(self._scanner.extents([name], since_ms=since_ms), name, consume)
         return redriven
 
     def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:

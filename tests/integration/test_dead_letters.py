@@ -166,6 +166,17 @@ def test_a_redrive_that_crashed_before_its_note_is_known_later(platform, monkeyp
     assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 0
 
 
+@pytest.mark.parametrize("foreign", [b"{", b'{"kind":"outcomes","endpoint_id":"\xff"}', b'{"x":' + b"[" * 100_000])
+def test_a_foreign_record_or_note_stops_no_redrive(platform, foreign):
+    """Regression: a record of broken UTF-8 in the attempts topic stopped the redrive, and so did any unreadable note."""
+    platform.write(platform.dead(1))
+    platform.publish(
+        publishing.Message(topic=platform.topics.attempts, value=foreign),
+        publishing.Message(topic=platform.topics.retries, value=None, headers=((redrive_plan.NOTE, foreign),)),
+    )
+    assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 1
+
+
 def test_dead_letters_of_a_batch_are_redriven_in_one_batch(platform):
     events = [segment.unpacked(segment.item(platform.dead(n).delivery.event, 0).packed) for n in range(3)]
     platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])

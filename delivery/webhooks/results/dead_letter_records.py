@@ -189,18 +189,20 @@ def encode(letter: DeadLetter) -> bytes:
 
 
 def decode(written: bytes) -> DeadLetter:
-    """Return the dead letter in a record of the topic.
-
-    Raise a ValueError if the bytes are no dead letter: msgspec.MsgspecError, or UnicodeDecodeError if they are no UTF-8.
-    """
-    return _letters.decode(written)
+    """Return the dead letter in a record of the topic. Raise msgspec.DecodeError if the bytes are no dead letter."""
+    try:
+        return _letters.decode(written)
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
 
 
 def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
     """Return the dead letter in a record, and its JSON document with every field, also fields of newer versions.
 
-    The record is parsed once. Raise a ValueError if the bytes are no dead letter: msgspec.MsgspecError, or UnicodeDecodeError
-    if they are no UTF-8.
+    The record is parsed once. Raise msgspec.DecodeError if the bytes are no dead letter.
     """
-    document = _documents.decode(written)
+    try:
+        document = _documents.decode(written)
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
     return msgspec.convert(document, DeadLetter), document

@@ -104,12 +104,15 @@ def encode(record: AttemptsRecord) -> bytes:
 def decode(written: bytes) -> AttemptsRecord | None:
     """Return a record of the attempts topic, without entries of unknown kinds. None: the record is of an unknown kind.
 
-    Raise a ValueError if the job cannot have written the record: msgspec.MsgspecError, or UnicodeDecodeError if it is no UTF-8.
+    Raise msgspec.DecodeError if the job cannot have written the record.
     """
     try:
-        return _records.decode(written)
-    except msgspec.ValidationError:
-        return _decode_known_kinds(written)
+        try:
+            return _records.decode(written)
+        except msgspec.ValidationError:
+            return _decode_known_kinds(written)
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
 
 
 def _decode_known_kinds(written: bytes) -> LogRecord | None:

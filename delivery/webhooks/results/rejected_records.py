@@ -46,8 +46,8 @@ def encode(record: RejectedRecord) -> bytes:
 
 
 def decode(written: bytes) -> RejectedRecord:
-    """Return a record of the topic.
-
-    Raise a ValueError if the job cannot have written it: msgspec.MsgspecError, or UnicodeDecodeError if it is no UTF-8.
-    """
-    return _records.decode(written)
+    """Return a record of the topic. Raise msgspec.DecodeError if the job cannot have written it."""
+    try:
+        return _records.decode(written)
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc

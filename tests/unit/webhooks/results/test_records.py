@@ -131,6 +131,29 @@ def test_a_record_that_the_job_did_not_write_is_refused(written):
         log_records.decode(written)
 
 
+UNKNOWN_ENTRY = b'{"kind":"outcomes","endpoint_id":"e","customer_id":"c","entries":[{"kind":"of_a_later_version"}]}'
+
+
+@pytest.mark.parametrize("added", [b'"customer_id":"\xff","detail":"\xff"', b'"news":' + b"[" * 100_000 + b"]" * 100_000])
+@pytest.mark.parametrize(
+    ("decode", "written"),
+    [
+        (log_records.decode, log_records.encode(records.log())),
+        (log_records.decode, UNKNOWN_ENTRY),
+        (dead_letter_records.decode, dead_letter_records.encode(records.dead_letter())),
+        (dead_letter_records.decode_with_document, dead_letter_records.encode(records.dead_letter())),
+        (rejected_records.decode, rejected_records.encode(records.entry(rejected_records.RejectedRecord, reason="not_json"))),
+    ],
+)
+def test_a_record_with_broken_text_or_of_many_levels_is_refused(decode, written, added):
+    """Regression: such a record of another program raised UnicodeDecodeError or RecursionError, which callers did not expect.
+
+    It stopped every redrive, and many levels ended `fanout archive` at each start.
+    """
+    with pytest.raises(msgspec.DecodeError):
+        decode(written[:-1] + b"," + added + b"}")
+
+
 def test_fields_that_older_versions_did_not_write_have_defaults():
     def older(record, *missing):
         document = orjson.loads(msgspec.json.encode(record))
