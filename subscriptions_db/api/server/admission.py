@@ -1,4 +1,4 @@
-"""Authenticate the key or the token of a request, limit its rate, and check its scope.
+"""Authenticate the key or the token of a request, or the receiver that answers a question. Limit its rate, check its scope.
 
 Runs in the API, on its event loop. Principals are cached for seconds, so most requests need no key look-up in Postgres. Tokens
 are those of the OpenID Connect provider (subscriptions_db/api/oidc). All tokens of one subject share one rate, as the requests
@@ -20,7 +20,7 @@ from aiohttp import web
 
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import keys, problems
-from subscriptions_db.api.contract.principals import Principal
+from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.oidc.tokens import TokenVerifier
 
@@ -41,6 +41,8 @@ MAX_UNKNOWN_TOKENS_PER_S = 200.0
 """Tokens a second that this process verifies, all together. A verification takes 0.1 ms of CPU, and an attacker can send any
 number of invented tokens. A token that was verified before does not count."""
 BEARER = "bearer "
+CALLBACK = "callback"
+"""The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 """Return the stored row of a key id; None if there is no such key. Raise Refused with 503 if Postgres is unavailable."""
 
@@ -183,6 +185,17 @@ class Admission:
         if principal.scope not in route.scopes:
             raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this: use a key of another scope")
         return principal
+
+    async def admit_receiver(self, read_customer: Callable[[], Awaitable[str | None]]) -> Principal:
+        """Return the principal of a receiver that answers a question; raise Refused with 404, 429 or 503.
+
+        `read_customer` returns the customer whose receiver was asked. None: the question is not open.
+        """
+        self.pace(CALLBACK)
+        customer_id = await read_customer()
+        if customer_id is None:
+            raise problems.not_found("question, or it can no longer be answered")
+        return Principal(CALLBACK, customer_id, Scope.CUSTOMER_ADMIN)
 
     async def authenticate(self, authorization: str | None) -> Principal:
         """Return the principal of a key or token, from the cache if it is there.

@@ -51,8 +51,6 @@ log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
-CALLBACK = "callback"
-"""The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
 MAX_SENDING_S = 60.0
 """Seconds to send an answer; then the connection is aborted. aiohttp would wait for ever for a client that does not read. A
 page has 1 MiB, but a single dead letter may be larger."""
@@ -177,13 +175,9 @@ class Api:
         """Return the principal of a request, by its API key or by the token in the callback URL of a receiver."""
         if not route.is_open:
             return await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
-        self._admission.pace(CALLBACK)
         path = _path(route, request)
         found = functools.partial(self._store.owner_of_question, path["endpoint_id"], receiver_permission.digest(path["token"]))
-        customer_id = await self._read(found)
-        if customer_id is None:
-            raise problems.not_found("question, or it can no longer be answered")
-        return Principal(CALLBACK, customer_id, Scope.CUSTOMER_ADMIN)
+        return await self._admission.admit_receiver(functools.partial(self._read, found))
 
     async def _handle(self, route: Route, asked: handler.ApiRequest) -> handler.ApiAnswer:
         return await self._in_thread(functools.partial(self._answerer.answer, route, asked))
