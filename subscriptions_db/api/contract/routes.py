@@ -268,3 +268,13 @@ class Route:
     def has_etag(self) -> bool:
         """Return True if the answer has an `ETag`. RFC 9110 (9.3.4) forbids one in the answer to a PUT that adds defaults."""
         return self.resource is not None and self.answer is not None and self.method != "PUT"
+
+    def location_headers(self, document: dict[str, Any], query: Mapping[str, str]) -> dict[str, str]:
+        """Return `Location`, the path of the created resource, for a 201; empty if the route has no `location`.
+
+        The path has the query parameter `customer` if the request has it.
+        """
+        if self.location is None:
+            return {}
+        suffix = f"?customer={query['customer']}" if "customer" in query else ""
+        return {"location": self.location.format_map(document) + suffix}

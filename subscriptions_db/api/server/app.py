@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -57,6 +57,8 @@ page has 1 MiB, but a single dead letter may be larger."""
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
+ON_CUT_OFF = "nothing needs to be done. If it happens often, the client or a proxy before the API reads answers too slowly"
+"""The field `advice` of the log line about an answer that could not be sent in time."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
 DEPRECATIONS: web.RequestKey[set[Deprecation]] = web.RequestKey("deprecations", set)
@@ -161,8 +163,8 @@ class Api:
             return web.Response(status=answer.status, headers=headers, body=answer.content, content_type=BYTES)
         if document is None:
             return web.Response(status=answer.status, headers=headers)
-        if route.location is not None and answer.status == HTTPStatus.CREATED:
-            headers["location"] = _location(route.location, document, asked.query)
+        if answer.status == HTTPStatus.CREATED:
+            headers |= route.location_headers(document, asked.query)
         if principal.scope is Scope.WRITE_ONLY and route.is_silent_to_writers:
             return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
         return _shown(request, route, answer.status, headers, document)
@@ -290,12 +292,6 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers.update(admission.key_headers(request) | deprecation.headers(request.get(DEPRECATIONS, ())))
 
 
-def _location(template: str, document: dict[str, Any], query: Mapping[str, str]) -> str:
-    """Return the path of a created resource, with the query parameter `customer` if the request has it."""
-    suffix = f"?customer={query['customer']}" if "customer" in query else ""
-    return template.format_map(document) + suffix
-
-
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
     """Send an answer within `MAX_SENDING_S`, else abort the connection. aiohttp does not send a prepared answer again."""
     try:
@@ -303,7 +299,7 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:
-        log.info("api.cut_off", extra={"after_s": MAX_SENDING_S})
+        log.info("api.cut_off", extra=_named(request) | {"after_s": MAX_SENDING_S, "advice": ON_CUT_OFF})
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:  # the client has disconnected
@@ -316,8 +312,13 @@ def _record(request: web.Request, status: int, took_s: float) -> None:
     route, method = (resource.canonical, request.method) if resource else (NONE, NONE)
     metrics.API_REQUESTS.labels(route, method, f"{status // 100}xx").inc()
     metrics.API_SECONDS.labels(route).observe(took_s)
-    fields = {"method": request.method, "route": resource.canonical if resource else None, "status": status}
-    log.info("api.answered", extra=fields | {"duration_ms": round(took_s * 1000, 1), "request_id": request[REQUEST_ID]})
+    log.info("api.answered", extra=_named(request) | {"status": status, "duration_ms": round(took_s * 1000, 1)})
+
+
+def _named(request: web.Request) -> dict[str, Any]:
+    """Return the fields of a log line that name a request."""
+    resource = request.match_info.route.resource
+    return {"method": request.method, "route": resource.canonical if resource else None, "request_id": request[REQUEST_ID]}
 
 
 def _json(document: dict[str, Any]) -> bytes:
