@@ -1,15 +1,22 @@
-"""Translate the Kafka settings into options of Spark's Java client and of librdkafka.
+"""Translate the Kafka settings into options of Spark's Java client and of librdkafka, and create librdkafka's clients.
 
-Runs on the driver, in the commands, in `fanout archive` and in the API. Pure. The options contain the password: pass them on,
-never log them.
+Runs on the driver, in the commands, in `fanout archive` and in the API. The options contain the password: pass them on, never
+log them. librdkafka checks the options when it creates a client, and its error may quote a value. So `admin`, `consumer` and
+`producer` translate this error. Workers create their clients from the options of `for_librdkafka`, without the settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import confluent_kafka
+from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
+from delivery import errors
 from delivery.config.settings import Kafka
 
 
@@ -47,6 +54,64 @@ def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
     if kafka.ssl_keystore_file:
         options |= {"ssl.certificate.location": kafka.ssl_keystore_file, "ssl.key.location": kafka.ssl_keystore_file}
     return options | _revealed(kafka.librdkafka_options)
+
+
+def admin(kafka: Kafka) -> AdminClient:
+    """Return a new client that lists and creates topics. Raise SettingsError if librdkafka refuses an option."""
+    with _translated(kafka):
+        return AdminClient(for_librdkafka(kafka))
+
+
+def consumer(kafka: Kafka, own: Mapping[str, Any]) -> confluent_kafka.Consumer:
+    """Return a new client that reads. Raise SettingsError if librdkafka refuses an option.
+
+    `own` has further options, which `kafka.librdkafka_options` may replace.
+    """
+    with _translated(kafka):
+        return confluent_kafka.Consumer({**own, **for_librdkafka(kafka)})
+
+
+def producer(kafka: Kafka, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Producer:
+    """Return a new client that writes. Raise SettingsError if librdkafka refuses an option.
+
+    `own` has further options, which `kafka.librdkafka_options` may replace, and `fixed` those that it may not replace.
+    """
+    with _translated(kafka):
+        return confluent_kafka.Producer({**own, **for_librdkafka(kafka), **(fixed or {})})
+
+
+@contextlib.contextmanager
+def _translated(kafka: Kafka) -> Iterator[None]:
+    """Raise SettingsError if librdkafka refuses an option of a client that is created in the block.
+
+    Neither the message nor the traceback has a value. So the error of librdkafka, which may quote one, is no cause.
+    """
+    try:
+        yield
+    except confluent_kafka.KafkaException as exc:
+        error: confluent_kafka.KafkaError = exc.args[0]
+        if error.code() != confluent_kafka.KafkaError._INVALID_ARG:  # noqa: SLF001  # its public name
+            raise
+        raise errors.SettingsError(_refusal(kafka, error.str())) from None
+    except TypeError as exc:  # an option that is a function, such as `error_cb`, cannot be set as text
+        raise errors.SettingsError(_refusal(kafka, str(exc))) from None
+
+
+def _refusal(kafka: Kafka, text: str) -> str:
+    """Return the message for the operator. `text` is that of librdkafka, from which only names of options are taken."""
+    named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
+    if text.startswith("No such configuration property"):
+        problem = "librdkafka has no option of this name"
+    else:
+        problem = "librdkafka refuses the value, which is not shown here because it may be a password"
+    if others := [name for name in named if name in kafka.librdkafka_options]:
+        where = f"setting kafka.librdkafka_options, option {', '.join(others)}"
+    else:
+        where = f"settings of [kafka] or kafka.librdkafka_options{''.join(f', option {name}' for name in named)}"
+    return (
+        f"{where}: {problem}. The Kafka client was not started, and nothing was read or written. Correct or remove the option, "
+        "then try again"
+    )
 
 
 def _revealed(options: Mapping[str, SecretStr]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from delivery import errors
 from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
@@ -128,7 +127,7 @@ def _jars(_: settings.Settings) -> str:
 
 def _kafka(config: settings.Settings) -> str:
     try:
-        known = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=topics.TIMEOUT_S)
+        known = kafka_clients.admin(config.kafka).list_topics(timeout=topics.TIMEOUT_S)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
             f"{topics.unavailable(config.kafka, exc)}. A job that starts now ends with exit code 1; a running job waits for "
@@ -139,7 +138,7 @@ def _kafka(config: settings.Settings) -> str:
 
 def _topics(config: settings.Settings) -> str:
     pattern = config.source.topic_pattern
-    known = AdminClient(kafka_clients.for_librdkafka(config.kafka))
+    known = kafka_clients.admin(config.kafka)
     try:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:

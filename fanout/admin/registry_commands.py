@@ -104,11 +104,12 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
 def known_types(config: settings.Settings) -> frozenset[str]:
     """Return the event types that have a topic of their name.
 
-    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request.
+    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request, or if its client cannot be created
+    from the settings.
     """
     try:
         names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
-    except errors.KafkaUnavailable:
+    except (errors.KafkaUnavailable, errors.SettingsError):
         return frozenset()
     prefix = config.source.topic_prefix
     taken = (name for name in names if topic_pattern.matches(config.source.topic_pattern, name))

@@ -262,7 +262,7 @@ class DeliveryLog:
         self.seen = Seen()
         self._key = endpoint_id.encode()
         own = {"group.id": "fanout-smoke-test", "enable.auto.commit": False}
-        self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(config.kafka))
+        self._consumer = kafka_clients.consumer(config.kafka, own)
         self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
 
     def poll(self) -> None:

@@ -79,7 +79,7 @@ class Source:
             "error_cb": self._on_error,
         }
         self.is_unavailable = False
-        self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
+        self._consumer = kafka_clients.consumer(kafka, own)
 
     def begin(self, archived_until: Mapping[Place, int]) -> dict[Place, Start]:
         """Begin to read every partition at its start (see `start_of`), and return the starts.

@@ -70,7 +70,7 @@ class Publisher:
     """
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
-        self._producer = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(kafka))
+        self._producer = kafka_clients.producer(kafka, _OPTIONS)
         self._on_placed = on_placed
         self._failure: str | None = None
 

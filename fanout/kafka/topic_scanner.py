@@ -65,7 +65,7 @@ class Scanner:
             "queued.max.messages.kbytes": 32
             * 1024,  # for all partitions together, so that memory does not grow with the topics
         }
-        self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(kafka))
+        self._consumer = kafka_clients.consumer(kafka, own)
 
     def names(self) -> list[str]:
         """Return the names of all topics that the login may describe, sorted."""

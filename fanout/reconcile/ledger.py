@@ -128,10 +128,8 @@ class Reader:
     def __init__(self, kafka: settings.Kafka, delivery: settings.Delivery) -> None:
         self.ledger = Ledger()
         self._adders = self.ledger.adders(delivery)
-        self._consumer = confluent_kafka.Consumer(
-            {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
-            | kafka_clients.for_librdkafka(kafka)
-        )
+        own = {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}
+        self._consumer = kafka_clients.consumer(kafka, own)
         topics = self._consumer.list_topics(timeout=10).topics
         self._consumer.assign(
             [

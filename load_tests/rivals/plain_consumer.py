@@ -93,7 +93,7 @@ class PlainConsumer:
             "auto.offset.reset": "earliest",
             "session.timeout.ms": SESSION_TIMEOUT_MS,
         }
-        self._consumer = confluent_kafka.Consumer(own | kafka_clients.for_librdkafka(config.kafka))
+        self._consumer = kafka_clients.consumer(config.kafka, own)
         self._consumer.subscribe([f"^{config.source.topic_pattern}$"])
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -44,7 +44,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
         positions = {topic: at for topic, at in progress.positions.items() if topic not in ticks}
         before, handled = progress, handled + handled_between(before.positions, positions)
         try:
-            admin = admin or AdminClient(kafka_clients.for_librdkafka(config.kafka))
+            admin = admin or kafka_clients.admin(config.kafka)
             paused = lane_watch.paused_topics
             known = {**positions, **paused}
             waiting = by_topic(known, _ends(admin, known))

@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 import re
 
-from confluent_kafka.admin import AdminClient
-
 from delivery import errors
 from delivery.config import kafka_clients, schema_settings, settings, worker_plans
 from delivery.webhooks.formats import registry_client
@@ -66,7 +64,7 @@ def schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
 
 def _kafka_answers(kafka: settings.Kafka) -> bool:
     try:
-        admin = AdminClient(kafka_clients.for_librdkafka(kafka))  # must live until the answer has come
+        admin = kafka_clients.admin(kafka)  # must live until the answer has come
         admin.describe_cluster(request_timeout=TIMEOUT_S).result()
     except Exception as exc:  # noqa: BLE001  # any failure means: no answer
         log.debug("Kafka does not answer yet: %s", exc)

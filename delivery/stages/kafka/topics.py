@@ -59,7 +59,7 @@ def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config
     Return when the new topics have leaders. Raise KafkaUnavailable if no broker answers a request within TIMEOUT_S, if a broker
     refuses a request, or if a new topic has no leader within TIMEOUT_S.
     """
-    admin = AdminClient(kafka_clients.for_librdkafka(kafka))
+    admin = kafka_clients.admin(kafka)
     try:
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
         missing = [
@@ -78,7 +78,7 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
     Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request.
     """
     try:
-        return frozenset(AdminClient(kafka_clients.for_librdkafka(kafka)).list_topics(timeout=timeout_s).topics)
+        return frozenset(kafka_clients.admin(kafka).list_topics(timeout=timeout_s).topics)
     except KafkaException as exc:
         raise unavailable(kafka, exc) from exc
 
@@ -91,7 +91,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
     Raise KafkaUnavailable if no broker answers within TIMEOUT_S, or if a broker refuses the request for another reason.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
-    admin = AdminClient(kafka_clients.for_librdkafka(kafka))
+    admin = kafka_clients.admin(kafka)
     try:
         [found] = admin.describe_configs([topic], request_timeout=TIMEOUT_S).values()
         takes, needed = int(found.result()[option].value), int(RETRIES_TOPIC_CONFIG[option])

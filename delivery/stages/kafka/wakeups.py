@@ -12,8 +12,6 @@ import logging
 import threading
 import time
 
-from confluent_kafka import Producer
-
 from delivery import errors
 from delivery.config import kafka_clients, settings, topic_pattern
 from delivery.observability import metrics
@@ -68,7 +66,7 @@ class Waker:
         self._heard, self._heard_at = 0, time.monotonic()
         _require_apart(f"{lane}.ticks_topic", self._topic, config.source.topic_pattern)
         topics.ensure(config.kafka, [self._topic], 1, {"cleanup.policy": "compact"})
-        self._producer = Producer(kafka_clients.for_librdkafka(config.kafka))
+        self._producer = kafka_clients.producer(config.kafka, {})
 
     def start(self) -> None:
         """Start the thread that sends wake-ups, the first at once: only a micro-batch finds what waits in the lane's state."""

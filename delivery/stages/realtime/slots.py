@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 
 from delivery import errors
@@ -28,7 +27,7 @@ _LOCAL = re.compile(r"local\[(\d+)")
 def partitions(config: settings.Settings) -> dict[str, int] | None:
     """Return topic → number of partitions for the lane's topics; None if Kafka does not answer, or refuses."""
     try:
-        found = AdminClient(kafka_clients.for_librdkafka(config.kafka)).list_topics(timeout=TIMEOUT_S).topics
+        found = kafka_clients.admin(config.kafka).list_topics(timeout=TIMEOUT_S).topics
     except KafkaException:
         return None
     return {name: len(topic.partitions) for name, topic in found.items() if source.is_realtime(config.source, name)}

@@ -230,11 +230,9 @@ class EventProducer:
             ours = {"enable.idempotence": True, "delivery.timeout.ms": round(self._confirm_s * 1000)}
             ours |= {"batch.num.messages": 1} if is_alone else {}
             try:
-                made = confluent_kafka.Producer(_OPTIONS | kafka_clients.for_librdkafka(self._kafka) | ours)
-            except confluent_kafka.KafkaException as exc:
-                raise errors.KafkaUnavailable(
-                    f"no Kafka client can be made ({exc.args[0].str()}): correct the settings of the area kafka"
-                ) from exc
+                made = kafka_clients.producer(self._kafka, _OPTIONS, ours)
+            except (errors.SettingsError, confluent_kafka.KafkaException) as exc:
+                raise errors.KafkaUnavailable(f"no Kafka client can be made: {exc}") from exc
             self._current[is_alone] = made
         return self._current[is_alone]
 

@@ -1,0 +1,114 @@
+"""A client of Kafka that librdkafka refuses to create is a wrong setting, which is named without its value."""
+
+import re
+import traceback
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+from delivery import errors
+from delivery.config import kafka_clients, settings
+from delivery.stages.kafka import topics
+from fanout.admin import diagnosis, registry_commands
+from fanout.archiver import source
+from fanout.kafka import publishing, topic_scanner
+from fanout.reconcile import ledger
+
+ROOT = Path(__file__).parents[3]
+VALUE = "hunter2"
+WRONG = settings.Settings.model_validate(
+    {"kafka": {"bootstrap_servers": "127.0.0.1:1", "librdkafka_options": {"no.such": VALUE}}}
+)
+
+
+def consumer(kafka):
+    return kafka_clients.consumer(kafka, {"group.id": "g"})
+
+
+def producer(kafka):
+    return kafka_clients.producer(kafka, {"linger.ms": 5})
+
+
+@pytest.mark.parametrize("create", [kafka_clients.admin, consumer, producer])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"no.such": VALUE}, r"^setting kafka\.librdkafka_options, option no\.such: librdkafka has no option of this name\. "),
+        ({"socket.timeout.ms": VALUE}, r"^setting kafka\.librdkafka_options, option socket\.timeout\.ms: .*refuses the value"),
+        ({"partitioner": VALUE}, r"^setting kafka\.librdkafka_options, option partitioner: .*refuses the value"),
+        ({"debug": VALUE, "client.id": "debugger"}, r"^setting kafka\.librdkafka_options, option debug: .*refuses the value"),
+        ({"error_cb": VALUE}, r"^setting kafka\.librdkafka_options, option error_cb: .*refuses the value"),
+        ({"plugin.library.paths": VALUE}, r"^settings of \[kafka\] or kafka\.librdkafka_options: .*refuses the value"),
+    ],
+)
+def test_a_refused_option_is_named_without_its_value(create, options, message):
+    kafka = settings.Kafka(bootstrap_servers="127.0.0.1:1", librdkafka_options=options)
+    with pytest.raises(errors.SettingsError, match=message) as refused:
+        create(kafka)
+    assert "The Kafka client was not started, and nothing was read or written" in str(refused.value)
+    assert VALUE not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_wrong_file_of_authorities_is_named_by_its_option():
+    kafka = settings.Kafka(security_protocol="SSL", ssl_ca_file="/no/such/file")
+    with pytest.raises(errors.SettingsError, match=r"settings of \[kafka\] .*option ssl\.ca\.location: .*refuses the value"):
+        kafka_clients.admin(kafka)
+
+
+def test_a_failure_that_is_no_wrong_option_is_not_taken_for_a_wrong_setting(monkeypatch):
+    """The system may refuse a thread for the client."""
+
+    def fail(_):
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._CRIT_SYS_RESOURCE))
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", fail)
+    with pytest.raises(confluent_kafka.KafkaException):
+        consumer(settings.Kafka())
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda config: topics.ensure(config.kafka, ["events"], 1),
+        lambda config: topics.names(config.kafka),
+        lambda config: topics.require_room(config.kafka, "retries"),
+        lambda config: topic_scanner.Scanner(config.kafka),
+        lambda config: publishing.Publisher(config.kafka),
+        lambda config: source.Source(config.kafka, ["attempts"]),
+        lambda config: ledger.Reader(config.kafka, config.delivery),
+    ],
+    ids=["ensure", "names", "require_room", "scan", "publish", "archive", "ledger"],
+)
+def test_a_command_with_a_wrong_option_names_the_setting(begin):
+    """Regression: `reconcile`, `publish`, `dead-letters` and `archive` ended with a traceback of KafkaException."""
+    with pytest.raises(errors.SettingsError, match=r"setting kafka\.librdkafka_options, option no\.such"):
+        begin(WRONG)
+
+
+def test_doctor_reports_a_wrong_option_and_runs_the_other_checks():
+    """Regression: `fanout doctor` ended with a traceback at its check of the topics, and ran no later check."""
+    checks = {"kafka": diagnosis._kafka, "topics": diagnosis._topics, "guard": diagnosis._guard}
+    found = {finding.subject: finding for finding in diagnosis._findings(WRONG, checks)}
+    assert [found[subject].is_fine for subject in checks] == [False, False, True]
+    assert "option no.such" in found["kafka"].text
+
+
+def test_a_wrong_option_keeps_nobody_from_registering():
+    """`fanout apply` asks Kafka for topics only to warn of subscriptions that may match no event."""
+    assert registry_commands.known_types(WRONG) == frozenset()
+
+
+def test_only_workers_and_the_local_broker_create_clients_elsewhere():
+    """Workers have no settings: the driver creates a client with the same options before it starts them."""
+    paths = [path for package in ("delivery", "fanout", "subscriptions_db") for path in (ROOT / package).rglob("*.py")]
+    creates = re.compile(
+        r"\b(AdminClient|confluent_kafka\.(Consumer|Producer))\(|from confluent_kafka import .*(Consumer|Producer)"
+    )
+    assert {str(path.relative_to(ROOT)) for path in paths if creates.search(path.read_text())} == {
+        "delivery/config/kafka_clients.py",
+        "delivery/stages/kafka/completed_reader.py",
+        "delivery/stages/kafka/sink.py",
+        "delivery/stages/realtime/start_offsets.py",
+        "fanout/local/kafka.py",
+    }
