@@ -80,7 +80,7 @@ class Source(Area):
 
     topic_pattern: TopicPattern = r"events\..+"
     """Regular expression for the whole name of each topic to read, in the syntax that Java and Python share (docs/adr/0037).
-    New topics that match are found while the job runs."""
+    New topics that match are found while the job runs. The pattern must not match a topic to which the job writes."""
     realtime_pattern: Annotated[str, pydantic.AfterValidator(pattern_or_none)] = ""
     """Regular expression, in the syntax of `topic_pattern`, for the whole name of each topic of the real-time lane. The topic
     must also match `topic_pattern`. The lane delivers in milliseconds, with one task and one worker process for each partition

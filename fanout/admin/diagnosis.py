@@ -143,10 +143,7 @@ def _topics(config: settings.Settings) -> str:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
         raise errors.KafkaUnavailable("not checked, because the request to Kafka failed: see the finding `kafka`") from exc
-    if own := [name for name in topics.of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
-        raise errors.SettingsError(
-            f"source.topic_pattern matches {own[0]}, which the job writes: the job would read its results. Change the pattern"
-        )
+    topics.require_apart(config)
     topics.require_room(config.kafka, config.delivery.retries_topic)
     return f"{sum(topic_pattern.matches(pattern, name) for name in names)} match {pattern}"
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 from confluent_kafka.cimpl import NewTopic
 
 from delivery import errors
-from delivery.config import kafka_clients, settings
+from delivery.config import kafka_clients, settings, topic_pattern
 from delivery.stages.kafka import sink
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,28 @@ def ensure_all(config: settings.Settings) -> None:
 
 
 def prepare(config: settings.Settings) -> None:
-    """Call `ensure_all` for a job that starts. KafkaUnavailable then says that the job did not start.
+    """Call `require_apart` and `ensure_all` for a job that starts. Raise the errors of both.
 
-    Only a running job waits for Kafka.
+    KafkaUnavailable then says that the job did not start: only a running job waits for Kafka.
     """
+    require_apart(config)
     try:
         ensure_all(config)
     except errors.KafkaUnavailable as exc:
         raise errors.KafkaUnavailable(f"{exc}. The job did not start; only a running job waits for Kafka") from exc
+
+
+def require_apart(config: settings.Settings) -> None:
+    """Raise SettingsError if the job would read one of its own topics of results as a topic of events.
+
+    In the topics of attempts and of rejected records this would never end: a result that the job reads makes a further result.
+    """
+    pattern = config.source.topic_pattern
+    if own := [name for name in of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
+        raise errors.SettingsError(
+            f"setting source.topic_pattern: {pattern} matches {own[0]}, to which the job writes. The job would read its own "
+            "results as events, so it does not start with this pattern: change the pattern"
+        )
 
 
 def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:

@@ -52,6 +52,15 @@ def test_a_start_without_kafka_says_that_the_job_did_not_start(stalled):
         topics.prepare(settings.Settings(kafka=stalled))
 
 
+@pytest.mark.parametrize("name", ["attempts", "dead-letters", "rejected-events", "retries"])
+def test_a_job_that_would_read_its_own_results_does_not_start(name):
+    """Regression: only `fanout doctor` reported it. The job read its results as events, of some topics without end."""
+    source = settings.Source(topic_pattern=rf"events\..+|fanout\.{name}")
+    message = rf"source\.topic_pattern: .* matches fanout\.{name}, to which the job writes\. .* does not start"
+    with pytest.raises(errors.SettingsError, match=message):
+        topics.prepare(settings.Settings(kafka=settings.Kafka(bootstrap_servers="127.0.0.1:1"), source=source))
+
+
 def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):
     """Regression: such a topic counted as one whose partitions all have leaders, and was used before it had any."""
     leaders = iter([{}, {0: -1, 1: 1}, {0: 2, 1: 1}])
