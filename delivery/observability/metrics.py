@@ -139,8 +139,7 @@ OWN_DELAY_SECONDS = Counter(
 )
 WAITED_FOR_HOSTS = Counter(
     "fanout_waited_for_hosts",
-    "Waits of requests for delivery.max_connections_per_host or delivery.max_per_second_per_host. A request of the retry lane "
-    "counts at each check, five times a second.",
+    "Waits of requests for delivery.max_connections_per_host or delivery.max_per_second_per_host.",
     ["lane"],
 )
 REUSED_IDS = Counter(

@@ -29,14 +29,16 @@ class SharedLimits(NamedTuple):
     def wait_s(self, now: float) -> float:
         """Return the seconds to wait before the next request, by the rate and the host's limits. 0: it may begin now.
 
-        If only the host has no capacity, each call returns RECHECK_S, and counts a wait for the host. `now` is in
-        seconds of the clock of `pace`.
+        If only the host has no capacity, return RECHECK_S. `now` is in seconds of the clock of `pace`.
         """
-        wait_s = 0.0 if self.pace is None else self.pace.wait_s(now)
-        if not wait_s and self.host is not None and not self.host.has_room:
-            self.host.count_delay()
-            return host_limits.RECHECK_S
-        return wait_s
+        return host_limits.RECHECK_S if self.full_host(now) is not None else self._rate_wait_s(now)
+
+    def full_host(self, now: float) -> host_limits.Host | None:
+        """Return the host if only the host has no capacity for the next request; else None."""
+        return None if self.host is None or self.host.has_room or self._rate_wait_s(now) else self.host
+
+    def _rate_wait_s(self, now: float) -> float:
+        return 0.0 if self.pace is None else self.pace.wait_s(now)
 
     def begin(self, now: float) -> None:
         """Count a request that begins now, for the rate and the host."""

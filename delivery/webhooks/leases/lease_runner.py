@@ -82,7 +82,11 @@ class LeaseRunner:
                 together.create_task(self._run(lease, shared))
 
     async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
-        """Attempt one entry after another. An entry that waits for its rate or host holds no slot of the worker."""
+        """Attempt one entry after another. An entry that waits for its rate or host holds no slot of the worker.
+
+        The wait of an entry for its host is counted once, at the first check that finds no capacity.
+        """
+        is_counted = False
         while lease.waiting:
             async with shared.slots, self._slots:
                 now = self._clock()
@@ -90,6 +94,7 @@ class LeaseRunner:
                     return
                 wait_s = shared.wait_s(now)
                 if not wait_s:
+                    is_counted = False
                     shared.begin(now)
                     self._in_flight += 1
                     self._most_in_flight = max(self._most_in_flight, self._in_flight)
@@ -99,6 +104,9 @@ class LeaseRunner:
                         self._in_flight -= 1
                         shared.end()
                     continue
+                if not is_counted and (host := shared.full_host(now)) is not None:
+                    is_counted = True
+                    host.count_delay()
             if now + wait_s > lease.until:
                 return
             with contextlib.suppress(TimeoutError):

@@ -34,8 +34,7 @@ class Results:
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0
-    """Waits of this worker's requests for the limits of their host, since the worker's last report. A request of the retry lane
-    counts at each check."""
+    """Waits of this worker's requests for the limits of their host, since the worker's last report."""
     clock_ahead_s: float = 0.0
     """Seconds by which this worker's clock is ahead of the driver's; negative: behind (`clocks.driver_clock`)."""
     own_delay_s: float = 0.0

@@ -45,10 +45,7 @@ class Host:
         self._timer: asyncio.TimerHandle | None = None
         self._warn_at = float("-inf")
         self.delayed = 0
-        """Number of waits for the limits of this host since the last `Hosts.drain_delayed`.
-
-        A request of the retry lane counts at each check of the capacity (RECHECK_S).
-        """
+        """Number of waits for the limits of this host since the last `Hosts.drain_delayed`."""
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
         """Replace the limits. Requests in flight beyond the new limits go on."""

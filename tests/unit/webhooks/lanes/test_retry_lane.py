@@ -129,6 +129,34 @@ def test_a_rate_requeues_entries_without_time_left(monkeypatch):
     assert clock.now == NOW_MS / 1000 + 60
 
 
+def test_a_request_that_waits_for_its_host_is_counted_once(monkeypatch):
+    """Regression: each check of the host's capacity, five times a second, counted as a wait."""
+    checks = []
+
+    async def main():
+        answers = asyncio.Event()
+
+        async def check(stopping, seconds):
+            stopping.close()
+            checks.append(seconds)
+            if len(checks) == 10:
+                answers.set()
+            await asyncio.sleep(0)
+            raise TimeoutError
+
+        monkeypatch.setattr(asyncio, "wait_for", check)
+        lane = lane_of(Sender(lambda delivery: answers if delivery.endpoint.endpoint_id == "ep1" else None), max_per_host=1)
+        other = builders.endpoint("ep2"), builders.subscription("s2", endpoint_id="ep2")
+        known = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription(), *other))
+        behind = lease(waiting(through=("s2",)), waiting(through=("s2",)), endpoint="ep2")
+        await lane.start(map(retry_messages.encoded, [lease(), behind]), known, 10)
+        ended = await lane.finish_task(10)
+        return len(ended.results.outcomes), lane._runner._endpoint_slots._hosts.drain_delayed()
+
+    assert asyncio.run(main()) == (3, 2)
+    assert len(checks) >= 10
+
+
 def unreadable(monkeypatch, broken):
     unpack = segment.unpacked
     monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))

@@ -44,8 +44,8 @@ def test_a_request_waits_for_its_host():
     async def main():
         shared = slots_of(max_per_host=1).limits_of(builders.endpoint())
         shared.begin(0.0)
-        assert (shared.wait_s(0.0), shared.host.delayed) == (host_limits.RECHECK_S, 1)
+        assert (shared.wait_s(0.0), shared.full_host(0.0)) == (host_limits.RECHECK_S, shared.host)
         shared.end()
-        assert (shared.wait_s(0.0), shared.host.delayed) == (0.0, 1)
+        assert (shared.wait_s(0.0), shared.full_host(0.0)) == (0.0, None)
 
     asyncio.run(main())
