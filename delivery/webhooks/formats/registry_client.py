@@ -58,9 +58,10 @@ class RegistryClient:
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Ask for schema 1, without repeats. Raise SchemaRegistryUnavailable if the schema registry gives no usable answer.
+        """Ask for schema 1, and for the schemas that it needs, without repeats.
 
-        The answer that schema 1 does not exist is usable.
+        Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. The answer that a schema does not exist
+        is usable.
         """
         self._schema(1)
 
