@@ -1,12 +1,18 @@
 """Build the problem documents of refused requests (RFC 9457, problem+json), and translate the platform's errors into them.
 
+Log the errors of which the client learns only that it may try again.
+
 Runs in the API.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
+import math
 import re
+import time
+from collections.abc import Callable
 
 import pydantic
 
@@ -21,6 +27,8 @@ ABOUT_NOTHING = "about:blank"
 """The `type` of a problem until `problem_types.document` sets the URL of its page."""
 RETRY_AFTER_S = 2
 """Seconds after which a client may repeat a request that was refused for the moment."""
+LOG_EVERY_S = 1.0
+"""Seconds between two log lines about one kind of cause. While Postgres is away, each request has the same cause."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
 """The beginning of a path in the API's one-row manifest, such as `endpoints[0].`. Clients get paths without this beginning."""
 
@@ -97,6 +105,8 @@ class Refused(Exception):
         """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: that of `status`."""
         super().__init__(status, detail)
         self.headers = headers or {}
+        self.cause: errors.FanoutError | None = None
+        """The error for the log, of which the answer has nothing. None: the answer says everything."""
         known, title = (code, OTHER_TITLES[code][1]) if code else TITLES[status]
         found = [FieldError(field=field, problem=problem) for field, problem in wrong]
         self.problem = Problem(type=ABOUT_NOTHING, title=title, status=status, code=known, detail=detail, errors=found)
@@ -128,7 +138,7 @@ def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseMode
 
 
 def from_error(exc: errors.FanoutError) -> Refused:
-    """Return the problem for an error of the platform (delivery/errors.py). Log a SettingsError: only the operator can act."""
+    """Return the problem for an error of the platform (delivery/errors.py). A 503 has the error as its `cause`."""
     if isinstance(exc, errors.RegistrationError):
         found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
         return invalid(*((_ROW.sub("", mistake.path), mistake.problem) for mistake in found))
@@ -139,7 +149,37 @@ def from_error(exc: errors.FanoutError) -> Refused:
             "ask the operator",
         )
     if isinstance(exc, errors.SettingsError):
-        log.error("requests are answered with 503 until a setting is corrected and the API restarted: %s", exc)
-        return unavailable("the service is misconfigured: its log tells the operator which setting to change")
-    # Without the text of Postgres, which may name hosts and roles.
-    return unavailable("the registry cannot be read or changed now: try again, a change with the same Idempotency-Key")
+        refused = unavailable("the service is misconfigured: its log tells the operator which setting to change")
+    else:
+        # Without the text of Postgres, which may name hosts and roles.
+        refused = unavailable("the registry cannot be read or changed now: try again, a change with the same Idempotency-Key")
+    refused.cause = exc
+    return refused
+
+
+class CauseLog:
+    """Log the causes of refusals, one line in LOG_EVERY_S for each kind of cause. Lives on the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged_at: dict[tuple[type, type], float] = {}
+        """Kind of cause → the time of its last line. A kind is the class of the error, and that of the error behind it."""
+        self._left_out: collections.Counter[tuple[type, type]] = collections.Counter()
+        """Kind of cause → the requests since its last line."""
+
+    def write(self, refused: Refused, request_id: str) -> None:
+        """Log the cause of a refusal, if it has one. The field `left_out` counts the requests since the last line."""
+        cause = refused.cause
+        if cause is None:
+            return
+        kind, now = (type(cause), type(cause.__cause__)), self._clock()
+        if now - self._logged_at.get(kind, -math.inf) < LOG_EVERY_S:
+            self._left_out[kind] += 1
+            return
+        self._logged_at[kind] = now
+        extra = {"request_id": request_id, "left_out": self._left_out.pop(kind, 0)}
+        if isinstance(cause, errors.SettingsError):
+            said = "requests are answered with 503 until a setting is corrected and the API restarted: %s"
+            log.error(said, cause, extra=extra)
+        else:
+            log.warning("a request is answered with 503, which asks the client to try again: %s", cause, extra=extra)

@@ -105,6 +105,7 @@ class Api:
         self._followers = snapshot_feed.SnapshotFeed(
             config.api, opened, self._in_thread, self._admission.authenticate, self._outside_in_flight
         )
+        self._causes = problems.CauseLog()
         self._in_flight = 0
 
     def application(self) -> web.Application:
@@ -235,6 +236,7 @@ class Api:
             async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
                 response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
         except problems.Refused as exc:
+            self._causes.write(exc, request_id)
             response = self._problem(exc, request_id)
             if response.status == HTTPStatus.REQUEST_TIMEOUT:
                 response.force_close()  # the rest of the body may still be on its way

@@ -258,7 +258,7 @@ def test_an_internal_error_reveals_nothing(served, acme, monkeypatch):
     assert served.client(None).get("/healthz").status == 200
 
 
-def test_the_api_answers_503_while_postgres_is_away(own_postgres):
+def test_the_api_answers_503_while_postgres_is_away(own_postgres, caplog):
     with world.served(own_postgres) as served:
         acme = served.client(served.keys["acme"])
         before = acme.get("/v1/endpoints").json
@@ -268,6 +268,8 @@ def test_the_api_answers_503_while_postgres_is_away(own_postgres):
             assert answer.status == 503
             assert int(answer.headers["retry-after"]) > 0
             assert b"PGSQL" not in answer.text
+        line = next(line for line in caplog.records if line.name == problems.log.name)
+        assert ("Postgres cannot be reached" in line.getMessage(), line.request_id) == (True, acme.request_id)
         assert served.client(None).get("/healthz").status == 200
         own_postgres.start()
         deadline = time.monotonic() + 20
