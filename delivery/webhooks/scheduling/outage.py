@@ -114,12 +114,16 @@ class NetworkHealth:
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
         """Return the judgement after a micro-batch.
 
-        1. Hardly any destination responded (`Reachability.is_broken`): the network is broken. The pause is FIRST_PAUSE_S. It
-           doubles each time this is found again, up to MAX_PAUSE_S.
-        2. Most destinations responded: the network works, however few they are.
-        3. Otherwise: no change.
+        1. Hardly any destination responded (`Reachability.is_broken`), and no pause lasts: the network is broken. The pause is
+           FIRST_PAUSE_S. It doubles each time this is found again, up to MAX_PAUSE_S.
+        2. Hardly any destination responded, and a pause lasts: no change. No micro-batch begins in a pause, so this one began
+           before it, and is no test of the network after the pause.
+        3. Most destinations responded: the network works, however few they are.
+        4. Otherwise: no change.
         """
         if seen.is_broken():
+            if now < self.paused_until:
+                return self
             pause_s = min(self.pause_s * 2, MAX_PAUSE_S) if self.is_broken else FIRST_PAUSE_S
             return NetworkHealth(is_broken=True, pause_s=pause_s, paused_until=now + pause_s)
         return NetworkHealth() if seen.is_healthy else self

@@ -72,14 +72,32 @@ def test_samples_merge_in_any_order_and_stay_small(known, rng: random.Random):
 
 
 def test_the_pause_doubles_during_an_outage():
-    state, pauses = outage.NetworkHealth(), []
+    state, pauses, now = outage.NetworkHealth(), [], 1000.0
     for _ in range(6):
-        state = state.after(ALL_DOWN, 1000.0)
-        pauses.append(state.paused_until - 1000.0)
+        state = state.after(ALL_DOWN, now)
+        pauses.append(state.paused_until - now)
+        now = state.paused_until
     assert pauses == [5, 10, 20, 40, 60, 60]
-    state = state.after(ALL_UP, 1000.0)
+    state = state.after(ALL_UP, now)
     assert not state.is_broken
-    assert state.after(ALL_DOWN, 1000.0).pause_s == 5
+    assert state.after(ALL_DOWN, now).pause_s == 5
+
+
+def test_lanes_that_find_an_outage_together_pause_once(caplog):
+    """Regression: each report doubled the pause. Four lanes whose micro-batches ended together paused for 40 s at once."""
+    clock = fakes.Clock(0.0)
+    ours = network_outage.Network(clock)
+    for now in (0.0, 0.1, 3.0, 4.9):
+        clock.now = now
+        ours.record(ALL_DOWN)
+    assert len(caplog.records) == 1
+    clock.now = 5.0
+    assert not ours.is_paused
+    ours.record(ALL_DOWN)
+    clock.now = 14.9
+    assert ours.is_paused
+    clock.now = 15.0
+    assert not ours.is_paused
 
 
 @pytest.mark.parametrize(
