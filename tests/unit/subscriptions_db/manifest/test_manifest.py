@@ -3,8 +3,9 @@
 import pytest
 
 from delivery import errors
+from delivery.registry_model import Retrying
 from delivery.webhooks.http import guard
-from subscriptions_db.manifest import manifest
+from subscriptions_db.manifest import manifest, parts
 from tests.support import addresses
 
 GUARD = guard.Guard()
@@ -141,3 +142,22 @@ def test_a_whole_number_is_accepted_as_an_id():
 def test_a_manifest_does_not_show_its_secrets():
     shown = repr(manifest.check({"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2"}}]}, GUARD))
     assert "hunter2" not in shown
+
+
+def in_words(*seconds):
+    """Return durations as the descriptions of the manifest have them, such as `5 s, 5 min, 2 h, 3 days`."""
+    units = {"days": 86_400, "h": 3600, "min": 60, "s": 1}
+    longest = [next(unit for unit, size in units.items() if value % size == 0) for value in seconds]
+    return ", ".join(f"{value // units[unit]:g} {unit}" for value, unit in zip(seconds, longest, strict=True))
+
+
+def test_the_described_defaults_of_a_retry_schedule_are_those_of_the_job():
+    """Regression: the descriptions repeat values of another module, and nothing held them equal."""
+    default = Retrying()
+    described = {name: " ".join(field.description.split()) for name, field in parts.RetryFields.model_fields.items()}
+    expected = {
+        "schedule_s": in_words(*default.schedule_s),
+        "max_age_s": in_words(default.max_age_s),
+        "timeout_s": f"{default.timeout_s:g}",
+    }
+    assert {name: text.rpartition("Default: ")[2].rstrip(".") for name, text in described.items()} == expected
