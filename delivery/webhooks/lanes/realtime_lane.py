@@ -99,7 +99,6 @@ class RealtimeLane:
         self._arrived = asyncio.Event()
         self._ended: queue.SimpleQueue[SliceResults | None] = queue.SimpleQueue()
         self._may_read = threading.Condition()
-        self._unwritten = 0
         self._is_paused = self._is_over = False
         self._failure: BaseException | None = None
         self._finishing: dict[asyncio.Task[None], _OpenSlice] = {}
@@ -129,7 +128,7 @@ class RealtimeLane:
     def _is_open(self) -> bool:
         if self._is_over or self._failure is not None:
             return True
-        return not self._is_paused and len(self._waiting) < MAX_WAITING and self._unwritten < MAX_UNWRITTEN
+        return not self._is_paused and len(self._waiting) < MAX_WAITING and self._ended.qsize() < MAX_UNWRITTEN
 
     # Called in any thread.
 
@@ -177,9 +176,7 @@ class RealtimeLane:
     def next_results(self) -> SliceResults | None:
         """Wait for the next results and return them; None after the last. Called by one thread, the writer's."""
         ended = self._ended.get()
-        if ended is not None:
-            self._unwritten -= 1
-            self._wake()
+        self._wake()
         return ended
 
     def finish(self) -> None:
@@ -309,7 +306,6 @@ class RealtimeLane:
             self._queue(results)
 
     def _queue(self, results: Results, receipts: Sequence[Receipt] = ()) -> None:
-        self._unwritten += 1
         self._ended.put(SliceResults(results, receipts))
 
     async def _finish(self) -> None:
