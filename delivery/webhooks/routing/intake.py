@@ -112,6 +112,7 @@ class Intake(Generic[Prepared]):
         """
         if self.paused and (record.topic, record.partition) in self.paused:
             return None
+        revision = self._registry.revision  # read first: of two answers, the first may lack a change during the second look-up
         try:
             event = parsing.parse(record, self._layout) if self._formats is None else await self._formats.event(record)
             router = await self._registry.router_for(event)
@@ -121,7 +122,7 @@ class Intake(Generic[Prepared]):
                 self._require_new_id(event)
             prepared = self._prepare(event, due) if due else None
         except errors.EventRejected as exc:
-            self._count(record).rejected += 1
+            self._count(record, revision).rejected += 1
             rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
             return None
         except errors.SchemaRegistryUnavailable as away:
@@ -138,11 +139,11 @@ class Intake(Generic[Prepared]):
                 "event again when the cause is mended",
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
-            self._count(record).rejected += 1
+            self._count(record, revision).rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail=error_classes.UNFORESEEN_DETAIL))
             return None
         self._invalid_times += event.has_invalid_time
-        receipt = self._count(record)
+        receipt = self._count(record, revision)
         if due:
             receipt.due += len(due)
             self._seen.add(event)
@@ -171,8 +172,8 @@ class Intake(Generic[Prepared]):
                 "an earlier event has this source and id, and another payload: publish the event again with an id of its own",
             )
 
-    def _count(self, record: Record) -> Receipt:
-        """Count a record in its offset receipt, and return the receipt."""
+    def _count(self, record: Record, revision: Revision) -> Receipt:
+        """Count a record, which was routed by `revision` or later, in its offset receipt. Return the receipt."""
         key = (record.topic, record.partition)
         receipt = self._receipts.get(key)
         if receipt is None:
@@ -180,7 +181,7 @@ class Intake(Generic[Prepared]):
                 lane=self._mode,
                 topic=record.topic,
                 partition=record.partition,
-                revision=self._registry.revision,
+                revision=revision,
                 first_offset=record.offset,
                 last_offset=record.offset,
             )

@@ -9,10 +9,11 @@ import pytest
 
 from delivery import errors
 from delivery.config import loader, settings
-from delivery.registry_model import Revision
+from delivery.registry_model import DeliveryMode, Revision
 from delivery.stages.registry import lookup_source as stage
+from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
-from delivery.webhooks.routing import lookup_registry
+from delivery.webhooks.routing import intake, lookup_registry
 from tests.support import builders
 
 TTL_S = 30.0
@@ -126,6 +127,23 @@ def test_no_cached_answer_is_older_than_the_revision(registry, reader, clock):
     assert registry.revision == 6
     clock.now += TTL_S
     assert registry.revision == 7
+
+
+def test_a_receipt_names_no_revision_that_an_answer_lacks(registry, reader, clock):
+    """Regression: the revision was read after the second look-up, which may wait for Postgres until the first is too old."""
+    asyncio.run(registry.router_for(builders.event(tenant_id="t2")))  # brings the answer for all tenants, at revision 5
+    answer = reader.candidates
+
+    def late(*key):
+        registry.confirm(Revision(6))
+        clock.now += TTL_S
+        return answer(*key)
+
+    reader.candidates = late
+    taking = intake.Intake(registry, parsing.Layout(), DeliveryMode.DIRECT, lambda event, _: event)
+    clock.now += TTL_S - 1
+    asyncio.run(taking.accept(builders.record(value=b'{"tenant_id": "t1"}'), []))
+    assert [receipt.revision for receipt in taking.receipts()] == [5]
 
 
 def test_the_event_loop_goes_on_while_a_look_up_waits(registry, reader):
