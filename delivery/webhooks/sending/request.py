@@ -54,7 +54,7 @@ def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_
 
     Raise TargetRefused if the endpoint's URL or TLS settings, or a header of the question, allow no valid request. The receiver
     may not be the customer's own, so the request has neither the endpoint's `auth` nor its headers. The endpoint's client
-    certificate is used.
+    certificate is used: without it, a receiver with mutual TLS cannot be asked. It reveals its subject, and no secret.
     """
     address_guard.check_url(endpoint.url)
     url = yarl.URL(endpoint.url, encoded=True)
