@@ -65,7 +65,7 @@ def rounds(shard: retries.Shard, now_ms: int, event: bytes, count: int, *, is_bu
         began = time.process_time()
         decided = shard_scheduler.decide(
             shard_scheduler.decoded(shard.index_bytes),
-            arrived,
+            map(retry_messages.message, arrived),
             shard.segments.__getitem__,
             shard.policy,
             now_ms=now_ms,

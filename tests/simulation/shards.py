@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delivery.webhooks.batching import batcher
-from delivery.webhooks.retries import shard_scheduler, window
+from delivery.webhooks.retries import retry_messages, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COUNT = 2
@@ -52,7 +52,7 @@ class Shard:
     def decide(self, arrived: Iterable[bytes], at_ms: int) -> shard_scheduler.Decision:
         return shard_scheduler.decide(
             shard_scheduler.decoded(self.index),
-            arrived,
+            map(retry_messages.message, arrived),
             self.segments.__getitem__,
             POLICY,
             now_ms=at_ms,

@@ -149,8 +149,9 @@ class Shard:
 
     def decided(self, arrived: Iterable[bytes], *, now_ms: int) -> shard_scheduler.Decision:
         """Return a decision without applying it."""
+        messages = map(retry_messages.message, arrived)
         return shard_scheduler.decide(
-            self.index, arrived, self.segments.__getitem__, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms
+            self.index, messages, self.segments.__getitem__, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms
         )
 
     def bytes_kept(self) -> int:

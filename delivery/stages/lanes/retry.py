@@ -51,6 +51,7 @@ class Retry(StatefulLane):
             round(self._interval_s * 1000),
             self._pending,
             self._tools,
+            topic=self._config.delivery.retries_topic,
             parallelism=self._size.tasks,
             shard_keys=self._shard_keys,
         )

@@ -34,10 +34,11 @@ class BatchDecision:
     """Milliseconds by which a batch may leave before its due time."""
 
     def __call__(
-        self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
+        self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
         """Decide which batches of one shard leave now, and which segments the shard writes and removes."""
         known = batcher.decoded(index)
-        decided = batcher.decide(known, arrived, read, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
+        segments = (each.value for each in arrived)
+        decided = batcher.decide(known, segments, read, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
         written = batcher.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(decided.batches, decided.append, decided.drop, written, batcher.backlog_of(decided))

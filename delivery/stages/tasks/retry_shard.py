@@ -16,16 +16,17 @@ import pyarrow as pa
 from pyspark import Accumulator
 from pyspark.sql import DataFrame
 
+from delivery import errors
 from delivery.registry_model import EndpointId
 from delivery.stages.tasks import route, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.retries import retry_records, shard_scheduler, window
+from delivery.webhooks.retries import retry_messages, retry_records, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "key", "value")
 """Columns of the retries topic that these tasks read."""
-_place = struct.Struct(">iq").pack
-"""Encode partition and offset as bytes that sort in the same order. All records of an endpoint are in one partition."""
+_place = struct.Struct(">iq")
+"""Partition and offset as bytes that sort in the same order. All records of an endpoint are in one partition."""
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
@@ -36,14 +37,15 @@ def take_leases(
     pending: Accumulator[backlog.Pending],
     tools: task_context.Tools,
     *,
+    topic: str,
     parallelism: int,
     shard_keys: tuple[int, ...],
 ) -> DataFrame:
     """Return the leases to deliver now, in rows that `shard_state.items_of` reads.
 
-    `records` come from the retries topic: postponed deliveries, reports of leases, and other messages for the shards. Each
-    record goes to the shard of its endpoint. The shard then decides by `policy`. An entry may leave up to `look_ahead_ms`
-    before its due time. The tasks add to `pending` the backlog of each shard: the entries that still wait.
+    `records` come from the retries topic, which `topic` names: postponed deliveries, reports of leases, and other messages for
+    the shards. Each record goes to the shard of its endpoint. The shard then decides by `policy`. An entry may leave up to
+    `look_ahead_ms` before its due time. The tasks add to `pending` the backlog of each shard: the entries that still wait.
     """
     spread = (
         records.select(*COLUMNS)
@@ -51,7 +53,9 @@ def take_leases(
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )
-    return shard_state.decide_shards(spread, RetryDecision(policy=policy, look_ahead_ms=look_ahead_ms), pending, tools.begin)
+    return shard_state.decide_shards(
+        spread, RetryDecision(topic=topic, policy=policy, look_ahead_ms=look_ahead_ms), pending, tools.begin
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,31 +77,51 @@ class SpreadPartition:
         for batch in batches:
             columns = (batch.column(name).to_pylist() for name in COLUMNS)
             yield from route.written(
-                route.Row(self._shard_key_of(key), key=_place(partition, offset), value=value)
+                route.Row(self._shard_key_of(key), key=_place.pack(partition, offset), value=value)
                 for partition, offset, key, value in zip(*columns, strict=True)
                 if key is not None
             )
         task.finish()
 
     def _shard_key_of(self, key: bytes) -> int:
-        return self.shard_keys[_shard_of(EndpointId(key.decode()), len(self.shard_keys))]
+        # A key that is no UTF-8 belongs to a record of another program. Its shard then names the record.
+        return self.shard_keys[_shard_of(EndpointId(key.decode(errors="replace")), len(self.shard_keys))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDecision:
     """The decision function of the retry lane. `shard_state.Shard` calls it for each shard in each micro-batch."""
 
+    topic: str
+    """The retries topic."""
     policy: window.ShardPolicy
     look_ahead_ms: int
     """Milliseconds by which an entry may leave before its due time."""
 
     def __call__(
-        self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int
+        self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """Decide which retry entries of one shard are leased now, and which segments the shard writes and removes."""
+        """Decide which retry entries of one shard are leased now, and which segments the shard writes and removes.
+
+        Raise RecordUnreadable, and change nothing, if a record is no message that this version reads.
+        """
         known = shard_scheduler.decoded(index)
-        decided = shard_scheduler.decide(known, arrived, read, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
+        messages = map(self._message, arrived)
+        decided = shard_scheduler.decide(known, messages, read, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
         written = shard_scheduler.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(
             decided.leases, decided.append, decided.drop, written, shard_scheduler.backlog_of(decided, now_ms)
         )
+
+    def _message(self, record: shard_state.Arrived) -> shard_scheduler.Message:
+        try:
+            return retry_messages.message(record.value)
+        except (errors.StateUnreadable, ValueError, RecursionError) as exc:
+            partition, offset = _place.unpack(record.key)
+            raise errors.RecordUnreadable(
+                f"record {self.topic}:{partition}:{offset} is no message that this version of fanout reads "
+                f"({str(exc).partition('. ')[0]}), so the retry lane stops before the record, and its state is unchanged. If a "
+                "newer version of fanout wrote the record, start that version. If another program wrote it, stop that program, "
+                "delete the partition's records up to this one (kafka-delete-records), and run `fanout accept-loss`. That also "
+                "deletes earlier records that the lane has not read: `fanout reconcile` then names the lost deliveries"
+            ) from exc

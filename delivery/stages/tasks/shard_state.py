@@ -32,6 +32,14 @@ _BYTES = T.StructType([T.StructField("bytes", T.BinaryType())])
 _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
+class Arrived(NamedTuple):
+    """A value that arrived for a shard."""
+
+    key: bytes
+    """The key of the value's row (`route.SCHEMA`). A shard's values are in the order of their keys."""
+    value: bytes
+
+
 class Decided(NamedTuple):
     """The decision on one shard in one micro-batch."""
 
@@ -57,7 +65,7 @@ class RunningTask(Protocol):
 class Decide(Protocol):
     """The decision function of a lane: `BatchDecision` or `RetryDecision`. Survives pickling."""
 
-    def __call__(self, index: bytes | None, arrived: list[bytes], read: Callable[[int], bytes], now_ms: int) -> Decided:
+    def __call__(self, index: bytes | None, arrived: list[Arrived], read: Callable[[int], bytes], now_ms: int) -> Decided:
         """Decide on a shard by its index, the values that arrived for the shard, and the time of the micro-batch.
 
         `read` returns a segment of the shard by its number. `index` None: the shard is new.
@@ -120,15 +128,16 @@ class Shard(StatefulProcessor):
         Yield rows with the batches or leases to deliver, and write what changed of the shard into Spark's state.
         """
         self._task = self._task or self._begin()
-        arrived, now_ms = [], 0
+        arrived: list[Arrived] = []
+        now_ms = 0
         for row in rows:
             now_ms = row.now_ms
             if row.value is not None:
-                arrived.append((bytes(row.key or b""), bytes(row.value)))
-        arrived.sort(key=operator.itemgetter(0))
+                arrived.append(Arrived(bytes(row.key or b""), bytes(row.value)))
+        arrived.sort(key=operator.attrgetter("key"))
         written = self._index.get()
         index = None if written is None else bytes(written[0])
-        decided = self._decide(index, [value for _, value in arrived], self._read, now_ms)
+        decided = self._decide(index, arrived, self._read, now_ms)
         for chunk in chunking.chunks(decided.due, len, ROW_BYTES):
             yield Row(value=_encoder.encode(chunk))
         self._pending.add(decided.pending)

@@ -92,7 +92,7 @@ def decoded(written: bytes | None) -> Index:
 
 def decide(
     index: Index,
-    arrived: Iterable[bytes],
+    messages: Iterable[Message],
     read: Callable[[int], bytes],
     policy: ShardPolicy,
     *,
@@ -101,13 +101,13 @@ def decide(
 ) -> Decision:
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
-    Called in each micro-batch. `arrived` are the shard's records of the retries topic, in the topic's order. `read` returns the
-    segment with a number. A second run with the same records and `now_ms` makes the same decision. No entry is leased before it
-    is due. The driver wakes a lane `look_ahead_ms` before the due time of its backlog, so `backlog_of` adds `look_ahead_ms` to
-    that time. Raise StateUnreadable or msgspec.MsgspecError if a record or segment is unreadable.
+    Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
+    returns the segment with a number. A second run with the same messages and `now_ms` makes the same decision. No entry is
+    leased before it is due. The driver wakes a lane `look_ahead_ms` before the due time of its backlog, so `backlog_of` adds
+    `look_ahead_ms` to that time. Raise StateUnreadable or msgspec.MsgspecError if a segment is unreadable.
     """
     decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
-    return _Scheduler(decision, read, now_ms).decide(arrived)
+    return _Scheduler(decision, read, now_ms).decide(list(messages))
 
 
 def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
@@ -152,9 +152,8 @@ class _Scheduler:
         self._open: dict[str, EndpointState] = {}
         """The endpoints whose state is decoded in this decision, by key."""
 
-    def decide(self, arrived: Iterable[bytes]) -> Decision:
+    def decide(self, messages: list[Message]) -> Decision:
         """Apply what arrived and what is due, give up expired entries, then lease, and return the decision."""
-        messages = [retry_messages.message(written) for written in arrived]
         self._open_due()
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
         self._wake_due()

@@ -1,10 +1,16 @@
 """The retry lane's first step handles the records of its topic. Without Spark."""
 
-import pyarrow as pa
+import pickle
 
+import pyarrow as pa
+import pytest
+
+from delivery import errors
 from delivery.registry_model import EndpointId
-from delivery.stages.tasks import retry_shard
+from delivery.stages.tasks import retry_shard, shard_state
 from delivery.webhooks.batching import segment
+from delivery.webhooks.retries import window
+from tests.support import retries
 
 KEYS = (11, 22, 33)
 
@@ -51,3 +57,29 @@ def test_a_task_begins_and_ends_in_its_worker():
     tools = Tools()
     spread((0, 5, b"ep1", b"one"), tools=tools)
     assert tools.story == ["began", "ended"]
+
+
+POSTPONED = retries.postponed(retries.entry(), endpoint="ep1")
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        (b'{"id": 1}', "has format 123, and this version of fanout reads format 1"),
+        (b"", "is empty, and"),
+        (b"\x01{}", "Expected `array`"),
+        (POSTPONED.replace(b"ep1", b"ep\xff"), "can't decode byte 0xff"),
+        (b"\x01\xdc\x00\x20" + POSTPONED[2:] + b"\x91" * 100_000, "maximum recursion depth"),
+    ],
+)
+def test_an_unreadable_record_is_named_with_the_cure(value, cause):
+    """Regression: the lane ended at every start, and its error named neither topic nor partition nor offset."""
+    [row] = spread((3, 2**40, b"\xff", value))[len(KEYS) :]
+    good = shard_state.Arrived(b"\0" * 12, retries.postponed(retries.entry()))
+    decide = retry_shard.RetryDecision(topic="fanout.retries", policy=window.ShardPolicy(), look_ahead_ms=0)
+    with pytest.raises(errors.RecordUnreadable) as raised:
+        decide(None, [good, shard_state.Arrived(row["key"], row["value"])], {}.__getitem__, retries.NOW)
+    message = str(pickle.loads(pickle.dumps(raised.value)))
+    assert message.startswith(f"record fanout.retries:3:{2**40} is no message that this version of fanout reads (")
+    assert cause in message
+    assert "fanout accept-loss" in message
