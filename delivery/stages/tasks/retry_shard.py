@@ -44,8 +44,9 @@ def take_leases(
     """Return the leases to deliver now, in rows that `shard_state.items_of` reads.
 
     `records` come from the retries topic, which `topic` names: postponed deliveries, reports of leases, and other messages for
-    the shards. Each record goes to the shard of its endpoint. The shard then decides by `policy`. An entry may leave up to
-    `look_ahead_ms` before its due time. The tasks add to `pending` the backlog of each shard: the entries that still wait.
+    the shards. Each record goes to the shard of its endpoint. The shard then decides by `policy`. No entry leaves early. The
+    tasks add to `pending` the backlog of each shard: the entries that still wait. The backlog's due time is `look_ahead_ms`
+    late, because the driver wakes the lane that much earlier.
     """
     spread = (
         records.select(*COLUMNS)
@@ -96,7 +97,7 @@ class RetryDecision:
     """The retries topic."""
     policy: window.ShardPolicy
     look_ahead_ms: int
-    """Milliseconds by which an entry may leave before its due time."""
+    """Milliseconds by which the driver wakes the lane before the due time of its backlog. `backlog_of` allows for that."""
 
     def __call__(
         self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int
