@@ -17,7 +17,7 @@ import collections
 import logging
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.model import Attempt, Delivery, NextAttempt, Outcome, OutcomeKind
@@ -46,8 +46,9 @@ class Prepared(NamedTuple):
     """Number of the attempt, from 1, over all lanes."""
     timeout_s: float | None
     """Seconds for the attempt. None: the default of the sender."""
-    skipped: lease_triage.Parts
-    """Events of a batch that are left out. They are recorded only when the batch ends, because it may be requeued whole."""
+    skipped: list[Outcome[Any]]
+    """Outcomes of events of a batch that are left out. They are recorded only when the batch ends, because it may be requeued
+    whole."""
 
 
 class LeaseInFlight:
@@ -97,7 +98,8 @@ class LeaseInFlight:
                     self.report.requeue(place, next_attempt, reason)
                     self._stop_if_ordered()
                 case lease_triage.WasDelivered(skipped):
-                    self.report.accept(self.message.entries[place], skipped)
+                    if self._end(place, skipped, now_ms):
+                        self.report.count_accepted()
                 case lease_triage.ToEnd(parts):
                     self._end(place, parts, now_ms)
 
@@ -140,8 +142,9 @@ class LeaseInFlight:
         """
         entry, destination = self.message.entries[place], self._view.destination
         # Split again: the parts of all waiting entries would take more memory than the bound of the lane counts.
-        skipped = lease_triage.parts(self.message, entry, destination)
-        delivery = lease_delivery.without_body(self.message, entry, skipped.pop(None), destination)
+        parts = lease_triage.parts(self.message, entry, destination)
+        delivery = lease_delivery.without_body(self.message, entry, parts.pop(None), destination)
+        skipped = [self.report.unattempted(entry, places, reason) for reason, places in parts.items()]
         try:
             delivery = lease_delivery.with_body(delivery)
         except Exception:  # as in the batch lane
@@ -156,7 +159,7 @@ class LeaseInFlight:
             self.report.record(
                 entry, Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN, earlier=entry.history)
             )
-            self.report.skip_all(entry, skipped)
+            self.report.record_all(entry, skipped)
             return None
         return Prepared(place, delivery, entry.attempts + 1, self.endpoint.retrying.timeout_s, skipped)
 
@@ -168,14 +171,15 @@ class LeaseInFlight:
         entry, error_class = self.message.entries[prepared.place], attempt.error_class
         settled = lease_triage.settle(entry, self.endpoint, attempt, now_ms=now_ms, rng=rng)
         if error_class is None:
-            self.report.accept(entry, prepared.skipped)
+            self.report.count_accepted()
+            self.report.record_all(entry, prepared.skipped)
         else:
             self.report.count_failure(settled, attempt.retry_after_s)
             self._stop_if_ordered()
             if settled.next_attempt is not None:
                 self.report.requeue(prepared.place, settled.next_attempt, error_class, (attempt,))
             else:
-                self.report.skip_all(entry, prepared.skipped)
+                self.report.record_all(entry, prepared.skipped)
         outcome = Outcome(prepared.delivery, settled.kind, (attempt,), error_class, settled.next_attempt, entry.history)
         self.report.record(entry, outcome)
 
@@ -191,23 +195,24 @@ class LeaseInFlight:
         if self.message.order_key is not None:
             self.stop()
 
-    def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> None:
-        """End an entry without an attempt: skip its events, or record their dead letter.
+    def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> bool:
+        """End an entry without an attempt: skip its events, or record their dead letter. Return False if it was requeued.
 
-        An unreadable entry is retried after DEFER_FAULTY_S. If it is given up, its events go to the rejected topic.
+        An unreadable entry is retried after DEFER_FAULTY_S, and nothing of it is recorded. If it is given up, its unreadable
+        parts go to the rejected topic.
         """
         entry, lease = self.message.entries[place], self.message
+        outcomes: list[Outcome[Any]] = []
         for reason, places in parts.items():
             try:
-                if reason is None:
-                    self.report.give_up(entry, places)
-                else:
-                    self.report.skip(entry, places, reason)
+                outcomes.append(self.report.unattempted(entry, places, reason))
             except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
                 if lease.number:
                     self.defer_faulty(place, fault, now_ms)
-                    break
+                    return False
                 self._quarantine(entry, places, fault)
+        self.report.record_all(entry, outcomes)
+        return True
 
     def _quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
         """Record the stored events of an unreadable entry for the rejected topic, which the operator reads.

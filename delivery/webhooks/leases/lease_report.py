@@ -6,12 +6,12 @@ report, because another run of the micro-batch leaves them out. All other result
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from delivery.model import Attempt, Delivery, NextAttempt, Outcome, OutcomeKind, Record, SkipReason
+from delivery.model import Attempt, NextAttempt, Outcome, OutcomeKind, Record, SkipReason
 from delivery.webhooks.leases import lease_delivery
-from delivery.webhooks.leases.lease_triage import Disposition, Parts
+from delivery.webhooks.leases.lease_triage import Disposition
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake, registries, revalidation
@@ -79,26 +79,22 @@ class LeaseReport:
         if retry_after_s is not None:
             self._retry_after_s = max(retry_after_s, self._retry_after_s or 0.0)
 
-    def accept(self, entry: retry_messages.RetryEntry, skipped: Parts) -> None:
-        """Count an entry that the endpoint accepted, and record its skipped events."""
+    def count_accepted(self) -> None:
+        """Count an entry that the endpoint accepted."""
         self._delivered += 1
-        self.skip_all(entry, skipped)
 
-    def skip_all(self, entry: retry_messages.RetryEntry, skipped: Parts) -> None:
-        """Record the skipped events of an entry. `skipped` has their places by reason."""
-        for reason, places in skipped.items():
-            self.skip(entry, places, reason)
+    def unattempted(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> Outcome[Any]:
+        """Return the outcome of events of an entry that end without an attempt. Nothing is recorded.
 
-    def skip(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> None:
-        """Record the events at `places` of an entry as skipped for `reason`."""
-        self.record(entry, Outcome(self._delivery(entry, places), OutcomeKind.SKIPPED, reason=reason))
+        1. `reason` is a SkipReason: the events at `places` are skipped for it.
+        2. None: they are dead letters, for the reason for which the lease is given up.
 
-    def give_up(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> None:
-        """Record the events at `places` of an entry as dead letters, for the reason for which the lease is given up."""
-        reason = self._lease.given_up
-        self.record(
-            entry, Outcome(self._delivery(entry, places), OutcomeKind.DEAD_LETTERED, reason=reason, earlier=entry.history)
-        )
+        Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
+        """
+        delivery = lease_delivery.without_body(self._lease, entry, places, self._destination)
+        if reason is not None:
+            return Outcome(delivery, OutcomeKind.SKIPPED, reason=reason)
+        return Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=self._lease.given_up, earlier=entry.history)
 
     def quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
         """Record the events at `places` of an unreadable entry for the rejected topic. They cannot have a dead letter."""
@@ -113,6 +109,11 @@ class LeaseReport:
             self.results.rejections.append(
                 intake.Rejection(record=record, reason=intake.UNREADABLE, detail=detail, is_only_copy=True)
             )
+
+    def record_all(self, entry: retry_messages.RetryEntry, outcomes: Iterable[Outcome[Any]]) -> None:
+        """Record outcomes of an entry in this lease."""
+        for outcome in outcomes:
+            self.record(entry, outcome)
 
     def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
         """Record the outcome of an entry in this lease, with the entry's replay. The request body is dropped."""
@@ -143,6 +144,3 @@ class LeaseReport:
             entries=len(lease.entries),
             at_ms=now_ms,
         )
-
-    def _delivery(self, entry: retry_messages.RetryEntry, places: Sequence[int]) -> Delivery | BatchDelivery:
-        return lease_delivery.without_body(self._lease, entry, places, self._destination)

@@ -14,7 +14,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.scheduling import limits, outage
 from tests.support import builders, fakes
-from tests.support.leases import NOW_MS, lease, registry, waiting
+from tests.support.leases import NOW_MS, batch_registry, lease, registry, waiting
 from tests.support.retry_lanes import Sender, deliver, lane_of, together
 
 
@@ -157,6 +157,10 @@ def test_a_request_that_waits_for_its_host_is_counted_once(monkeypatch):
     assert len(checks) >= 10
 
 
+def event_at(offset):
+    return builders.event(event_id=f"e{offset}", record=builders.record(offset=offset))
+
+
 def unreadable(monkeypatch, broken):
     unpack = segment.unpacked
     monkeypatch.setattr(segment, "unpacked", lambda packed: 1 / 0 if packed == broken.packed[0] else unpack(packed))
@@ -175,13 +179,42 @@ def test_unreadable_entries_are_requeued_alone(monkeypatch, caplog, subscription
     assert "unforeseen" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("through", "status", "was_accepted"),
+    [
+        (("gone", "s1"), SubscriptionStatus.PAUSED, False),
+        (("s1", "gone"), SubscriptionStatus.ACTIVE, False),
+        (("s1", "gone"), SubscriptionStatus.ACTIVE, True),
+    ],
+    ids=["ends in parts", "to be sent", "accepted before the lease ran again"],
+)
+def test_nothing_of_a_batch_with_an_unreadable_part_is_recorded(through, status, was_accepted):
+    """Regression: such a batch is requeued whole, but the parts before the unreadable one were recorded, or even sent.
+
+    They were recorded or sent again after the requeueing. A batch that was accepted before failed its whole lease.
+    """
+
+    async def main():
+        batch, fine = waiting(event_at(1), event_at(2), through=through), waiting(event_at(3), event_at(4))
+        broken = replace(batch, packed=[batch.packed[0], b"\xc1"])
+        keys = {completed_work.key_of_packed(segment.unpacked(batch.packed[0]), "s1")} if was_accepted else frozenset()
+        lane = lane_of(sender := Sender())
+        known = registries.WholeRegistry("base", batch_registry(builders.subscription(status=status)))
+        written = retry_messages.encoded(lease(broken, fine))
+        ended = together(await lane.start([written], known, 5, keys), await lane.finish_task(5))
+        [report] = ended.reports
+        assert [(back.place, back.reason) for back in report.requeued] == [(0, "unforeseen")]
+        of_fine = 1 if status is SubscriptionStatus.ACTIVE else 0
+        assert (report.delivered, len(sender.sent), len(ended.results.batches)) == (of_fine, of_fine, 1)
+
+    asyncio.run(main())
+
+
 def test_an_unreadable_entry_is_requeued_alone_when_its_lease_runs_again():
     """Regression: the entry failed the lookup of accepted deliveries, so all entries of its lease waited until its expiry."""
 
     async def main():
-        accepted, left = (
-            waiting(builders.event(event_id=f"e{offset}", record=builders.record(offset=offset))) for offset in (1, 2)
-        )
+        accepted, left = waiting(event_at(1)), waiting(event_at(2))
         keys = {completed_work.key_of_packed(segment.unpacked(accepted.packed[0]), "s1")}
         lane, known = lane_of(sender := Sender()), registries.WholeRegistry("base", registry())
         written = retry_messages.encoded(lease(accepted, waiting(packed=[b"\xc1"]), left))
