@@ -135,7 +135,7 @@ def test_a_replay_is_listed_shown_and_cancelled(served):
     again = CliRunner().invoke(main.app, ["replays", "cancel", asked.replay_id])
     assert "is cancelled already, so there is nothing to cancel" in str(again.exception)
     unknown = CliRunner().invoke(main.app, ["replays", "show", "rpl_0"])
-    assert "`fanout replays list` lists them" in str(unknown.exception)
+    assert "`fanout replays list` lists the newest" in str(unknown.exception)
 
 
 @pytest.mark.usefixtures("environment")
