@@ -49,8 +49,8 @@ How formats change:
 * A reader ignores fields that it does not know. In the attempts topic it also ignores records and entries of unknown kinds.
 * The column *written* says `always` where every version wrote the field. With a date, records since that date have the field,
   and readers use its default for older records. `where set`: the field is left out when it has no value.
-* Fields are written in the order of their tables. In JSON, find a field by its name: a new field may stand anywhere in its table.
-  It has a default, or is left out when it has no value.
+* Fields are written in the order of their tables. In JSON, find a field by its name: a new field may stand anywhere in its
+  table. It has a default, or is left out when it has no value.
 * In JSON, a number has its shortest form. A value in base64 is standard base64 with padding.
 * A record of the retries topic is an array, so the order of its elements is its format. A new element comes at the end and has
   a default. The first byte, the version of the format, changes only when that is not enough.
