@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import confluent_kafka
-import msgspec
 import rich.console
 import rich.progress
 from confluent_kafka import TopicPartition
@@ -26,8 +25,8 @@ TIMEOUT_S = 30
 MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
 """Maximum records of one poll, and seconds to wait for them."""
 Consume = Callable[[confluent_kafka.Message], None]
-"""A function that `Scanner.read` calls with each record. It raises LookupError, TypeError, ValueError or MsgspecError for an
-unreadable record."""
+"""A function that `Scanner.read` calls with each record. It raises StateUnreadable, LookupError, RecursionError, TypeError or
+ValueError, such as a MsgspecError, for an unreadable record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +154,7 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
         )
     try:
         consume(message)
-    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as exc:
+    except (errors.StateUnreadable, LookupError, RecursionError, TypeError, ValueError) as exc:
         raise errors.RecordUnreadable(
             f"record {place}:{message.offset()} is not one that this version of the job writes ({exc!r}): another program, or "
             "another version of the job, has written to this topic. Reading stopped at this record, and nothing was written to "

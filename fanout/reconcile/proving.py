@@ -62,8 +62,8 @@ def reconcile(
 
     Receipts written in the last `settle_s` seconds before the call are not judged, and the call takes at least `settle_s`
     seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt is too old.
-    Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable, RecordUnreadable or
-    StateUnreadable if a topic cannot be read.
+    Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if
+    a topic cannot be read.
     """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)

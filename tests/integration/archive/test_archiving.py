@@ -211,13 +211,13 @@ def test_a_foreign_record_is_logged_counted_and_left_out(platform, caplog):
     config = platform.config.delivery
     incomplete = orjson.loads(archive.letter())
     del incomplete["subscription_id"]
-    poison = [b"", b"\xff\xfe", b"{}", b'"' + b"x" * 100_000, orjson.dumps(incomplete), None]
+    poison = [b"", b"\xff\xfe", b"{}", b'"' + b"x" * 100_000, b'{"x":' + b"[" * 100_000, orjson.dumps(incomplete), None]
     platform.publish(config.dead_letter_topic, *poison, key=b"a")
-    platform.publish(config.attempts_topic, b'{"kind":"outcomes","entries":[{"kind":"attempt"}]}')
+    platform.publish(config.attempts_topic, b'{"kind":"outcomes","entries":[{"kind":"attempt"}]}', b'{"kind":"\xff"}')
     platform.publish(config.dead_letter_topic, archive.letter(event_id="e1"), *poison, archive.letter(event_id="e2"), key=b"a")
     platform.archive_once()
     assert platform.event_ids() == ["e1", "e2"]
-    assert left_out("unreadable") - before == 13
+    assert left_out("unreadable") - before == 16
     assert f"{config.dead_letter_topic}:" in caplog.text
     assert "is left out of the archive" in caplog.text
 
