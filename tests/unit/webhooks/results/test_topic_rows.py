@@ -92,7 +92,7 @@ def test_a_dead_letter_has_the_attempt_history_and_no_secret():
     assert "secret-path" not in str(entry)
 
 
-@pytest.mark.parametrize("url", ["https://h:99999/x", "https://h:abc/x", "https://[::1", "https://?x", "https://[[]@h/x"])
+@pytest.mark.parametrize("url", ["https://h:99999/x", "https://h:abc/x", "https://[::1", "https://?x", "https://[[]@"])
 def test_a_dead_letter_of_an_unreadable_url_has_no_origin(url):
     """Regression: the dead letter of such a URL raised, so every micro-batch of the retry lane failed until the row was mended.
 
