@@ -9,7 +9,6 @@ Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "J
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import functools
 import hashlib
 import json
@@ -26,7 +25,7 @@ from delivery.model import Attributes, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.registry_model import PLATFORM, SubTenantId, TenantId
 from delivery.webhooks.events import attributes as event_attributes
-from delivery.webhooks.events import content_encoding, opaque
+from delivery.webhooks.events import content_encoding, event_times, opaque
 
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
@@ -37,12 +36,6 @@ MAX_ATTRIBUTE_CHARS = 1024
 HEADER_OVERHEAD_BYTES = 24
 """Bytes that each header of a record adds to the record's size, besides the header's name and content."""
 
-_RFC_3339 = re.compile(
-    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,18})?"
-    r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
-    re.ASCII,
-)
-"""RFC 3339, section 5.6, with the `T` that CloudEvents requires."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
 
@@ -256,14 +249,14 @@ def _cloud_event(
     if attributes.get("specversion") != "1.0":
         raise errors.EventRejected("unsupported", "specversion is missing or not 1.0: write CloudEvents of version 1.0")
     given = attributes.get("time")
-    time = _time(given, passes_invalid=layout.passes_cloud_event_time)
+    time = event_times.read(given, passes_invalid=layout.passes_cloud_event_time)
     event = Event(
         event_id=EventId(_required(attributes.get("id"), "id")),
         event_type=_required(attributes.get("type"), "type"),
         source=_required(attributes.get("source"), "source"),
         tenant_id=TenantId(_required(attributes.get("tenantid"), "tenantid")),
         sub_tenant_id=_sub_tenant(attributes.get("subtenantid")),
-        time=time or _rfc3339(record.appended_at_ms),
+        time=time or event_times.of_record(record.appended_at_ms),
         data=data,
         content=content,
         record=record,
@@ -279,7 +272,7 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
         raise errors.EventRejected("not_json", "the value is JSON, but no object: a plain event is a JSON object")
     event_id = _optional(_at(document, layout.id_path), "id")
     given = _at(document, layout.time_path)
-    time = _time(given, passes_invalid=layout.passes_plain_time)
+    time = event_times.read(given, passes_invalid=layout.passes_plain_time)
     event = Event(
         # Unique, and the same after a re-read: the position of the record never changes.
         event_id=EventId(event_id or f"{record.topic}:{record.partition}:{record.offset}"),
@@ -287,7 +280,7 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
         source=record.topic,
         tenant_id=TenantId(_required(_at(document, layout.tenant_path), ".".join(layout.tenant_path))),
         sub_tenant_id=_sub_tenant(_at(document, layout.sub_tenant_path)),
-        time=time or _rfc3339(record.appended_at_ms),
+        time=time or event_times.of_record(record.appended_at_ms),
         data=value,
         content=document,
         record=record,
@@ -330,20 +323,6 @@ def _optional(value: Any, name: str) -> str | None:
     return value
 
 
-def _time(value: Any, *, passes_invalid: bool) -> str | None:
-    """Return the time of an event. None: the time is missing, or no RFC 3339 time and `passes_invalid` is true.
-
-    Raise EventRejected for any other time, whether it is text, a number or another value.
-    """
-    if _is_missing(value):
-        return None
-    if isinstance(value, str) and _RFC_3339.fullmatch(value):
-        return value
-    if passes_invalid:
-        return None
-    raise errors.EventRejected("bad_attribute", "time is not an RFC 3339 time: write one such as 2026-05-01T10:00:00Z")
-
-
 def _required(value: Any, name: str) -> str:
     text = _optional(value, name)
     if text is None:
@@ -354,25 +333,6 @@ def _required(value: Any, name: str) -> str:
 def _sub_tenant(value: Any) -> SubTenantId | None:
     text = _optional(value, "sub-tenant id")
     return None if text is None else SubTenantId(text)
-
-
-def _rfc3339(epoch_ms: int) -> str:
-    seconds, milliseconds = divmod(epoch_ms, 1000)
-    return f"{_second(seconds)}.{milliseconds:03d}Z"
-
-
-@functools.lru_cache(maxsize=1024)
-def _second(epoch_s: int) -> str:
-    """Return a second as RFC 3339 without zone. Cached, because formatting takes as long as parsing an event."""
-    try:
-        return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
-    except (ValueError, OverflowError, OSError) as exc:
-        # Producers may set any record time, for example in microseconds, which is in the year 55,000.
-        raise errors.EventRejected(
-            "bad_attribute",
-            "the event has no valid time, and the record's time is outside the years 1 to 9999: add a `time` to the event, or "
-            "set the record's time in milliseconds",
-        ) from exc
 
 
 def _raw_member(value: bytes, name: str) -> bytes:

@@ -106,7 +106,7 @@ def _has_origin(url: str, other: str) -> bool:
     """Return True if two URLs have the same scheme, host and port, as deliveries read URLs (sending/request.py)."""
     try:
         return yarl.URL(url, encoded=True).origin() == yarl.URL(other, encoded=True).origin()
-    except ValueError:
+    except (ValueError, IndexError):  # yarl raises IndexError for https://[[]@
         return False
 
 

@@ -74,6 +74,7 @@ ELSEWHERE = {"url": "https://elsewhere.example.com/"}
         (ELSEWHERE | {"auth": {"kind": "none"}}, ["headers"]),
         (ELSEWHERE | {"auth": {"kind": "bearer"}, "headers": {}}, ["auth"]),
         ({"url": "https://hooks.example.com\\@elsewhere.example.com/"}, ["auth", "headers"]),
+        ({"url": "https://[[]@"}, ["auth", "headers"]),  # yarl raises IndexError, which was a 500
     ],
 )
 def test_stored_credentials_do_not_move_to_another_server(writer, acme, change, fields):
