@@ -35,11 +35,11 @@ from fanout.redrive.selection import Selection
 
 NOTE = "redriven"
 """Name of the header with the note, in records of the retries topic."""
-MAX_REQUEST_BYTES = 256 * 1024
-"""Maximum bytes of dead letters of one batch that go in one request again. A larger batch is split, so that Kafka takes the
-record. A larger dead letter gets a request of its own."""
-NOTE_BYTES, ATTEMPT_BYTES = 1024, 1024 + 256
-"""Estimated bytes of a note, and of one attempt in an attempt history."""
+MAX_REQUEST_BYTES, MAX_NOTE_BYTES = 256 * 1024, 640 * 1024
+"""Maximum bytes of events, and of their parts of the note, for the dead letters of one batch that go in one request again. A
+larger batch is split, so that Kafka takes the record (1 MiB). A larger dead letter gets a request of its own."""
+ATTEMPT_BYTES = 1024 + 256
+"""Estimated bytes of one attempt in an attempt history."""
 
 
 class Delivery(NamedTuple):
@@ -165,19 +165,25 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
 
 
 def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES. A larger one gets its own request."""
-    return chunking.chunks(batch, lambda letter: _size([letter]), MAX_REQUEST_BYTES)
+    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES of events and MAX_NOTE_BYTES of notes."""
+    for request in chunking.chunks(batch, _event_bytes, MAX_REQUEST_BYTES):
+        yield from chunking.chunks(request, _note_bytes, MAX_NOTE_BYTES)
 
 
 def _size(together: Sequence[DeadLetter]) -> int:
     """Return an estimate of the bytes of a request in a record, including attempt history and note."""
-    events = sum(len(letter.payload_base64) + _metadata_bytes(letter) + NOTE_BYTES for letter in together)
+    events = sum(_event_bytes(letter) + _note_bytes(letter) for letter in together)
     return events + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 
 
-def _metadata_bytes(letter: DeadLetter) -> int:
-    """Return an upper bound of the bytes of the event's headers and attributes in a record."""
-    return len(msgspec.json.encode((letter.headers, letter.attributes or None)))
+def _event_bytes(letter: DeadLetter) -> int:
+    """Return an upper bound of the bytes of the event's payload, headers and attributes in a record."""
+    return len(letter.payload_base64) * 3 // 4 + len(msgspec.json.encode((letter.headers, letter.attributes or None)))
+
+
+def _note_bytes(letter: DeadLetter) -> int:
+    """Return the bytes of a dead letter's part of the note."""
+    return len(msgspec.json.encode(_note(letter, letter.dead_lettered_at_ms)))
 
 
 def _note(letter: DeadLetter, now_ms: int) -> RedrivenEntry:

@@ -136,11 +136,25 @@ def test_a_redriven_batch_keeps_its_events_and_its_webhook_id():
 
 
 def test_a_batch_larger_than_a_record_is_split():
-    failed = [
-        letter(offset, data=b'"%s"' % (b"x" * 100_000)) for offset in range(4)
-    ]  # 4 x 133 kB in base64: one and a bit to a record of 256 KiB
+    failed = [letter(offset, data=b'"%s"' % (b"x" * 100_000)) for offset in range(4)]  # two and a bit to 256 KiB
     requests = list(redrive_plan.requests_of(failed))
-    assert [[dead_letter.offset for dead_letter in request] for request in requests] == [[0], [1], [2], [3]]
+    assert [[dead_letter.offset for dead_letter in request] for request in requests] == [[0, 1], [2, 3]]
+
+
+def test_a_thousand_small_events_of_a_batch_go_in_one_request_again():
+    """Regression: each event counted with an attempt history of its own, so batches of more than 18 events were split.
+
+    Their parts had new webhook-ids, and a receiver that had handled the batch handled its events again.
+    """
+    [together] = redrive_plan.requests_of([letter(offset, data=b'"%s"' % (b"x" * 200)) for offset in range(1000)])
+    [record] = records(together)
+    assert len(record.postponed) + len(record.note) < 1_000_000
+
+
+def test_a_batch_of_many_events_is_split_so_that_its_note_fits():
+    requests = list(redrive_plan.requests_of([letter(offset) for offset in range(5000)]))
+    assert sum(map(len, requests)) == 5000
+    assert max(len(record.postponed) + len(record.note) for record in records(*requests)) < 1_000_000
 
 
 def test_dead_letters_of_an_endpoint_share_records_of_bounded_size():
