@@ -238,6 +238,7 @@ class RealtimeLane:
                 self._report(await current.slice.lane.submit(chunk))
             finally:
                 current.is_taking = False
+            self._end_slice_if_due()  # the only moment between two chunks, while records arrive without a pause
             if len(self._waiting) < MAX_WAITING:
                 self._wake()
 

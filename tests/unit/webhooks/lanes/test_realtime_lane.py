@@ -153,6 +153,18 @@ def test_a_slice_that_waits_for_a_schema_does_not_end(loop, end):
     finishing.join()
 
 
+def test_a_slice_ends_while_records_arrive_without_a_pause(loop):
+    """The slice ends between two chunks: the checks in between never find it without records to take."""
+    lane = Lane(loop)
+    lane.feed(*range(realtime_lane.MAX_WAITING))
+    covered = 0
+    while covered < realtime_lane.MAX_WAITING:
+        ended = lane.itself.next_results()
+        covered += sum(receipt.records for receipt in ended.receipts)
+    assert lane.begun > 1
+    lane.itself.finish()
+
+
 def test_after_a_stop_no_attempt_begins(loop):
     lane = Lane(loop)
     lane.feed(7)
