@@ -102,13 +102,14 @@ def _listed(found: completed_work.CompletedWorkLog, work_log: CompletedWork) -> 
 
 
 def messages(
-    consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float
+    consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float, is_patient: bool = False
 ) -> Iterator[confluent_kafka.Message]:
     """Yield the messages with a value that were written to a topic between `since_ms` and now, and messages with an error.
 
     `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
     messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, or refuses them. Raise
-    KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds.
+    KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds. With `is_patient`, any
+    messages extend this time to READ_S from then.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 
@@ -123,9 +124,12 @@ def messages(
         batch = next(polls, None)
         if batch is None:
             return
+        if batch and is_patient:
+            until = time.monotonic() + READ_S
         yield from (message for message in batch if message.error() is not None or message.value() is not None)
     raise errors.KafkaUnavailable(
-        f"topic {topic} was not read to its end within {READ_S:.0f} s: check that Kafka answers and is not overloaded"
+        f"topic {topic} was not read to its end {'while no message came for' if is_patient else 'within'} {READ_S:.0f} s: "
+        "check that Kafka answers and is not overloaded"
     )
 
 

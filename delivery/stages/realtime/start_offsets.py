@@ -66,8 +66,8 @@ def read(
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
-    KafkaUnavailable if the receipts cannot be read in TRIES tries, or not all within `completed_reader.READ_S`: without
-    receipts, records since the last commit would be sent again.
+    KafkaUnavailable if the receipts cannot be read in TRIES tries, or if no further one comes for `completed_reader.READ_S`
+    seconds: without receipts, records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -91,12 +91,12 @@ def read(
 def _receipts_patiently(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool]
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one lasts for the whole READ_S."""
+    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one gets no message for READ_S."""
     why = ""
     for _ in range(TRIES):
         try:
             return _receipts(asked, of)
-        except errors.KafkaUnavailable as exc:  # READ_S are over
+        except errors.KafkaUnavailable as exc:  # it has waited long enough
             why = str(exc)
             break
         except Exception as exc:  # noqa: BLE001  # any failure means: no receipts
@@ -116,18 +116,24 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
     """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the last receipt.
 
     The time is in milliseconds since the epoch; 0: no receipt was found. Raise KafkaException if a part of the attempts topic
-    cannot be read, and KafkaUnavailable if the topic is not read to its end within READ_S.
+    cannot be read, and KafkaUnavailable if no further message comes for READ_S. A lane that has rested for days reads for
+    minutes, and logs each READ_S how far it is.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
     runs: dict[Place, list[HandledRange]] = {}
     newest_ms = 0
+    logged_at = time.monotonic()
     config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **asked.client}
     since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + completed_reader.READ_S
     with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
-        for message in completed_reader.messages(consumer, asked.topics.attempts, since_ms, until=until):
+        found = completed_reader.messages(consumer, asked.topics.attempts, since_ms, until=until, is_patient=True)
+        for count, message in enumerate(found, start=1):
             if (error := message.error()) is not None:
                 raise confluent_kafka.KafkaException(error)
+            if time.monotonic() - logged_at > completed_reader.READ_S:
+                logged_at = time.monotonic()
+                log.info("lane realtime reads its offset receipts since its last commit: %d attempts records so far", count)
             value = message.value() or b""
             if value.startswith(b'{"kind":"receipt"') and _add_receipt(orjson.loads(value), of, runs):
                 newest_ms = max(newest_ms, message.timestamp()[1])

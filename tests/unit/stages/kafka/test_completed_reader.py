@@ -54,8 +54,24 @@ class StoppedConsumer(Consumer):
         return []
 
 
-def read(consumer, *, until=math.inf):
-    return list(completed_reader.messages(consumer, "attempts", 1000, until=until))
+class LongConsumer(StoppedConsumer):
+    """A consumer of one partition that has 5 records. Kafka sends one at each poll, then the end."""
+
+    def __init__(self):
+        super().__init__()
+        self._offsets = iter(range(6))
+
+    def consume(self, most, _):
+        if most != 1:
+            return []
+        offset = next(self._offsets)
+        error = KafkaError(KafkaError._PARTITION_EOF) if offset == 5 else None
+        place = {"topic": lambda: "attempts", "partition": lambda: 0, "offset": lambda: offset}
+        return [SimpleNamespace(**place, error=lambda: error, value=lambda: b"{}")]
+
+
+def read(consumer, *, until=math.inf, is_patient=False):
+    return list(completed_reader.messages(consumer, "attempts", 1000, until=until, is_patient=is_patient))
 
 
 @pytest.mark.parametrize("code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE])
@@ -79,6 +95,15 @@ def test_a_topic_that_is_not_read_to_its_end_is_no_whole_answer():
     """Regression: Kafka stopped in the middle, and the real-time lane started with a part of its receipts."""
     with pytest.raises(errors.KafkaUnavailable, match="topic attempts was not read to its end within 60 s"):
         read(StoppedConsumer(), until=0.0)
+
+
+def test_a_patient_reader_goes_on_while_messages_come(monkeypatch):
+    """The receipts of a lane that has rested for days take minutes. With a bound on the whole it could never start."""
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(completed_reader.time, "monotonic", lambda: next(clock))
+    assert len(read(LongConsumer(), until=completed_reader.READ_S, is_patient=True)) == 5
+    with pytest.raises(errors.KafkaUnavailable, match="while no message came for 60 s"):
+        read(StoppedConsumer(), until=0.0, is_patient=True)
 
 
 def test_a_topic_that_kafka_refuses_to_describe_is_not_taken_as_empty():
