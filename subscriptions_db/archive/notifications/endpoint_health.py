@@ -177,13 +177,17 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    Within `quiet_s` seconds of the last report there is no report. The next check of disabled endpoints repeats the signal.
+    Within `quiet_s` seconds of the last report there is no report. The next check of disabled endpoints repeats the signal. An
+    endpoint that is reported as failing stays so until then, because each `failing` event is followed by another one.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:
         return known, None
+    is_reported = _is_over(known.disabled_reported_at, signal.at, policy)
+    if known.is_failing and not is_reported:
+        return known, None
     after = msgspec.structs.replace(known, failures=0, failing_since=None, is_failing=False)
-    if not _is_over(known.disabled_reported_at, signal.at, policy):
+    if not is_reported:
         return after, None
     after = msgspec.structs.replace(after, disabled_at=since, disabled_reported_at=signal.at)
     return after, _operational_event(EventKind.DISABLED, signal, since, reason=signal.reason)

@@ -92,6 +92,13 @@ def test_a_disabling_in_the_quiet_time_forgets_earlier_failures():
     ]
 
 
+def test_a_failing_endpoint_disabled_in_the_quiet_time_recovers():
+    """Each `failing` event is followed by `recovered` or `disabled`: docs/operational-events.md."""
+    disabled = [seen(DISABLED, at_s)._replace(since=archive.NOW + dt.timedelta(seconds=at_s)) for at_s in (0, 700)]
+    given = [disabled[0], seen(FAILED, 100, 9), seen(FAILED, 500), disabled[1], seen(ACCEPTED, 800)]
+    assert kinds(*given) == [(EventKind.DISABLED, 0), (EventKind.FAILING, 500), (EventKind.RECOVERED, 800)]
+
+
 def test_repeated_disabling_is_reported_after_the_quiet_time():
     def disabled(at_s, since_s):
         return seen(DISABLED, at_s)._replace(since=archive.NOW + dt.timedelta(seconds=since_s))
