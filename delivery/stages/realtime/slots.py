@@ -28,7 +28,7 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
     """Return topic → number of partitions for the lane's topics; None if Kafka does not answer, or refuses."""
     try:
         found = kafka_clients.admin(config.kafka).list_topics(timeout=TIMEOUT_S).topics
-    except KafkaException:
+    except (KafkaException, errors.SettingsError):  # a file of certificates is unreadable while it is replaced
         return None
     return {name: len(topic.partitions) for name, topic in found.items() if source.is_realtime(config.source, name)}
 
