@@ -30,16 +30,21 @@ from delivery.webhooks.results.log_entries import RedrivenEntry
 from delivery.webhooks.results.log_records import AttemptsRecord, LogRecord
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.state import chunking
+from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from fanout.redrive.selection import Selection
 
 NOTE = "redriven"
 """Name of the header with the note, in records of the retries topic."""
-MAX_REQUEST_BYTES, MAX_NOTE_BYTES = 256 * 1024, 640 * 1024
-"""Maximum bytes of events, and of their parts of the note, for the dead letters of one batch that go in one request again. A
-larger batch is split, so that Kafka takes the record (1 MiB). A larger dead letter gets a request of its own."""
+MAX_REQUEST_BYTES = 256 * 1024
+"""Maximum bytes of payloads, headers and attributes of the dead letters of one batch that go in one request again."""
 ATTEMPT_BYTES = 1024 + 256
 """Estimated bytes of one attempt in an attempt history."""
+HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
+"""Estimated bytes of the attempt history of one request."""
+MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
+"""Maximum bytes of the events of one request in a record, and of their notes, so that the Kafka client takes the record. A
+larger dead letter gets a request of its own."""
 
 
 class Delivery(NamedTuple):
@@ -165,25 +170,25 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
 
 
 def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES of events and MAX_NOTE_BYTES of notes."""
+    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES, and of at most MAX_RECORD_BYTES each."""
     for request in chunking.chunks(batch, _event_bytes, MAX_REQUEST_BYTES):
-        yield from chunking.chunks(request, _note_bytes, MAX_NOTE_BYTES)
+        yield from chunking.chunks(request, _record_bytes, MAX_RECORD_BYTES)
 
 
 def _size(together: Sequence[DeadLetter]) -> int:
     """Return an estimate of the bytes of a request in a record, including attempt history and note."""
-    events = sum(_event_bytes(letter) + _note_bytes(letter) for letter in together)
-    return events + retry_messages.MAX_HISTORY * ATTEMPT_BYTES
+    return sum(map(_record_bytes, together)) + HISTORY_BYTES
 
 
 def _event_bytes(letter: DeadLetter) -> int:
-    """Return an upper bound of the bytes of the event's payload, headers and attributes in a record."""
+    """Return an upper bound of the bytes of the event's payload, headers and attributes."""
     return len(letter.payload_base64) * 3 // 4 + len(msgspec.json.encode((letter.headers, letter.attributes or None)))
 
 
-def _note_bytes(letter: DeadLetter) -> int:
-    """Return the bytes of a dead letter's part of the note."""
-    return len(msgspec.json.encode(_note(letter, letter.dead_lettered_at_ms)))
+def _record_bytes(letter: DeadLetter) -> int:
+    """Return the bytes of a dead letter in a record: the event with its subscription, and its part of the note."""
+    event = segment.item(letter.event(), letter.dead_lettered_at_ms).packed
+    return len(event) + len(letter.subscription_id) + len(msgspec.json.encode(_note(letter, letter.dead_lettered_at_ms)))
 
 
 def _note(letter: DeadLetter, now_ms: int) -> RedrivenEntry:

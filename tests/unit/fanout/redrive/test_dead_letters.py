@@ -13,6 +13,7 @@ from delivery.webhooks.results import dead_letter_records, log_records, topic_ro
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending import batch_payload, payload
+from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from fanout.redrive import redrive_plan
 from fanout.redrive.selection import Selection
@@ -151,10 +152,13 @@ def test_a_thousand_small_events_of_a_batch_go_in_one_request_again():
     assert len(record.postponed) + len(record.note) < 1_000_000
 
 
-def test_a_batch_of_many_events_is_split_so_that_its_note_fits():
-    requests = list(redrive_plan.requests_of([letter(offset) for offset in range(5000)]))
+@pytest.mark.parametrize("fields", [{}, {"source": "s" * 1000}, {"event_id": "i" * 1000, "subscription_id": "s" * 255}])
+def test_a_batch_of_many_events_is_split_so_that_kafka_takes_each_record(fields):
+    letters = [msgspec.structs.replace(letter(offset), **fields) for offset in range(5000)]
+    requests = list(redrive_plan.requests_of(letters))
     assert sum(map(len, requests)) == 5000
-    assert max(len(record.postponed) + len(record.note) for record in records(*requests)) < 1_000_000
+    made = records(*requests)
+    assert max(len(record.key + record.postponed + record.note) for record in made) < publishing.MAX_RECORD_BYTES
 
 
 def test_dead_letters_of_an_endpoint_share_records_of_bounded_size():
