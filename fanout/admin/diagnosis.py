@@ -38,8 +38,10 @@ NEXT_STEPS = {
     "starting": "wait some seconds, then run `fanout doctor` again",
     "stopping": "the job ends after its micro-batches; start it again to deliver further events",
     "ended": "the job's log names the cause; correct it, and start the job again",
+    "paused: waits for the Lease": "this driver delivers nothing until then. If the holder should not run, stop it",
+    "paused: the Lease": "wait some seconds, then run `fanout doctor` again",
 }
-"""Reasons of a lane that is not ready, each with the operator's next step. Other reasons name the next step themselves."""
+"""Beginning of the reason why a lane is not ready → the operator's next step. Other reasons name the next step themselves."""
 SHOWN = 20
 """Maximum rows that a finding names, each with its fault or warning. The finding counts the further ones."""
 
@@ -248,7 +250,8 @@ def _readyz(port: int) -> bytes:
 
 
 def _with_next_step(reason: str) -> str:
-    return f"{reason}: {NEXT_STEPS[reason]}" if reason in NEXT_STEPS else reason
+    steps = [step for beginning, step in NEXT_STEPS.items() if reason.startswith(beginning)]
+    return f"{reason}: {steps[0]}" if steps else reason
 
 
 def _guard(config: settings.Settings) -> str:

@@ -190,7 +190,8 @@ def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in chosen.split(",")))
     if unknown := set(names) - set(known):
         raise errors.SettingsError(
-            f"there is no lane {min(unknown)!r}, so nothing was started; the lanes are {', '.join(known)}"
+            f"--lanes: there is no lane {min(unknown)!r}, so nothing was done. Name one or more of {', '.join(known)}, with "
+            "commas between them"
         )
     return names
 

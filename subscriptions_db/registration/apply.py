@@ -70,9 +70,10 @@ def apply(
 ) -> Result:
     """Register the manifest in one transaction, with audit entries.
 
-    Raise RegistrationError if a check or a constraint refuses the manifest.
-    `known_types` are event types that exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
-    If another transaction changes the same rows, RegistryUnavailable is raised and nothing is written: call again.
+    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes endpoints and subscriptions that
+    the manifest leaves out, of the customers that it names. `known_types` are event types that exist in addition to the
+    catalogue's. `strict` refuses manifests with lint warnings. Raise RegistrationError if a check or a constraint refuses the
+    manifest. If another transaction changes the same rows, RegistryUnavailable is raised and nothing is written: call again.
     """
     with connect.translated_errors(), exclusive(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")

@@ -98,10 +98,16 @@ class Holder:
         try:
             if record is not None and record.holder == self._identity:
                 self._leases.write(election.released(record))
-        except (cluster.Unavailable, cluster.Conflict, errors.LeaseRefused) as exc:
+        except cluster.Conflict:
             log.warning(
-                "the Lease %s could not be released (%s). The next driver starts after %.0f s; delivery is not affected. If "
-                "the text in brackets names a right, grant it", self._leases.name, exc, election.LEASE_S,
+                "the Lease %s was not released, because another driver or a person has changed it since. This driver has "
+                "stopped in order. There is nothing to do while another driver delivers", self._leases.name,
+            )  # fmt: skip
+        except (cluster.Unavailable, errors.LeaseRefused) as exc:
+            log.warning(
+                "the Lease %s could not be released (%s). This driver has stopped in order. The next driver waits until the "
+                "Lease expires, up to %.0f s, and events wait in Kafka meanwhile. If the text in brackets names a right, grant "
+                "it; otherwise there is nothing to do", self._leases.name, exc, election.LEASE_S,
             )  # fmt: skip
 
     def abandon(self) -> None:

@@ -392,7 +392,7 @@ class RealtimeLane:
 
 
 def _outcome_after(fault: str) -> Outcome:
-    """Log the fault of a task, and return the outcome of its query."""
+    """Log the fault of a task, and return why the lane's query ends: KAFKA_AWAY without the schema registry, else FAULT."""
     if outage.is_schema_outage(fault):
         log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
         return Outcome.KAFKA_AWAY

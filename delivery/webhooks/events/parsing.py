@@ -153,9 +153,10 @@ def _read(record: Record, layout: Layout) -> Event:
 
 
 def _require_blank_payload(record: Record, value: bytes | None) -> None:
-    """Raise EventRejected for a record whose value is missing or blank, unless a CloudEvent in binary mode may have this value.
+    """Raise EventRejected for a record whose value is missing or blank, except for two CloudEvents in binary mode.
 
-    Without a value (a tombstone) such an event has no payload. A blank value may be its opaque payload, but is no JSON.
+    1. One without a value (a tombstone). The event has no payload.
+    2. One with a blank value and a `content-type` that is not JSON. The value is the opaque payload.
     """
     headers = {name.lower(): content for name, content in record.headers}
     content_type = headers.get("content-type", b"").strip().lower()

@@ -66,7 +66,10 @@ class Filter:
         self._judge = judge
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return True if a parsed JSON object matches the pattern. Called for each event in scope. Never raises."""
+        """Return True if a parsed JSON object matches the pattern. Never raises.
+
+        Called for each event in scope, except where an index of the filters has ruled this filter out.
+        """
         return self._judge(document) != _NO
 
 

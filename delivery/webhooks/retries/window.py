@@ -179,7 +179,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def without_report(self) -> Window:
         """Return a new window with only the times of the first and the last failure.
 
-        Called for an endpoint without entries, when its last report is not current any more.
+        Called for an endpoint without retry entries after `known_until_ms`, the time until which its last report counts.
         """
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 

@@ -103,7 +103,10 @@ def _standard(event: Event | Packed) -> dict[str, str]:
 
 
 def _attributes(event: Event | Packed) -> dict[str, str]:
-    """Return the event's CloudEvents attributes that are fields of Event. `tenantid` and `subtenantid` are our extensions."""
+    """Return `specversion` and the event's attributes that are fields of Event, without the content type.
+
+    `tenantid` and `subtenantid` are extensions of the platform.
+    """
     attributes = {
         "specversion": "1.0",
         "id": event.event_id,

@@ -126,7 +126,10 @@ class EventCharge:
         self.events(math.ceil(size / 1024))
 
     def cpu(self, seconds: float) -> None:
-        """Count at least the events that a key may publish in `seconds` / MAX_CPU_SHARE."""
+        """Charge for `seconds` of CPU time: count at least the events that the key's rate permits in `seconds` / MAX_CPU_SHARE.
+
+        So the checks of one key's events take about this share of a core at most.
+        """
         self.events(math.ceil(seconds / MAX_CPU_SHARE * self._pace.per_second))
 
 
