@@ -129,7 +129,8 @@ def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Referen
         reference = next(references, None)
         if reference is None:
             unread.pop()
-            needed += [] if whose is None else [whose]
+            if whose is not None:
+                needed.append(whose)
             continue
         key = (reference.subject, reference.version)
         if key not in begun and len(begun) <= schemas.MAX_REFERENCES:

@@ -331,9 +331,9 @@ class RealtimeLane:
         in_flight = sum(await asyncio.gather(*(slice_.gate.close(timeout_s) for slice_ in slices)))
         if in_flight:
             log.warning(
-                "a failed task of lane realtime cancels its attempts in flight (%d), which did not end within %.0f s: the "
-                "records without a receipt are read again, and deliveries may be repeated, with the same webhook-id. There is "
-                "nothing to do", in_flight, timeout_s,
+                "a failed task of lane realtime has attempts in flight (%d) after %.0f s, and cancels those for which it still "
+                "waits: the records without a receipt are read again, and deliveries may be repeated, with the same webhook-id. "
+                "There is nothing to do", in_flight, timeout_s,
             )  # fmt: skip
         self._drain()
         self._end()
