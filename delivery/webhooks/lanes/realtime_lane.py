@@ -332,7 +332,7 @@ class RealtimeLane:
         if in_flight:
             log.warning(
                 "a failed task of lane realtime has attempts in flight (%d) after %.0f s, and cancels those for which it still "
-                "waits: the records without a receipt are read again, and deliveries may be repeated, with the same webhook-id. "
+                "waits: records without a receipt are read again, and deliveries may be repeated, with the same webhook-id. "
                 "There is nothing to do", in_flight, timeout_s,
             )  # fmt: skip
         self._drain()
