@@ -91,6 +91,8 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
             assert "warning" not in said
             secret = secret or next(iter(re.findall(r"whsec_\S+", said)), None)
         arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
+    doctor = fanout(up, "doctor", "--json", check=False)
+    assert [finding for finding in orjson.loads(doctor.stdout) if not finding["is_fine"]] == []
     assert {(request["path"], request["verified"]) for request in arrived} == {("/orders", True)}
 
 

@@ -76,7 +76,9 @@ class Lane:
         schema = "partition int, offset long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
         keys, tools = shards.keys(self._spark, SHARDS), Tools(self.tasks)
-        kept = retry_shard.take_leases(records, window.ShardPolicy(), 500, self._pending, tools, parallelism=2, shard_keys=keys)
+        kept = retry_shard.take_leases(
+            records, window.ShardPolicy(), 500, self._pending, tools, topic="retries", parallelism=2, shard_keys=keys
+        )
         checkpoint = str(self._folder / "checkpoint" / "retry")
         query = (
             kept.writeStream.option("checkpointLocation", checkpoint).foreachBatch(handle).trigger(availableNow=True).start()
