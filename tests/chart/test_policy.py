@@ -131,6 +131,24 @@ def test_executors_are_restricted_and_get_no_secret_and_no_token():
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
+@pytest.mark.parametrize(
+    ("listed", "added"),
+    [([], []), (["2001:db8:5::/48"], ["2001:db8:5::/48"]), (["fc00::/7", "fd00::/8"], ["fd00::/8"])],
+)
+def test_endpoints_are_reached_by_both_families_of_addresses(listed, added):
+    """Regression: the policy permitted IPv4 only, so that an endpoint with AAAA records alone was disabled.
+
+    An IPv6 network in `exceptFor` stood below 0.0.0.0/0, where the API server refuses it.
+    """
+    ipv4 = ["10.0.0.0/8", "172.16.0.0/12"]
+    own = {"exceptFor": [ipv4[0], *listed, ipv4[1]], "ports": [443]}
+    values = rendering.EVERYTHING | {"networkPolicy": rendering.EVERYTHING["networkPolicy"] | own}
+    egress = rendering.of_kind("NetworkPolicy", rendering.rendered(values))["here-fanout"]["spec"]["egress"]
+    outside = {"0.0.0.0/0": ipv4, "::/0": ["fc00::/7", "fe80::/10", "::1/128", *added]}
+    blocks = [{"ipBlock": {"cidr": cidr, "except": excepted}} for cidr, excepted in outside.items()]
+    assert {"to": blocks, "ports": [{"port": 443}]} in egress
+
+
 def test_the_identity_of_a_cloud_reaches_every_service_account():
     values = rendering.EXECUTORS | {"serviceAccount": {"annotations": {"a/b": "c"}}}
     accounts = rendering.of_kind("ServiceAccount", rendering.rendered(values))
