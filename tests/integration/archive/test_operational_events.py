@@ -20,6 +20,7 @@ from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import EventKind, Policy, Signal, SignalKind
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import endpoint_status
+from tests.e2e.conftest import assert_eventually
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
@@ -66,6 +67,10 @@ class Platform:
     def archive_once(self, **overrides):
         config = settings.Settings.model_validate(self.document | overrides)
         process.run(config, stop=threading.Event(), once=True)
+
+    def archived(self):
+        with self.connected() as connection:
+            return connection.execute("select count(*) as count from dead_letters").fetchone()["count"]
 
     def published(self):
         """Return the events of the topic: type, customer and endpoint, and their headers and data."""
@@ -152,6 +157,26 @@ def test_operational_events_need_a_topic_that_the_job_reads(platform):
         assert connection.execute("select from endpoint_conditions").fetchall() == []
     with pytest.raises(errors.SettingsError, match=r"operations\.topic: elsewhere does not match source\.topic_pattern"):
         platform.archive_once(operations={"topic": "elsewhere"})
+
+
+def test_archiving_continues_without_the_topic_of_operational_events(platform, monkeypatch, in_background):
+    """Regression: the archive paused for ever where its login may not create `operations.topic`."""
+    ensure = topics.ensure
+
+    def refuse(kafka, wanted, *others):
+        if platform.topic in wanted:
+            raise errors.KafkaUnavailable("Topic authorization failed")
+        ensure(kafka, wanted, *others)
+
+    monkeypatch.setattr(topics, "ensure", refuse)
+    platform.publish(platform.config.delivery.dead_letter_topic, archive.letter())
+    stop = threading.Event()
+    running = in_background(process.run, platform.config, stop=stop)
+    try:
+        assert_eventually(platform.archived, lambda found: found == 1)
+    finally:
+        stop.set()
+        running.result(60)
 
 
 def test_an_event_that_kafka_refuses_is_published_later(platform, monkeypatch):
