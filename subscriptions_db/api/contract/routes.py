@@ -138,9 +138,13 @@ class Call:
 
 
 class PendingSend(NamedTuple):
-    """A handler's return value: a test event to send after the transaction. The answer is the result of the attempt."""
+    """A handler's return value: a test event to send after the transaction. The answer is the result of the attempt.
+
+    `record` runs in a transaction of its own when the test event is about to be sent. Its changes are committed first.
+    """
 
     delivery: Sendable
+    record: Callable[[Call], None]
 
 
 class PendingQuestion(NamedTuple):

@@ -1,7 +1,8 @@
 """Send a test event to an endpoint with the code of real deliveries: the same guard, signatures and limits.
 
-Runs in the API. The request's transaction builds the test event, and the event loop sends it afterwards: a slow endpoint must
-not occupy a connection to Postgres.
+Runs in the API. The request's transaction builds the test event. The event loop checks the pace of the endpoint, has the audit
+entry written in a second transaction, and sends the test event afterwards: a slow endpoint must not occupy a connection to
+Postgres.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import functools
 import math
 import secrets
 import time
@@ -90,13 +92,14 @@ class TestEventSender:
         self._paces: cachetools.LRUCache[EndpointId, limits.Pace] = cachetools.LRUCache(MAX_KNOWN)
         self._in_flight = 0
 
-    async def send(self, sending: PendingSend) -> TestResult:
-        """Make one attempt for a test event, and return its result.
+    async def send(self, sending: PendingSend, record: Callable[[], Awaitable[None]]) -> TestResult:
+        """Call `record`, then make one attempt for a test event, and return its result.
 
-        Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
-        MAX_AT_ONCE are in flight.
+        Raise Refused, without a call of `record`, with 429 within a second of the last test event or question to the endpoint,
+        and with 503 while MAX_AT_ONCE are in flight.
         """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
+            await record()
             attempt = await self._sender.attempt(sending.delivery, 1)
         return TestResult(
             webhook_id=sending.delivery.webhook_id,
@@ -152,7 +155,7 @@ async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> 
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status, for the event loop to send.
+    """Build a test event for an endpoint, whatever its status. The event loop has it recorded, and sends it.
 
     Raise Refused with 404 if there is no such endpoint, and with 409 if it cannot be used or its receiver has not permitted
     deliveries. Raise RegistrationError if the catalogue's example of the type cannot be sent.
@@ -163,8 +166,13 @@ def send(call: Call) -> PendingSend:
     endpoint = read.endpoints[EndpointId(endpoint_id)]
     if endpoint.fault:
         raise problems.Refused(409, f"the endpoint cannot be used: {endpoint.fault}")
-    audit.write(call, "test", "endpoint", endpoint_id, customer_id=endpoint.customer_id)
-    return PendingSend(_delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC)))
+    delivery = _delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC))
+    return PendingSend(delivery, functools.partial(_record, endpoint_id))
+
+
+def _record(endpoint_id: str, call: Call) -> None:
+    row = crud.existing_row(call, "endpoint", endpoint_id)  # it may be gone by now
+    audit.write(call, "test", "endpoint", endpoint_id, customer_id=row["customer"])
 
 
 def _with_example(call: Call, wanted: TestEvent) -> TestEvent:

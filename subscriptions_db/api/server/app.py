@@ -158,7 +158,9 @@ class Api:
             return await self._followers.answer(request, answer.following)
         document = answer.document
         if answer.sending is not None:
-            document = (await self._test_events.send(answer.sending)).model_dump(mode="json")
+            record = functools.partial(self._answerer.record, route, asked, answer.sending)
+            result = await self._test_events.send(answer.sending, functools.partial(self._in_thread, record))
+            document = result.model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
         if answer.content is not None:
             return web.Response(status=answer.status, headers=headers, body=answer.content, content_type=BYTES)

@@ -66,7 +66,7 @@ class ApiAnswer:
     document: dict[str, Any] | None
     is_repeated: bool = False
     sending: routes.PendingSend | None = None
-    """A test event to send; its result is the document."""
+    """A test event to record, then to send; its result is the document."""
     exchange: routes.PendingQuestion | None = None
     """A question to record, then to send to a receiver; the reply decides the document."""
     awaited: routes.LongPoll | None = None
@@ -103,10 +103,10 @@ class RequestHandler:
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
-    def record(self, route: Route, request: ApiRequest, exchange: routes.PendingQuestion) -> None:
-        """Record a question that is about to be sent to a receiver, in a transaction of its own; raise Refused."""
+    def record(self, route: Route, request: ApiRequest, pending: routes.PendingSend | routes.PendingQuestion) -> None:
+        """Record a test event or a question that is about to be sent, in a transaction of its own; raise Refused."""
         with self._call(route, request) as call:
-            exchange.record(call)
+            pending.record(call)
 
     def conclude(
         self,

@@ -9,6 +9,7 @@ import pytest
 
 from delivery.config import settings
 from fanout.local import receiver
+from subscriptions_db.api.registry import test_events
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -87,6 +88,20 @@ def test_an_endpoint_gets_one_test_event_a_second(acme, listening, received):
     assert [answer.status for answer in answers] == [200, 429, 429]
     assert answers[1].headers["retry-after"] == "1"
     assert len(received) == 1
+
+
+@pytest.mark.parametrize("refused", [(0.01, 16, 429), (1000, 0, 503)])
+def test_a_refused_test_event_leaves_no_audit_entry(served, listening, received, monkeypatch, refused):
+    """Regression: the audit log had an entry `test` for each request that got 429 or 503, although nothing was sent."""
+    acme, (max_per_s, max_at_once, status) = served.client(served.keys["acme"]), refused
+    monkeypatch.setattr(test_events, "MAX_PER_S", max_per_s)
+    endpoint = made(acme, url=f"{listening.url}/hook")
+    assert acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).status == 200
+    monkeypatch.setattr(test_events, "MAX_AT_ONCE", max_at_once)
+    answer = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {})
+    assert (answer.status, "nothing was sent" in answer.json["detail"]) == (status, True)
+    actions = [entry["action"] for entry in served.audit(endpoint["id"])]
+    assert (actions, len(received)) == (["create", "test"], 1)
 
 
 def test_a_test_event_is_guarded_like_a_delivery(acme, served, listening, received):
