@@ -1,21 +1,71 @@
 """Publish operational events, which the job delivers to their subscribers like other events.
 
-Runs in `fanout archive`. The events are CloudEvents in binary mode, because the settings `source.*` do not change how
+Runs in `fanout archive`. Archiving, redrives and replays never depend on the topic of operational events: a failure is logged,
+and the step is tried again later. The events are CloudEvents in binary mode, because the settings `source.*` do not change how
 the job reads that mode.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+
 import orjson
 
+from delivery import errors
 from delivery.config import settings
 from delivery.registry_model import PLATFORM
+from delivery.stages.kafka import topics
 from fanout.kafka import publishing
 from subscriptions_db.archive.notifications import endpoint_health, outbox
 from subscriptions_db.postgres import connect
 
 SOURCE = "fanout"
 """The CloudEvents attribute `source` of every operational event."""
+PAUSE_S = 30.0
+"""Seconds to wait after a failure."""
+
+log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Create `operations.topic`, and publish operational events there. After a failure, pause for PAUSE_S."""
+
+    def __init__(self, config: settings.Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._config = config
+        self._clock = clock
+        self._allowed_at = 0.0
+        self._has_topic = False
+
+    def step(self, connection: connect.Connection, *, once: bool) -> int:
+        """Publish the oldest operational events, at most one page; return their number, 0 while the step pauses.
+
+        The first step, and the first one after a failure, create the topic if it is missing. A failure is logged. With `once`,
+        raise KafkaUnavailable instead.
+        """
+        if self._clock() < self._allowed_at:
+            return 0
+        topic = self._config.operations.topic
+        try:
+            if not self._has_topic:
+                topics.ensure(self._config.kafka, [topic], publishing.EVENT_PARTITIONS)
+                self._has_topic = True
+            return publish(self._config, connection)
+        except errors.KafkaUnavailable as exc:
+            if once:
+                raise
+            log.warning(
+                "operational events wait in Postgres, and are tried again in %.0f s; archiving, redrives and replays continue: "
+                "%s. If this is logged again, check that Kafka answers, and that the archiver has the rights create and write "
+                "on topic %s (setting operations.topic)",
+                PAUSE_S,
+                exc,
+                topic,
+            )
+            self._has_topic, self._allowed_at = False, self._clock() + PAUSE_S
+            return 0
 
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:

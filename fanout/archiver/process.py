@@ -27,7 +27,6 @@ from delivery.webhooks.state import chunking
 from fanout.archiver import notify_step, quota_step, redrive_step
 from fanout.archiver.replay_step import Replayer
 from fanout.archiver.source import Source, place_of
-from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
@@ -102,6 +101,7 @@ class Archiver:
         self._pause_reason: str | None = None
         self._failures = 0
         self._steps_allowed_at = 0.0
+        self._notifier = None if self._policy is None else notify_step.Notifier(config)
         self._replayer = Replayer(config)
         self._source: Source | None = None
         self._totals = _Totals()
@@ -119,8 +119,6 @@ class Archiver:
         with connect.connect(self._config.database, application_name="fanout archive") as connection:
             migrate.require_current(connection)
             topics.ensure_all(self._config)
-            if self._policy is not None:
-                topics.ensure(self._config.kafka, [self._config.operations.topic], publishing.EVENT_PARTITIONS)
             with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 log.info("archiving %s into Postgres", ", ".join(names))
@@ -199,30 +197,28 @@ class Archiver:
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
-        Return the sum of the events, dead letters and steps of replays; 0 while all this pauses. It pauses for LONGEST_PAUSE_S
-        after KafkaUnavailable, or SchemaRegistryUnavailable of a replay. Archiving continues meanwhile. With `once`, raise
-        the error instead.
+        Return the sum of the events, dead letters and steps of replays. Redrives and replays pause for LONGEST_PAUSE_S after
+        KafkaUnavailable, or SchemaRegistryUnavailable of a replay. Archiving and operational events continue meanwhile. With
+        `once`, raise the error instead.
         """
+        notified = 0 if self._notifier is None else self._notifier.step(connection, once=once)
+        metrics.ARCHIVE_TOLD.inc(notified)
         if time.monotonic() < self._steps_allowed_at:
-            return 0
-        notified = redriven = replayed = 0
+            return notified
+        redriven = replayed = 0
         try:
-            if self._policy is not None:
-                notified = notify_step.publish(self._config, connection)
             redriven = redrive_step.redrive(self._config, connection, now=_now())
             replayed = self._replayer.step(connection)
         except (errors.KafkaUnavailable, errors.SchemaRegistryUnavailable) as exc:
             if once:
                 raise
             log.warning(
-                "operational events, redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, "
-                "check that Kafka and the schema registry answer, and that the archiver may write the retries topic, the "
-                "attempts topic and operations.topic",
+                "redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, check that Kafka and the "
+                "schema registry answer, and that the archiver may write the retries topic and the attempts topic",
                 LONGEST_PAUSE_S,
                 exc,
             )
             self._steps_allowed_at = time.monotonic() + LONGEST_PAUSE_S
-        metrics.ARCHIVE_TOLD.inc(notified)
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
         return notified + redriven + replayed
 
