@@ -48,7 +48,7 @@ class StartOffsets(NamedTuple):
     ended: frozenset[Key]
     """Deliveries that have ended already, although their records are at or after these offsets. They must not be repeated."""
     is_first: bool = False
-    """True if the lane has never started before."""
+    """True if the lane has never read a record, and Spark has not chosen its first offsets."""
 
 
 def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
@@ -186,16 +186,16 @@ class _Checkpoint:
         self.positions: Mapping[Place, int] = self.initial_positions
         self.since_ms: int | None = None
         """Time of the last commit, or of the lane's first start if there is no commit. Milliseconds since the epoch; None: the
-        lane has never started."""
+        lane has never read a record."""
         _, committed = recovery.newest(spark, folder)
         if committed >= 0:
             self.since_ms = self._written_ms(f"commits/{committed}")
             self.positions = _positions(self._last_line(f"offsets/{committed}"))
-        elif (began_ms := self._written_ms("metadata")) is not None:
+        # Not "metadata": Spark writes that at once, but these first offsets only after Kafka has answered.
+        elif (began_ms := self._written_ms("sources/0/0")) is not None:
             self.since_ms = began_ms
-            if self._written_ms("sources/0/0") is not None:
-                first = _positions(self._last_line("sources/0/0"))
-                self.positions = {place: max(at, self.initial_positions.get(place, 0)) for place, at in first.items()}
+            first = _positions(self._last_line("sources/0/0"))
+            self.positions = {place: max(at, self.initial_positions.get(place, 0)) for place, at in first.items()}
 
     def _written_ms(self, name: str) -> int | None:
         path = self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")

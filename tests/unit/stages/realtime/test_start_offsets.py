@@ -1,5 +1,7 @@
-"""The real-time lane starts with all of its offset receipts, or waits for Kafka."""
+"""The real-time lane starts with all of its offset receipts, or waits for Kafka. It keeps the positions of moved topics."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import confluent_kafka
@@ -63,3 +65,61 @@ def test_a_part_of_the_receipts_starts_no_lane(receipts, tries):
 
 def test_receipts_that_could_not_be_read_once_are_read_again(receipts):
     assert receipts([receipt(0, 4), FAILED], [receipt(0, 4), receipt(5, 9)]) == ({("t", 0): [(0, 4), (5, 9)]}, 7)
+
+
+class HadoopFiles:
+    """The calls of Hadoop's file system that read a checkpoint, on local files. The JVM's `Path` creates one for a name."""
+
+    def __init__(self, name):
+        self.path = Path(name)
+        self.getFileSystem = lambda _: self
+        self.getName = lambda: self.path.name
+
+    def exists(self, file):
+        return file.path.exists()
+
+    def getFileStatus(self, file):  # noqa: N802  # Java's name
+        return SimpleNamespace(getModificationTime=lambda: file.path.stat().st_mtime * 1000)
+
+    def listStatus(self, folder):  # noqa: N802  # Java's name
+        return [SimpleNamespace(getPath=lambda path=path: HadoopFiles(path)) for path in folder.path.iterdir()]
+
+    def open(self, file):
+        return SimpleNamespace(close=lambda: None, text=file.path.read_text())
+
+
+@pytest.fixture
+def spark():
+    """A Spark session that can only read files."""
+    apache = SimpleNamespace(
+        hadoop=SimpleNamespace(fs=SimpleNamespace(Path=HadoopFiles)),
+        commons=SimpleNamespace(io=SimpleNamespace(IOUtils=SimpleNamespace(toString=lambda stream, _: stream.text))),
+    )
+    jvm = SimpleNamespace(org=SimpleNamespace(apache=apache))
+    java = SimpleNamespace(hadoopConfiguration=lambda: None)
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jvm=jvm, _jsc=java))
+
+
+@pytest.fixture
+def lane(tmp_path, monkeypatch):
+    """The folder of a lane whose first start is done, beside the first offset 5 of a moved topic. No result is in Kafka."""
+    (tmp_path / start_offsets.INITIAL_POSITIONS_FILE).write_text(json.dumps({"moved": {"0": 5}}))
+    folder = tmp_path / "realtime"
+    folder.mkdir()
+    (folder / "metadata").write_text('{"id":"1"}')
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda *_: ({}, 0))
+    monkeypatch.setattr(completed_reader, "read", lambda _: frozenset())
+    return folder
+
+
+@pytest.mark.parametrize("has_read", [False, True], ids=["Kafka was away", "Kafka answered"])
+def test_a_first_start_ends_when_spark_has_the_first_offsets(spark, lane, has_read):
+    """Regression: a first start that ended before Kafka answered made the next start skip all records up to then.
+
+    Spark had written only `metadata`, so the lane took itself for one that had started, and Spark began at `latest`.
+    """
+    if has_read:
+        (lane / "sources" / "0").mkdir(parents=True)
+        (lane / "sources" / "0" / "0").write_text('v1\n{"moved":{"0":0}}')
+    start = start_offsets.read(spark, settings.Settings(), str(lane))
+    assert (start.next_offsets, start.is_first) == ({("moved", 0): 5}, not has_read)
