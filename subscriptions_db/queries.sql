@@ -108,6 +108,9 @@ from (select distinct key_id from secrets) as used,
          select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets where key_id = used.key_id limit 10
      ) as sample;
 
+-- name: key_ids_in_use
+select distinct key_id from secrets;
+
 -- name: secrets_to_reseal
 -- In batches after the last id, so that a secret that does not open is read once. Locked rows are waited for, because no secret
 -- may stay sealed with the old key after the rotation.

@@ -171,6 +171,7 @@ def _registry(config: settings.Settings) -> str:
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
         read = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
+        other_keys = sorted(keyring.ids_in_use(connection) - {ring.active})
     if faults := read.quarantined():
         more = [f"… and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
         shown = "; ".join([*(f"{row}: {fault}" for row, fault in list(faults.items())[:SHOWN]), *more])
@@ -179,7 +180,9 @@ def _registry(config: settings.Settings) -> str:
             f"{len(faults)} rows are quarantined, and nothing is delivered by them: {shown}. Add a key that is missing to "
             "keys.ring; correct any other fault with `fanout apply`",
         )
-    return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
+    sealed = f"; keys in use beside {ring.active}: {', '.join(other_keys)}" if other_keys else ""
+    hint = ". Run `fanout keys rotate` before you remove one of them from keys.ring" if other_keys else ""
+    return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions{sealed}{hint}"
 
 
 def _subscriptions(config: settings.Settings) -> str:

@@ -117,6 +117,12 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
         )
 
 
+def ids_in_use(connection: connect.Connection) -> frozenset[str]:
+    """Return the ids of the keys with which the stored secrets are sealed."""
+    with connect.translated_errors():
+        return frozenset(row["key_id"] for row in connection.execute(query("key_ids_in_use")))
+
+
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:
     """Re-seal every secret with the active key and return how many were re-sealed. Safe to repeat and to interrupt.
 

@@ -7,6 +7,7 @@ from psycopg import sql
 
 from delivery import errors
 from delivery.config import settings
+from fanout.admin import diagnosis
 from fanout.local import stack
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
@@ -61,6 +62,19 @@ def test_after_a_key_rotation_the_old_key_is_not_needed(connection):
     assert keyring.rotate(connection, both) == 0
     after = registry_reader.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"new": new})), GUARD)
     assert after.endpoints == before.endpoints
+
+
+def test_doctor_names_the_keys_that_may_not_be_removed_yet(connection, database):
+    """Regression: nothing named a key that an API with the old settings still used, and the job did not start without it."""
+    keys = {"old": stack.new_key(), "new": stack.new_key()}
+    applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring=keys, active="old")), DOCUMENT)
+    config = settings.Settings(database=settings.Database(url=database), keys=settings.Keys(ring=keys, active="new"))
+    [found] = diagnosis._findings(config, {"registry": diagnosis._registry})
+    assert found.is_fine
+    assert "; keys in use beside new: old. Run `fanout keys rotate` before" in found.text
+    keyring.rotate(connection, keyring.KeyRing.from_settings(config.keys))
+    [found] = diagnosis._findings(config, {"registry": diagnosis._registry})
+    assert found.text.endswith(" subscriptions")
 
 
 def test_a_secret_that_does_not_open_blocks_no_other_resealing(connection, ring, ring_key):
