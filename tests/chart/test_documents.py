@@ -13,6 +13,8 @@ from fanout.documents import chart_reference
 from tests.chart import rendering
 from tests.support import reading
 
+CREATE_A_KEY = "exec deployment/here-fanout-all -- fanout --config /etc/fanout/fanout.toml api-keys create"
+"""In the pod of a driver: the API's pods do not have the login that may create keys."""
 GOLDEN = rendering.ROOT / "tests" / "chart" / "golden"
 
 
@@ -104,7 +106,7 @@ def notes(values):
         ),
         (
             rendering.DEVELOPMENT,
-            ["helm test here", "port-forward service/here-fanout-serve", "FOR TRIALS"],
+            ["helm test here", "port-forward service/here-fanout-serve", "FOR TRIALS", CREATE_A_KEY],
             ["guard is closed"],
         ),
         (rendering.APART, ["deployment/here-fanout-fast", "deployment/here-fanout-slow"], ["here-fanout-all"]),

@@ -72,9 +72,18 @@ def test_each_role_gets_the_secrets_that_it_needs_and_no_others():
         "driver": {DATABASE, RING, KAFKA, SCHEMAS},
         "archive": {DATABASE, RING, KAFKA, SCHEMAS},
         "test": {DATABASE, RING, KAFKA},
-        "serve": {DATABASE, RING, "FANOUT_API_DATABASE_URL_FILE"},
+        "serve": {RING, "FANOUT_API_DATABASE_URL_FILE"},
         "migrate": {DATABASE},
     }
+
+
+@pytest.mark.parametrize("values", [rendering.EVERYTHING, rendering.DEVELOPMENT], ids=["everything", "development"])
+def test_the_pods_of_the_api_do_not_get_the_owners_login(values):
+    """Regression: pods of `serve` had `secrets.database`, whose login owns the tables, although the API logs in by its own."""
+    [pod] = [pod for component, pod in rendering.pods(rendering.rendered(values)).values() if component == "serve"]
+    [sources] = [volume["projected"]["sources"] for volume in pod["volumes"] if volume["name"] == "secrets"]
+    assert {item["path"] for source in sources for item in source["secret"]["items"]} == {"apiDatabase", "keyRing"}
+    assert DATABASE not in secrets_of(values)["serve"]
 
 
 def test_the_api_gets_the_password_of_kafka_to_publish_only():

@@ -59,6 +59,11 @@ def test_variables_are_settings_and_secrets_come_as_files(name):
     assert files == {f"/run/secrets/{secret}" for secret in service["secrets"]}
 
 
+def test_the_api_does_not_get_the_owners_login():
+    """Regression: `serve` had the login that owns the tables, although the API logs in by its own."""
+    assert SERVICES["serve"]["secrets"] == ["api-database-url", "key-ring"]
+
+
 def test_every_secret_is_written_by_the_script():
     written = re.findall(r"^write (\S+)", (FOLDER / "make-secrets").read_text(), re.MULTILINE)
     assert DOCUMENT["secrets"] == {name: {"file": f"./secrets/{name}"} for name in written}

@@ -83,6 +83,17 @@ def test_the_api_starts_without_postgres_and_checks_the_ring_later(own_postgres)
             assert right.ask(*asked).status == 201
 
 
+def test_the_api_works_without_the_owners_login(served):
+    """Regression: the chart gave API pods the login that owns the tables. `fanout serve` needs its own login only."""
+    nowhere = settings.Database(url="postgresql://owner@127.0.0.1:1/none")
+    with world.running(served.config.model_copy(update={"database": nowhere})) as port:
+        operator = world.Client(port, served.keys["operator"])
+        assert operator.get("/readyz").status == 200
+        assert operator.get("/v1/endpoints").status == 200
+        created = {"customer": "acme", "url": "https://hooks.acme.example.com/own-login"}
+        assert operator.ask("POST", "/v1/endpoints", created).status == 201
+
+
 def test_an_open_address_guard_is_warned_of(served, caplog):
     """Regression: a registry in production accepted endpoints in private networks, and `fanout serve` did not warn."""
     opened = settings.Delivery(allow_networks=("10.0.0.0/8",), allow_http=True)
