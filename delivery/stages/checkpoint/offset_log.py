@@ -82,10 +82,14 @@ class Checkpoint:
     def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
         """Make the lane continue from `positions`. Replace the end offsets of an interrupted micro-batch by `limited(ends)`.
 
-        Called only if the lane has committed a micro-batch.
+        The micro-batch reads nothing of a partition that has a position and that its end offsets lack. Called only if the lane
+        has committed a micro-batch.
         """
         if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses
-            self._write(self._begun, limited(self._read(self._begun)))
+            ends = limited(self._read(self._begun))
+            # Spark refuses to run a micro-batch whose end offsets lack a partition of its start offsets.
+            topics = positions.keys() | ends.keys()
+            self._write(self._begun, {topic: positions.get(topic, {}) | ends.get(topic, {}) for topic in topics})
         self._write(self._committed, positions)
 
     def change(self, change: Callable[[Positions], Positions]) -> None:

@@ -74,3 +74,23 @@ def test_an_accepted_loss_of_a_paused_topic_moves_it_past_the_loss(files, monkey
     assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=False) == LOST
     assert len(noted) == 1
     assert files == {"/c/direct/offsets/7": OFFSETS.replace("9", "4")}
+
+
+def test_an_interrupted_micro_batch_names_each_partition_of_the_positions(files, monkeypatch):
+    """Regression: an accepted loss left a lane that never started again.
+
+    The interrupted micro-batch lacked a topic that was new and had lost its first records. The new positions had the topic,
+    so Spark took its partitions for deleted at each start.
+    """
+    files.clear()
+    files["/c/direct/offsets/7"] = 'v1\n{}\n{"events.plain":{"0":7}}'
+    files["/c/direct/offsets/8"] = 'v1\n{}\n{"events.plain":{"0":9}}'
+    monkeypatch.setattr(recovery, "newest", lambda *_: (8, 7))
+    monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(audit, "note_many", lambda *_: None)
+    accept_loss.accept(CONFIG, None, ["direct"], is_dry=False)
+    ends = {name: json.loads(text.splitlines()[-1]) for name, text in files.items() if "offsets" in name}
+    assert ends == {
+        "/c/direct/offsets/7": {"events.plain": {"0": 7}, TOPIC: {"0": 4}},
+        "/c/direct/offsets/8": {"events.plain": {"0": 9}, TOPIC: {"0": 4}},
+    }
