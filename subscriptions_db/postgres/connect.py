@@ -28,6 +28,10 @@ Connection = psycopg.Connection[dict[str, Any]]
 HALF_OPEN_MS = 11_000
 """Milliseconds without a TCP acknowledgement after which a connection is closed. Linux's default would take 15 minutes."""
 
+_PREPARED_STATEMENT_CHECK = "RevalidateCachedQuery"
+"""The function of Postgres that refuses a prepared statement whose columns have changed ("cached plan must not change result
+type"). The message itself is translated by the server's `lc_messages`."""
+
 
 @contextlib.contextmanager
 def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
@@ -124,12 +128,15 @@ def translated_errors() -> Iterator[None]:
     1. RegistrationError: a constraint refuses the data, or Postgres cannot store it (NUL).
     2. RegistryOutdated: the tables do not exist.
     3. RegistryUnavailable: a conflicting transaction, a lock that another one holds, a standby server, or a missing right.
-    4. RegistryUnavailable: Postgres cannot be reached, ends the connection, or cancels the statement.
+    4. RegistryUnavailable: a migration changed the columns of a statement that this connection has prepared. A new connection
+       can run the statement.
+    5. RegistryUnavailable: Postgres cannot be reached, ends the connection, or cancels the statement.
 
     psycopg's other errors are faults of this code, and pass unchanged.
     """
     try:
-        yield
+        with _changed_tables_noticed():
+            yield
     except psycopg.IntegrityError as exc:
         # Not the text of Postgres, which quotes the whole row.
         raise errors.RegistrationError(*constraints.in_words(exc)) from exc
@@ -174,6 +181,20 @@ def translated_errors() -> Iterator[None]:
             f"Postgres cannot be reached ({said}): check that it runs, and that the connection URL (database.url, for the API "
             "api.database_url) leads to it"
         ) from None
+
+
+@contextlib.contextmanager
+def _changed_tables_noticed() -> Iterator[None]:
+    """Raise RegistryUnavailable for a prepared statement whose columns have changed."""
+    try:
+        yield
+    except psycopg.errors.FeatureNotSupported as exc:
+        if exc.diag.source_function != _PREPARED_STATEMENT_CHECK:
+            raise
+        raise errors.RegistryUnavailable(
+            "the tables changed, probably by `fanout db migrate`, after this connection had prepared a statement. The "
+            "statement was not run, and the transaction was rolled back: a new connection can run it, so try again"
+        ) from exc
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import psycopg.conninfo
 import psycopg_pool
 from psycopg.rows import dict_row
 
+from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
 from subscriptions_db.api.contract import keys
@@ -136,7 +137,14 @@ class Store:
             # One round trip for both statements needs a cursor that binds parameters on the client.
             rights = {"role": role, "customer_id": customer_id, "endpoint_ids": endpoint_ids}
             psycopg.ClientCursor(connection).execute(query(begin), rights)
-            yield connection
+            try:
+                with connect.translated_errors():
+                    yield connection
+            except errors.RegistryUnavailable as exc:
+                # The tables changed. The connection would keep its prepared statements, which Postgres refuses from now on.
+                if isinstance(exc.__cause__, psycopg.errors.FeatureNotSupported):
+                    connection.close()
+                raise
 
 
 def _check(connection: connect.Connection) -> None:

@@ -7,6 +7,7 @@ import prometheus_client
 import psycopg
 import pytest
 
+from delivery import errors
 from delivery.config import settings
 from fanout.local import kafka
 from subscriptions_db.api.contract.principals import Principal, Scope
@@ -63,6 +64,23 @@ def test_a_connection_counts_as_in_use_during_a_request(served):
         assert sample("fanout_api_connections_in_use") == 0
         with opened.transaction(Principal("fk_1", None, Scope.OPERATOR)):
             assert sample("fanout_api_connections_in_use") == 1
+
+
+def test_a_connection_is_replaced_when_its_prepared_statements_are_refused(served):
+    """Regression: after a migration changed a column's type, the connection answered the same requests with 500 for ever."""
+    config = served.config.model_copy(update={"api": served.config.api.model_copy(update={"max_connections": 1})})
+    operator, statement = Principal("fk_1", None, Scope.OPERATOR), "select a from changed"
+    with transactions.Store(config) as opened, served.registry() as other:
+        other.execute("create table changed (a integer); grant select on changed to fanout_operator")
+        with opened.transaction(operator) as connection:
+            for _ in range(connection.prepare_threshold + 1):
+                connection.execute(statement)
+        other.execute("alter table changed alter column a type text")
+        with pytest.raises(errors.RegistryUnavailable), opened.transaction(operator) as connection:
+            connection.execute(statement)
+        with opened.transaction(operator) as connection:
+            assert connection.execute(statement).fetchall() == []
+        other.execute("drop table changed")
 
 
 @pytest.mark.parametrize(

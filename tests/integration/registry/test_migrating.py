@@ -6,6 +6,7 @@ import uuid
 import psycopg
 import pytest
 
+from delivery import errors
 from delivery.config import settings
 from delivery.registry_model import Batching, ContentMode, Retrying
 from delivery.secret import Secret
@@ -167,6 +168,23 @@ def test_the_previous_version_publishes_events_about_tenants(before):
         with pytest.raises(psycopg.IntegrityError):
             before.execute(WAITING.format(customer=customer))
     assert apartness.faults(before) == []
+
+
+def test_a_prepared_statement_of_changed_columns_asks_for_a_new_connection(before, database):
+    """Regression: a migration changed the type of a column, and the archive of the previous version ended with a traceback."""
+    statement = "select name from tenants"
+    for _ in range(before.prepare_threshold + 1):
+        before.execute(statement)
+    with connect.connect(settings.Database(url=database)) as other:
+        other.execute("alter table tenants alter column name type varchar(200)")
+        with pytest.raises(errors.RegistryUnavailable, match="a new connection can run it"), connect.translated_errors():
+            before.execute(statement)
+        other.execute(statement)
+
+
+def test_another_feature_that_postgres_lacks_is_a_fault_of_the_code(before):
+    with pytest.raises(psycopg.errors.FeatureNotSupported), connect.translated_errors():
+        before.execute("select 1 from tenants union select 1 for update")
 
 
 def test_a_migration_waits_for_a_table_without_making_others_wait(database, monkeypatch):
