@@ -62,12 +62,9 @@ class BatchLane:
         since_io = 0
         for encoded in written:
             batch = segment.decoded_batch(encoded)
-            destination = await self._registry.destination(batch.endpoint_id, revalidation.tenant_ids(batch.packed))
-            parts = revalidation.split_by_eligibility(
-                batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, destination
-            )
+            endpoint, parts = await self._parts(batch)
             for reason, places in parts.items():
-                self._begin(batch, destination.endpoint, reason, places)
+                self._begin(batch, endpoint, reason, places)
             since_io += len(encoded) + REQUEST_COUNTS_BYTES
             if since_io > BYTES_BETWEEN_IO:
                 since_io = 0
@@ -92,6 +89,19 @@ class BatchLane:
     def abandon(self) -> None:
         """Send nothing more, and cancel the attempts that the task awaits. Called at the end of each task."""
         self._dispatcher.abandon()
+
+    async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
+        """Return the batch's endpoint in the registry, and the places of the batch's events by the reason to skip them.
+
+        No event is skipped by a cached answer. The event may be due by a newer change, such as a new subscription.
+        """
+        tenants = revalidation.tenant_ids(batch.packed)
+        for read_again in (False, True):
+            found = await self._registry.destination(batch.endpoint_id, tenants, read_again=read_again)
+            parts = revalidation.split_by_eligibility(batch, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH, found)
+            if parts.keys() == {None}:
+                break
+        return found.endpoint, parts
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: Sequence[int]) -> None:
         """Send the events at `places` of a batch in one request, or defer them. If `reason` is not None, skip them.

@@ -108,22 +108,25 @@ class LookupRegistry:
         """
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 
-    async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination:
+    async def destination(
+        self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
+    ) -> registries.Destination:
         """Return an endpoint, its subscriptions, and those of `tenants` that are not registered, except the platform.
 
-        Missing answers are looked up in Postgres. A cached answer is at most `ttl_s` seconds old.
+        Missing answers are looked up in Postgres. A cached answer is at most `ttl_s` seconds old. `read_again`: look all
+        answers up, and cache them.
         """
-        known = self._destinations.get(endpoint_id)
+        known = None if read_again else self._destinations.get(endpoint_id)
         if known is None:
             found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)
             self.confirm(found.revision)
             row = found.endpoints.get(endpoint_id)
             known = registries.Destination(row and self._shared(row), found.subscriptions)
             self._destinations[endpoint_id] = known
-        return known._replace(deleted_tenants=await self._deleted(tenants))
+        return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
-    async def _deleted(self, tenants: Collection[TenantId]) -> list[TenantId]:
-        known = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
+    async def _deleted(self, tenants: Collection[TenantId], *, read_again: bool) -> list[TenantId]:
+        known = {tenant: None if read_again else self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
         if unknown := [tenant for tenant, is_registered in known.items() if is_registered is None]:
             found = await asyncio.to_thread(self._reader.tenants, unknown)
             self.confirm(found.revision)

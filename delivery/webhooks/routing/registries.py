@@ -66,8 +66,13 @@ class Registry(Protocol):
     async def router_for(self, event: Event) -> Router:
         """Return a router with all subscriptions that can match `event`. May wait for Postgres; requests in flight go on."""
 
-    async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
-        """Return an endpoint as it is registered now, for stored events of `tenants`. May wait for Postgres."""
+    async def destination(
+        self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
+    ) -> Destination:
+        """Return an endpoint as it is registered now, for stored events of `tenants`. May wait for Postgres.
+
+        `read_again`: use no cached answer. A cached answer may be older than the answer by which an event was routed.
+        """
 
 
 class Source(Protocol):
@@ -113,7 +118,13 @@ class WholeRegistry:
         """Return the router, without waiting."""
         return self._router
 
-    async def destination(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
+    async def destination(
+        self,
+        endpoint_id: EndpointId,
+        tenants: Collection[TenantId],
+        *,
+        read_again: bool = False,  # noqa: ARG002  # the registry has no cached answers
+    ) -> Destination:
         """Return the endpoint, all subscriptions of the registry, and those of `tenants` that are not registered.
 
         Does not wait. The platform's own tenant is never among the deleted tenants.

@@ -22,7 +22,7 @@ from delivery.webhooks.http.transport import Response
 from delivery.webhooks.lanes import batch_lane
 from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import counters, dead_letter_records, dead_letter_rows, topic_rows
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import lookup_registry, registries
 from delivery.webhooks.sending import batch_payload, sender
 from tests.support import builders, fakes
 from tests.support.batches import endpoint, events, pending_batch, sent
@@ -32,14 +32,18 @@ NO_RETRY = backoff.QuickRetry(max_attempts=1)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
-def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=()):
-    """Deliver each pending batch as a batch; return the results and the requests that were sent."""
+def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=(), looked_up=None):
+    """Deliver each pending batch as a batch, by the registry `looked_up` if given, else by the snapshot.
+
+    Return the results and the requests that were sent.
+    """
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
     async def main():
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
-        lane = batch_lane.BatchLane(registries.WholeRegistry("base", snapshot), dispatcher, deferrals)
+        known = looked_up or registries.WholeRegistry("base", snapshot)
+        lane = batch_lane.BatchLane(known, dispatcher, deferrals)
         first = await lane.submit([sent(batch) for batch in batches])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
@@ -154,6 +158,39 @@ def test_events_of_a_deleted_subscription_are_skipped_alone():
     counted = counters.count(results, cpu_s=0)
     assert counted.deliveries == {("delivered", "none"): 2, ("skipped", "subscription_deleted"): 3}
     assert counted.batches == {"count": 1}
+
+
+class Postgres:
+    """A Reader that answers from a snapshot in memory."""
+
+    snapshot = builders.snapshot()
+
+    def endpoint(self, _):
+        return self.snapshot
+
+    def tenants(self, _):
+        return self.snapshot
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        builders.snapshot(),
+        builders.snapshot(endpoint()),
+        registry(mode=DeliveryMode.DIRECT, batching=None),
+        registry(builders.subscription(status=SubscriptionStatus.PAUSED)),
+        builders.snapshot(endpoint(), builders.subscription(), tenants=()),
+    ],
+)
+def test_no_event_is_skipped_by_an_answer_from_before_it_was_due(before):
+    """Regression: a worker skipped a new subscription's events by an answer that was looked up before the subscription."""
+    reader = Postgres()
+    looked_up = lookup_registry.LookupRegistry(reader, ttl_s=30, max_answers=10, clock=fakes.Clock())
+    reader.snapshot = before
+    asyncio.run(looked_up.destination("ep1", ["t1"]))
+    reader.snapshot = registry()
+    results, posted = deliver(None, pending_batch(*events(3)), looked_up=looked_up)
+    assert (len(posted), counters.count(results, cpu_s=0).deliveries) == (1, {("delivered", "none"): 3})
 
 
 def test_a_failed_batch_is_a_dead_letter_for_each_event():
