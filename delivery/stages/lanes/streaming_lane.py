@@ -181,19 +181,8 @@ class Lane(Generic[Registry]):
             self._watch(query)
             return self._result_of(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
         finally:
-            self._end(query)
+            end(self._name, query)
             rows.sparkSession.sparkContext.setLogLevel(session.LOG_LEVEL)
-
-    def _end(self, query: StreamingQuery) -> None:
-        """Stop a query. If it does not end within session.STOP_TIMEOUT, leave it to the end of the process."""
-        try:
-            query.stop()
-        except Py4JJavaError as failure:
-            log.warning(
-                "the query of lane %s did not end within %s of its stop (%s). It ends with this process, and the next "
-                "start runs its micro-batch again. If this is logged often, send the log to the maintainers",
-                self._name, session.STOP_TIMEOUT, cause_of(str(failure.java_exception)),
-            )  # fmt: skip
 
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
         before = self._last_begun
@@ -280,6 +269,18 @@ class Lane(Generic[Registry]):
         """Return True if the last started micro-batch is committed. Spark reports progress only after the commit."""
         progress = query.lastProgress
         return self._last_begun <= (-1 if progress is None else _committed(progress))
+
+
+def end(lane: str, query: StreamingQuery) -> None:
+    """Stop a lane's query. If it does not end within session.STOP_TIMEOUT, leave it to the end of the process."""
+    try:
+        query.stop()
+    except Py4JJavaError as failure:
+        log.warning(
+            "the query of lane %s did not end within %s of its stop (%s). It ends with this process, and the next "
+            "start runs its micro-batch again. If this is logged often, send the log to the maintainers",
+            lane, session.STOP_TIMEOUT, cause_of(str(failure.java_exception)),
+        )  # fmt: skip
 
 
 def _committed(progress: StreamingQueryProgress) -> int:

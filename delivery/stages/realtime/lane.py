@@ -352,7 +352,7 @@ class RealtimeLane:
         context = self._one_by_one.sparkContext
         context.setLogLevel("OFF")
         try:
-            running.stop()
+            streaming_lane.end(NAME, running)
         finally:
             context.setLogLevel(session.LOG_LEVEL)
 

@@ -1,8 +1,12 @@
 """The messages and outcomes of the real-time lane after a fault of a task."""
 
+from types import SimpleNamespace
+
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from delivery import errors
+from delivery.stages.lanes import session
 from delivery.stages.realtime import lane
 
 
@@ -26,3 +30,27 @@ def test_a_lane_that_restarts_in_vain_names_the_fault():
     vain._restarts = lane.MOST_RESTARTS
     with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*their way to the"):
         vain._count_restart("task 3 has not reported for 10 s")
+
+
+class Timeout:
+    """Spark's exception after `spark.sql.streaming.stopTimeout`, as the JVM returns it."""
+
+    _target_id = "o1"
+
+    def __str__(self):
+        return "java.util.concurrent.TimeoutException: Stream Execution thread failed to stop within 30000 milliseconds"
+
+
+def test_a_query_that_does_not_end_in_time_is_left_to_the_process(caplog):
+    """Regression: the error of Spark's `stop` left the real-time lane, and all lanes stopped."""
+
+    def stop():
+        raise Py4JJavaError("An error occurred while calling o1.stop", Timeout())
+
+    levels = []
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=levels.append))
+    stopping = lane.RealtimeLane.__new__(lane.RealtimeLane)
+    stopping._one_by_one = spark
+    stopping._end(SimpleNamespace(stop=stop))
+    assert "the query of lane realtime did not end within 30s of its stop (java.util.concurrent.TimeoutException" in caplog.text
+    assert levels == ["OFF", session.LOG_LEVEL]
