@@ -115,4 +115,5 @@ def _receipt(rng: random.Random) -> Any:
     return intake.Receipt(
         lane=rng.choice(list(DeliveryMode)), topic="events.a", partition=3, revision=Revision(7), first_offset=first,
         last_offset=first + 9, records=10, rejected=rng.randrange(10), due=rng.randrange(100),
+        is_confirmed=True,
     )  # fmt: skip

@@ -9,6 +9,7 @@ Runs in the executors' Python workers. Must not import the settings. A slice hol
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -176,7 +177,8 @@ class RealtimeTask:
                 self._task.write(ended.results)
                 if ended.receipts:
                     self._task.finish()  # first the results: a receipt confirms that they are written
-                    self._task.write(Results(receipts=list(ended.receipts)))
+                    receipts = [dataclasses.replace(receipt, is_confirmed=True) for receipt in ended.receipts]
+                    self._task.write(Results(receipts=receipts))
                     self._task.finish()
                     with self._exchanging:
                         self._next |= {

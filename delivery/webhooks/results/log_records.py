@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from delivery.registry_model import DeliveryMode
 from delivery.webhooks.results.log_entries import Entry
@@ -58,6 +59,9 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     """Records of the run that were rejected."""
     due: int
     """Number of deliveries in this mode that were due by the records of the run, whatever their outcome."""
+    unconfirmed: bool | UnsetType = UNSET
+    """True if Kafka may have lacked results of the run when the lane wrote the receipt: in the direct and the batch lane, which
+    write both together. Since 2026-11-26."""
 
 
 AttemptsRecord: TypeAlias = LogRecord | OffsetReceipt

@@ -119,6 +119,7 @@ def offset_receipt(receipt: Receipt) -> OffsetReceipt:
         records=receipt.records,
         rejected=receipt.rejected,
         due=receipt.due,
+        unconfirmed=UNSET if receipt.is_confirmed else True,
     )
 
 

@@ -62,6 +62,8 @@ class Receipt:
     records: int = 0
     rejected: int = 0
     due: int = 0
+    is_confirmed: bool = False
+    """True if Kafka has confirmed all results of the run."""
 
 
 class Intake(Generic[Prepared]):

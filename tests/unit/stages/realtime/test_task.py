@@ -19,7 +19,7 @@ CONFIG = settings.Settings()
 
 
 class Writing:
-    """A writer to Kafka that keeps the offsets of receipts, and counts rows."""
+    """A writer to Kafka that keeps the offsets of confirmed receipts, and counts rows."""
 
     def __init__(self):
         self.rows, self.receipts = 0, []
@@ -28,7 +28,7 @@ class Writing:
         for row in made:
             self.rows += 1
             value = orjson.loads(row.value)
-            if value.get("kind") == "receipt":
+            if value.get("kind") == "receipt" and "unconfirmed" not in value:
                 self.receipts.append((value["first_offset"], value["last_offset"]))
 
     def flush(self, within_s):

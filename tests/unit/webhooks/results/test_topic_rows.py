@@ -1,6 +1,7 @@
 """Results become rows for Kafka: log entries, dead letters with their attempt history, and rejected records."""
 
 import base64
+import dataclasses
 
 import orjson
 import pytest
@@ -12,7 +13,7 @@ from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake
-from tests.support import archive, builders
+from tests.support import archive, builders, written_topics
 
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
@@ -170,3 +171,11 @@ def test_the_headers_of_a_large_rejected_record_are_cut():
 def test_a_rejected_tombstone_has_no_value():
     [(_, _, entry)] = written(rejections=[intake.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
     assert entry["value_base64"] is None
+
+
+@pytest.mark.parametrize(("is_confirmed", "field"), [(False, {"unconfirmed": True}), (True, {})])
+def test_a_receipt_says_if_its_results_are_not_confirmed(is_confirmed, field):
+    """Regression: the real-time lane could not tell its own receipts from those of the direct lane, and used both."""
+    receipt = dataclasses.replace(written_topics.receipt(0, 9, due=0), is_confirmed=is_confirmed)
+    [(_, _, row)] = written(receipts=[receipt])
+    assert {name: value for name, value in row.items() if name == "unconfirmed"} == field
