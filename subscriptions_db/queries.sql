@@ -190,6 +190,22 @@ where (%(ids)s::text[] is null or c.subscription_id = any (%(ids)s)) and c.tenan
 order by c.subscription_id, c.effect, c.tenant_id, c.sub_tenant_id
 limit 10000;
 
+-- name: lock_tenants
+-- Rows are locked in the order of their ids, so that two concurrent calls do not deadlock.
+select from tenants where tenant_id = any (%(ids)s) order by tenant_id for no key update;
+
+-- name: lock_customers
+select from customers where customer_id = any (%(ids)s) order by customer_id for no key update;
+
+-- name: lock_endpoints
+select from endpoints where endpoint_id = any (%(ids)s) order by endpoint_id for no key update;
+
+-- name: lock_subscriptions
+select from subscriptions where subscription_id = any (%(ids)s) order by subscription_id for no key update;
+
+-- name: lock_event_types
+select from event_types where event_type = any (%(ids)s) order by event_type for no key update;
+
 -- name: put_tenants
 -- Statements with `rows` write many rows at once, from a list of JSON objects. That takes a quarter of the time of single rows.
 insert into tenants (tenant_id, name, status)

@@ -78,7 +78,7 @@ def apply(
     with connect.translated_errors(), exclusive(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
         current = registered_rows.rows_of(connection)
-        result = _register(connection, wanted, ring, current, prune=prune, known_types=known_types, strict=strict)
+        result = _register(connection, wanted, ring, current, locks=True, prune=prune, known_types=known_types, strict=strict)
         _write_audit_entries(connection, result.changes, wanted, current)
     return replace(result, new_secrets={}) if dry_run else result
 
@@ -102,6 +102,7 @@ def _register(
     ring: keyring.KeyRing,
     current: registered_rows.RegisteredRows,
     *,
+    locks: bool = False,
     prune: bool = False,
     known_types: Collection[str] = (),
     strict: bool = False,
@@ -111,6 +112,9 @@ def _register(
     wanted = _with_statuses(wanted, still_disabled)
     changes = tuple(diff.changes(current, _wanted_rows(wanted, secrets), prune_customers=_owners(wanted) if prune else set()))
     diff.require_possible(changes, wanted, current)
+    if locks:  # a row that was deleted since the snapshot would be inserted again, without its parts
+        for kind in registered_rows.KINDS:
+            registered_rows.lock(connection, kind, diff.ids(changes, kind, "update"))
     _require_new(connection, wanted, current)
     _write(connection, changes, wanted, secrets)
     paths = {row.id: f"subscriptions[{number}]" for number, row in enumerate(wanted.subscriptions)}
@@ -283,10 +287,7 @@ def _require_new(connection: connect.Connection, wanted: manifest.Manifest, curr
 def _write(
     connection: connect.Connection, changes: tuple[diff.Change, ...], wanted: manifest.Manifest, secrets: _Secrets
 ) -> None:
-    ids = {
-        kind: {change.id for change in changes if change.kind == kind and change.action != "delete"}
-        for kind in registered_rows.KINDS
-    }
+    ids = {kind: set(diff.ids(changes, kind, "create", "update")) for kind in registered_rows.KINDS}
     with connection.cursor() as cursor:
         tenants = [row for row in wanted.tenants if row.id in ids["tenant"]]
         _execute_all(cursor, "put_tenants", [{"id": row.id, "name": row.name, "status": row.status} for row in tenants])
@@ -326,8 +327,7 @@ def _write(
         event_types = [row for row in wanted.event_types if row.id in ids["event_type"]]
         _each(cursor, "put_event_type", [_event_type(row) for row in event_types])
         for kind in ("subscription", "endpoint"):
-            gone = [change.id for change in changes if change.kind == kind and change.action == "delete"]
-            if gone:
+            if gone := diff.ids(changes, kind, "delete"):
                 cursor.execute(query(f"delete_{kind}s"), {"ids": gone})
 
 

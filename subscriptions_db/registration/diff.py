@@ -59,6 +59,11 @@ def changes(
             yield Change(action="delete", kind="endpoint", id=row_id)
 
 
+def ids(changes: Iterable[Change], kind: registered_rows.RowKind, *actions: str) -> list[str]:
+    """Return the ids of the rows of a kind that have one of these actions."""
+    return [change.id for change in changes if change.kind == kind and change.action in actions]
+
+
 def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> None:
     """Raise ManifestRefused, with paths, for changes that the database would refuse without naming the field."""
     if found := list(_impossible({(change.kind, change.id) for change in changes}, wanted, current)):

@@ -51,6 +51,15 @@ def rows_of(connection: connect.Connection, only: Mapping[RowKind, list[str]] | 
     return rows
 
 
+def lock(connection: connect.Connection, kind: RowKind, ids: list[str]) -> None:
+    """Lock these rows until the end of the caller's transaction. Locked rows of others are waited for.
+
+    If the transaction is REPEATABLE READ and another one changed or deleted a row since its snapshot, Postgres raises
+    SerializationFailure.
+    """
+    _found(connection, f"lock_{kind}s", ids)
+
+
 def revision(connection: connect.Connection) -> int:
     """Return the registry's revision: the number of its newest committed change; 0 before the first change."""
     row = connection.execute(query("revision")).fetchone()

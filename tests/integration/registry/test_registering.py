@@ -6,7 +6,7 @@ from delivery import errors
 from delivery.registry_model import Batching, DeliveryMode, EndpointStatus, Retrying
 from delivery.secret import Secret
 from subscriptions_db.postgres.sql import query
-from subscriptions_db.registration import apply, registered_rows
+from subscriptions_db.registration import apply, diff, registered_rows
 from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import (
     AS_READ,
@@ -274,3 +274,32 @@ def test_a_row_changed_meanwhile_is_not_overwritten(connection, ring, other, in_
         waiting.for_a_lock(other)
     with pytest.raises(errors.RegistryUnavailable, match="another transaction changed the same rows meanwhile"):
         running.result()
+
+
+CHANGED = {
+    "delete from tenants where tenant_id = '2'": {"tenants": [{"id": "2", "name": "ours"}]},
+    "delete from customers where customer_id = 'c1'": {"customers": [{"id": "c1", "name": "ours"}]},
+    "delete from endpoints where endpoint_id = 'ep1'": {"endpoints": [DOCUMENT["endpoints"][0] | {"status": "paused"}]},
+    "delete from subscriptions where subscription_id = 's2'": {
+        "subscriptions": [DOCUMENT["subscriptions"][1] | {"event_type": "*"}]
+    },
+    "delete from event_types where event_type = 'order'": {"event_types": [{"id": "order", "description": "ours"}]},
+}
+"""The deletion of a row → a manifest that changes the row."""
+
+
+@pytest.mark.parametrize("deletes", CHANGED)
+def test_a_row_deleted_meanwhile_is_not_inserted_again(connection, ring, other, monkeypatch, deletes):
+    """Regression: the row was inserted again without its secrets, subscriptions or scopes, and apply reported success."""
+    applied(connection, ring, DOCUMENT | {"event_types": [{"id": "order"}]})
+    require_possible = diff.require_possible
+
+    def deleting(*compared):
+        require_possible(*compared)
+        other.execute(deletes)
+
+    monkeypatch.setattr(diff, "require_possible", deleting)
+    with pytest.raises(errors.RegistryUnavailable, match="another transaction changed the same rows meanwhile"):
+        applied(connection, ring, CHANGED[deletes])
+    [(kind, [row])] = CHANGED[deletes].items()
+    assert row["id"] not in registered_rows.document(connection)[kind.removesuffix("s")]
