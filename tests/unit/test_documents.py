@@ -47,6 +47,13 @@ def test_the_configuration_document_is_the_settings():
     assert (ROOT / "docs" / "configuration.md").read_text() == generate.configuration(), "run `make docs`"
 
 
+def test_documented_urls_of_postgres_name_the_file_of_authorities():
+    """Regression: `verify-full` alone, and `sslrootcert=system`, find no authority in the libpq of psycopg's package."""
+    named = re.findall(r"sslmode=verify-full[^'\s]*'", "".join(path.read_text() for path in PRESENT))
+    assert named
+    assert all("&sslrootcert=/" in options for options in named), named
+
+
 def test_the_defaults_in_the_configuration_document_are_toml():
     r"""Regression: they were Python. `'events\\..+'` copied from there is TOML for a pattern that matches no topic."""
     lines, area = [], ""
