@@ -206,9 +206,10 @@ order by position;
 update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s);
 
 -- name: put_redrive_notes
-insert into redrive_notes (customer_id, endpoint_id, webhook_id, dead_lettered_at, noted_at)
+insert into redrive_notes (customer_id, endpoint_id, webhook_id, dead_lettered_at, topic, partition, "offset", noted_at)
 select new.*, %(now)s from unnest(
-    %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[]
+    %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[],
+    %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
 ) as new
 on conflict do nothing;
 
@@ -216,21 +217,22 @@ on conflict do nothing;
 select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_ids)s);
 
 -- name: dead_letters_with_notes
--- A note applies to its dead letter and to older dead letters of the same delivery.
-select position, customer_id from dead_letters l
-where webhook_id = any (%(webhook_ids)s) and state <> 'redriven' and exists (
-    select from redrive_notes n
-    where (n.webhook_id, n.customer_id, n.endpoint_id) = (l.webhook_id, l.customer_id, l.endpoint_id)
-      and n.dead_lettered_at >= l.dead_lettered_at
-)
-order by position for update;
+-- Each note with each dead letter that it may apply to. The caller compares the place of the event, which only the letter has.
+select l.position, l.state, l.letter, l.dead_lettered_at = n.dead_lettered_at as has_same_time,
+       n.customer_id, n.endpoint_id, n.webhook_id, n.dead_lettered_at, n.topic, n.partition, n."offset"
+from dead_letters l join redrive_notes n using (webhook_id, customer_id, endpoint_id)
+where l.webhook_id = any (%(webhook_ids)s) and l.dead_lettered_at <= n.dead_lettered_at
+  and (l.state <> 'redriven' or l.dead_lettered_at = n.dead_lettered_at)
+order by l.position for update of l;
 
 -- name: delete_settled_notes
-delete from redrive_notes n where webhook_id = any (%(webhook_ids)s) and exists (
-    select from dead_letters l
-    where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
-        = (l.webhook_id, l.customer_id, l.endpoint_id, l.dead_lettered_at)
-);
+delete from redrive_notes n using unnest(
+    %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[],
+    %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
+) as done (customer_id, endpoint_id, webhook_id, dead_lettered_at, topic, partition, "offset")
+where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
+    = (done.webhook_id, done.customer_id, done.endpoint_id, done.dead_lettered_at)
+  and (n.topic, n.partition, n."offset") is not distinct from (done.topic, done.partition, done."offset");
 
 -- name: delete_old_notes
 delete from redrive_notes where noted_at < %(before)s;

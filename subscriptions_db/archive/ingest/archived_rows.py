@@ -104,6 +104,10 @@ class RedrivenRow:
     endpoint_id: str
     webhook_id: str
     dead_lettered_at: dt.datetime
+    topic: str
+    """The position of the event in Kafka: two events with one `webhook-id` may be different records."""
+    partition: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,14 @@ class ArchivedRecord:
     def without_rows(self) -> ArchivedRecord:
         """Return the record with its position only, without rows, counts and signals."""
         return ArchivedRecord(topic=self.topic, partition=self.partition, offset=self.offset)
+
+
+class _EventPlace(msgspec.Struct, frozen=True, gc=False):
+    """The position of the event in Kafka, among the fields of an archived dead letter."""
+
+    topic: str
+    partition: int
+    offset: int
 
 
 def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
@@ -156,6 +168,12 @@ def topic_record(letter: bytes, payload: bytes) -> bytes:
     The payload becomes the last field. Error classes are those that customers see.
     """
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
+
+
+def event_place(letter: bytes) -> tuple[str, int, int]:
+    """Return topic, partition and offset of the event of an archived dead letter."""
+    found = _places.decode(letter)
+    return _text(found.topic), found.partition, found.offset
 
 
 def attempt_rows(record: LogRecord, at: dt.datetime) -> list[AttemptRow]:
@@ -217,6 +235,9 @@ def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
             endpoint_id=registry_id(record.endpoint_id),
             webhook_id=_text(entry.webhook_id),
             dead_lettered_at=_moment(entry.dead_lettered_at_ms),
+            topic=_text(entry.topic),
+            partition=entry.partition,
+            offset=entry.offset,
         )
         for entry in record.entries
         if isinstance(entry, RedrivenEntry)
@@ -270,3 +291,6 @@ def _moment(epoch_ms: float) -> dt.datetime:
         return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError) as exc:
         raise errors.RecordUnreadable("it has a time outside the calendar") from exc
+
+
+_places = msgspec.json.Decoder(_EventPlace)

@@ -10,7 +10,9 @@ import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Sequence
+from typing import Any
 
+from subscriptions_db.archive.ingest import archived_rows
 from subscriptions_db.archive.ingest.archived_rows import DeadLetterRow, RedrivenRow
 from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
@@ -29,16 +31,25 @@ def settle(
     transaction with its note would not see each other.
     """
     if redriven:
-        columns = {name: [getattr(note, name) for note in redriven] for name in _NAMES}
+        columns: dict[str, Any] = {name: [getattr(note, name) for note in redriven] for name in _NAMES}
         connection.execute(query("put_redrive_notes"), columns | {"now": now})
     ids = {letter.webhook_id for letter in new} | {note.webhook_id for note in redriven}
     noted = [row["webhook_id"] for row in connection.execute(query("webhook_ids_with_notes"), {"webhook_ids": list(ids)})]
     if not noted:  # the usual case, without a query of the dead letters
         return
-    found = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": noted}).fetchall()
-    connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})
-    _write_audit_entries(connection, collections.Counter(row["customer_id"] for row in found))
-    connection.execute(query("delete_settled_notes"), {"webhook_ids": noted})
+    pairs = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": noted}).fetchall()
+    applying = [pair for pair in pairs if _is_same_event(pair)]
+    marked = {pair["position"]: pair["customer_id"] for pair in applying if pair["state"] != "redriven"}
+    connection.execute(query("mark_redriven"), {"positions": list(marked), "now": now})
+    _write_audit_entries(connection, collections.Counter(marked.values()))
+    done = [pair for pair in applying if pair["has_same_time"]]
+    connection.execute(query("delete_settled_notes"), {name: [pair[name] for pair in done] for name in _NAMES})
+
+
+def _is_same_event(pair: dict[str, Any]) -> bool:
+    """Return True if a note is about the event of a dead letter. The note of an older version has no place of its event."""
+    noted = (pair["topic"], pair["partition"], pair["offset"])
+    return noted == (None, None, None) or noted == archived_rows.event_place(pair["letter"])
 
 
 def _write_audit_entries(connection: connect.Connection, redriven: collections.Counter[str]) -> None:

@@ -14,7 +14,7 @@ from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search import archived_dead_letters
 from subscriptions_db.archive.search import redrive_requests as turns
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
-from tests.support import archive
+from tests.support import archive, builders
 
 pytestmark = pytest.mark.integration
 LATER = archive.NOW + dt.timedelta(hours=1)
@@ -47,6 +47,10 @@ def count_notes(connection):
     return row["n"]
 
 
+PUT_NOTE_BEFORE_0035 = """
+insert into redrive_notes (customer_id, endpoint_id, webhook_id, dead_lettered_at, noted_at)
+values (%(customer_id)s, %(endpoint_id)s, %(webhook_id)s, %(dead_lettered_at)s, now()) on conflict do nothing
+"""
 E1, E2 = archive.letter(event_id="e1"), archive.letter(event_id="e2")
 
 
@@ -97,6 +101,44 @@ def test_a_note_is_about_one_endpoint_of_one_customer(connection):
     others = [archive.letter(event_id="e1", customer="c2"), archive.letter(event_id="e1", endpoint="ep2")]
     write(connection, taken(0, E1), *(taken(1 + place, event) for place, event in enumerate(others)), note(E1))
     assert [state for _, state in states(connection)] == ["redriven", "waiting", "waiting"]
+
+
+def reused(offset, *, at=archive.NOW):
+    """Return a dead letter of an event with the id `e1`, which the producer gave to several records."""
+    return archive.letter(event_id="e1", record=builders.record(offset=offset), dead_lettered_at=at)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("at", [archive.NOW, LATER])
+def test_a_note_is_about_one_of_two_records_with_one_webhook_id(connection, at, is_first):
+    """Regression: the earlier dead letter became `redriven`, and it was never enqueued."""
+    a, b = reused(7), reused(14, at=at)
+    steps = [(note(b),), (taken(0, a),), (taken(1, b),)]
+    for records in steps if is_first else [*steps[1:], steps[0]]:
+        write(connection, *records)
+    assert states(connection) == [("e1", "waiting"), ("e1", "redriven")]
+    assert count_notes(connection) == 0
+    [entry] = connection.execute("select after from audit_log").fetchall()
+    assert entry["after"] == {"count": 1}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_two_records_with_one_webhook_id_have_a_note_each(connection, is_first):
+    letters = [reused(7), reused(14)]  # given up at the same time
+    steps = [(note(*letters),), (taken(0, letters[0]),), (taken(1, letters[1]),)]
+    for records in steps if is_first else [*steps[1:], steps[0]]:
+        write(connection, *records)
+    assert (states(connection), count_notes(connection)) == ([("e1", "redriven")] * 2, 0)
+
+
+def test_a_note_of_the_previous_version_has_no_place_and_is_applied(connection):
+    row = archive.letter_row(E1)
+    asked = {name: getattr(row, name) for name in ("customer_id", "endpoint_id", "webhook_id", "dead_lettered_at")}
+    for _ in range(2):
+        connection.execute(PUT_NOTE_BEFORE_0035, asked)
+    assert count_notes(connection) == 1
+    write(connection, taken(0, E1), taken(1, E2))
+    assert (states(connection), count_notes(connection)) == ([("e1", "redriven"), ("e2", "waiting")], 0)
 
 
 @pytest.mark.parametrize("mark", [archived_dead_letters.discard, archived_dead_letters.redrive])

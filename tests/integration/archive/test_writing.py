@@ -313,9 +313,8 @@ def test_the_documented_grants_are_enough_to_archive(connection):
         connection.execute(grant)
     connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
     migrate.require_current(connection)
-    redriven = [
-        archived_rows.RedrivenRow(customer_id="c1", endpoint_id="ep1", webhook_id="msg_1", dead_lettered_at=archive.NOW)
-    ]
+    delivery = {"customer_id": "c1", "endpoint_id": "ep1", "webhook_id": "msg_1", "dead_lettered_at": archive.NOW}
+    redriven = [archived_rows.RedrivenRow(**delivery, topic="events.a", partition=0, offset=0)]
     record = dataclasses.replace(archive.taken_attempts(0, archive.outcome()), redriven=redriven)
     written = writer.write(connection, [archive.taken_letter(0), record], archive.KEPT, now=archive.NOW)
     assert (written.letters, written.attempts) == (1, 1)

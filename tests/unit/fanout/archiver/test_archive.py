@@ -212,6 +212,7 @@ def test_redrive_notes_are_rows_of_their_own_and_no_attempts():
     letter = archive.letter_row(written)
     for name in ("customer_id", "endpoint_id", "webhook_id", "dead_lettered_at"):
         assert getattr(noted, name) == getattr(letter, name)
+    assert archived_rows.event_place(letter.letter) == (noted.topic, noted.partition, noted.offset)
     assert archived_rows.redriven_rows(log_records.decode(archive.attempts(archive.outcome())[0])) == []
     with pytest.raises(errors.RecordUnreadable):
         archived_rows.redriven_rows(records.log(records.entry(RedrivenEntry), customer_id=""))
