@@ -22,7 +22,12 @@ MINIMAL = {"secrets": SECRETS}
 EVERYTHING = {
     "image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": ["registry"]},
     "config": {
-        "kafka": {"bootstrap_servers": "kafka:9093", "sasl_username": "fanout", "spark_options": {"client.rack": "a"}},
+        "kafka": {
+            "bootstrap_servers": "kafka:9093",
+            "sasl_username": "fanout",
+            "ssl_ca_file": "/etc/certificates/ca.crt",
+            "spark_options": {"client.rack": "a"},
+        },
         "delivery": {"allow_ports": [443], "unlimited_hosts": ["*.gateway.example.com"]},
         "source": {"topic_pattern": r"events\..+", "max_events_per_batch": 2_000_000},
         "schema_registry": {"topic_pattern": r"events\..+", "url": "https://schemas:8081", "username": "fanout"},
@@ -33,6 +38,7 @@ EVERYTHING = {
         "kafkaPassword": {"name": "kafka", "key": "secret"},
         "schemaRegistryPassword": {"name": "schemas"},
     },
+    "certificates": {"configMap": "authorities", "secret": "kafka-client"},
     "secretsRevision": "2026-11",
     "serve": {
         "enabled": True,

@@ -132,6 +132,41 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
       {{- end }}
 {{- end }}
 
+{{/* Files of `certificates`, in all pods of the platform. Empty: there are none. */}}
+{{- define "fanout.certificateMount" -}}
+{{- if or .Values.certificates.configMap .Values.certificates.secret -}}
+- {name: certificates, mountPath: /etc/certificates, readOnly: true}
+{{- end -}}
+{{- end }}
+
+{{- define "fanout.certificateVolume" -}}
+{{- if or .Values.certificates.configMap .Values.certificates.secret -}}
+- name: certificates
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with .Values.certificates.configMap }}
+      - configMap: {name: {{ . }}}
+      {{- end }}
+      {{- with .Values.certificates.secret }}
+      - secret: {name: {{ . }}}
+      {{- end }}
+{{- end -}}
+{{- end }}
+
+{{/* Refuse a setting that names a file which no pod has. The image has the authorities of the system. */}}
+{{- define "fanout.requireFiles" -}}
+{{- range $area, $fields := .Values.config }}
+{{- range $field, $value := $fields }}
+{{- if and (hasSuffix "_file" $field) $value (not (hasPrefix "/etc/ssl/certs/" $value)) }}
+{{- if not (and (include "fanout.certificateMount" $) (hasPrefix "/etc/certificates/" $value)) }}
+{{- fail (printf "config.%s.%s: no pod has the file %s. Put it into a ConfigMap or a Secret, name that in certificates.configMap or certificates.secret, and set /etc/certificates/KEY" $area $field $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "fanout.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
