@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import fifo, shard_scheduler, timer_wheel
+from delivery.webhooks.retries import endpoint_state, fifo, shard_scheduler, timer_wheel
 from delivery.webhooks.state import compaction, segment_store
 from tests.support import retries
 from tests.support.retries import NOW
@@ -58,7 +58,7 @@ class Run:
         self.waiting = collections.defaultdict(dict)
         """By FIFO, the entries that have not ended, by id and in order."""
         self.leased = {}
-        """By FIFO, its lease and when the lease began."""
+        """By FIFO, its lease, when the lease began, and the time of the first decision after it (None: there was none)."""
         self.ended = collections.Counter()
         self.came = 0
         self.past = []
@@ -67,9 +67,11 @@ class Run:
         self.now_ms += after_ms
         records = [self.arrives(**fields) for fields in arrived]
         records += [answer for fields in given for answer in self.answered(**fields)]
-        for key, (_, left_ms) in list(self.leased.items()):
-            if left_ms + self.shard.policy.lease_timeout_s * 1000 <= self.now_ms:
-                del self.leased[key]
+        for key, (lease, left_ms, first_ms) in list(self.leased.items()):
+            later_ms = self.now_ms if first_ms is None else first_ms
+            self.leased[key] = lease, left_ms, later_ms
+            if later_ms + self.shard.policy.lease_timeout_s * 1000 <= self.now_ms:
+                del self.leased[key]  # it may have expired
         again = self.shard.decided(records, now_ms=self.now_ms)
         leases = self.shard.step(*records, now_ms=self.now_ms)
         assert shard_scheduler.encoded(again.index) == shard_scheduler.encoded(self.shard.last.index), "it would not replay"
@@ -93,7 +95,7 @@ class Run:
         kept = sum(stored.live for stored in index.segments.segments.values())
         assert kept or not backlog.events
         if self.leased:
-            assert backlog.due_ms - self.shard.look_ahead_ms <= self.now_ms + shard_scheduler.LEASED_POLL_MS
+            assert backlog.due_ms - self.shard.look_ahead_ms <= self.now_ms + endpoint_state.LEASED_POLL_MS
 
     def arrives(self, endpoint, customer, count, **fields):
         made = [self.made(**fields) for _ in range(count)]
@@ -117,7 +119,7 @@ class Run:
         if not self.leased or kind == "lost":
             return []
         key = min(self.leased, key=lambda each: self.leased[each][1])
-        lease, _ = self.leased.pop(key)
+        lease, *_ = self.leased.pop(key)
         if kind == "held":
             return [retries.blocked(lease)]
         returned = {}
@@ -158,7 +160,7 @@ class Run:
         if lease.order_key is not None:
             first = list(known)[: len(lease.entries)]
             assert [name(each) for each in lease.entries] == first, "a later one before an earlier one"
-        self.leased[key] = lease, self.now_ms
+        self.leased[key] = lease, self.now_ms, None
 
     def given_up(self, lease):
         assert lease.number == 0

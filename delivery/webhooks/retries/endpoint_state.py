@@ -18,6 +18,8 @@ from delivery.webhooks.retries import fifo, retry_messages
 from delivery.webhooks.retries.window import NEVER_MS, ShardPolicy, Window
 from delivery.webhooks.state import segment_store
 
+LEASED_POLL_MS = 1000
+"""Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 COMPLETED_KEPT_MS = 60_000
 """Milliseconds for which a completion is kept whose retry entry has not arrived. No entry arrives later than that after the
 completion of its background attempt."""
@@ -107,19 +109,22 @@ class EndpointState(msgspec.Struct, array_like=True):
         """Yield the slices of each FIFO, for SegmentStore.write."""
         return (line.slices for line in self.fifos.values())
 
-    def due_ms(self, policy: ShardPolicy) -> int:
+    def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
         """Return the time, in ms since the epoch, at which the endpoint needs a decision, if nothing happens before.
 
         A message for the endpoint, or a due entry in the timer wheel, causes a decision earlier. The cases:
-        1. A lease expires.                    3. A further lease may begin.
-        2. An entry expires.                   4. The state, or a completion in it, may be dropped.
+        1. A lease begins to be unreported.    4. A further lease may begin.
+        2. A lease expires.                    5. The state, or a completion in it, may be dropped.
+        3. An entry expires.
         """
         has_slots = self.free_slots(policy) > 0
         times = [NEVER_MS if self.fifos else self.window.kept_until_ms(policy)]
         times += [at_ms + COMPLETED_KEPT_MS for at_ms in self.completed.values()]
         for line in self.fifos.values():
-            if line.leased:
-                times.append(line.leased_at_ms + round(policy.lease_timeout_s * 1000))
+            if line.leased and not line.unreported_since_ms:
+                times.append(now_ms + LEASED_POLL_MS)
+            elif line.leased:
+                times.append(line.unreported_since_ms + round(policy.lease_timeout_s * 1000))
             elif line.slices:
                 times.append(line.expires_ms)
                 times += [max(self.window.backoff_until_ms, line.not_before_ms)] if has_slots else []
@@ -160,7 +165,7 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
     is_failing = state.window.is_failing(policy, now_ms)
     return IndexEntry(
         written=_encoder.encode(state),
-        due_ms=state.due_ms(policy),
+        due_ms=state.due_ms(policy, now_ms),
         events=state.events,
         size=state.size,
         since_ms=min((slice_.since_ms for slices in state.lists() for slice_ in slices), default=NEVER_MS),

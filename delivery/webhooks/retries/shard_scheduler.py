@@ -12,7 +12,8 @@ An entry whose background attempt is in flight waits in the timer wheel too. If 
 
 The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small. Each
 decision that changes something writes it. An entry leaves the state when a report or a background attempt has its result, or
-when it is given up. If no report of a lease comes within `lease_timeout_s`, its entries are leased again.
+when it is given up. If no report of a lease comes within `lease_timeout_s` after the next decision, its entries are leased
+again.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ VERSION = 2
 MAX_LEASED_BYTES = 64 * 1024 * 1024
 """Maximum of bytes of events that one decision leases or gives up as expired; the last lease may exceed it. The leases of a
 decision are in memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
-LEASED_POLL_MS = 1000
-"""Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 
 
 class Index(msgspec.Struct, array_like=True):
@@ -125,7 +124,8 @@ def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
             continue
         events += entry.events
         size += entry.size
-        times.append((min(entry.due_ms, now_ms + LEASED_POLL_MS) if entry.is_leased else entry.due_ms, entry.since_ms))
+        latest_ms = now_ms + endpoint_state.LEASED_POLL_MS if entry.is_leased else entry.due_ms
+        times.append((min(entry.due_ms, latest_ms), entry.since_ms))
         if entry.suppressed_until_ms > now_ms:
             suppressed.add(endpoint_state.endpoint_id(key))
     return backlog.Pending(
@@ -320,7 +320,10 @@ class _Scheduler:
 
     def _expire_endpoint(self, key: str, endpoint: EndpointState, expired_ms: int) -> None:
         for order_key, line in endpoint.fifos.items():
-            if line.leased and line.leased_at_ms <= expired_ms:
+            if line.leased and not line.unreported_since_ms:
+                line.unreported_since_ms = self._now_ms
+                self._decision.changed = True
+            elif line.leased and line.unreported_since_ms <= expired_ms:
                 line.leased = 0
                 self._decision.changed = True
             if line.slices and not line.leased and line.expires_ms <= self._now_ms and self._room > 0:
@@ -356,7 +359,8 @@ class _Scheduler:
         entries = line.ready(self._store, most, self._now_ms)
         if entries:
             self._index.last_lease += 1
-            line.lease, line.leased, line.leased_at_ms = self._index.last_lease, len(entries), self._now_ms
+            # `now_ms` is no time for the lease: a micro-batch that runs again after an outage has its old time.
+            line.lease, line.leased, line.unreported_since_ms = self._index.last_lease, len(entries), 0
             self._room -= sum(entry.size for entry in entries)
             is_probe = endpoint.window.is_degraded
             self._emit(key, entries, order_key=order_key, number=line.lease, given_up=None, is_probe=is_probe)

@@ -53,8 +53,8 @@ class ShardPolicy:
     """Maximum of events of one endpoint that may wait in the retry lane."""
     disable_after_s: float = 432_000.0
     lease_timeout_s: float = 120.0
-    """Seconds after which a lease without a report expires. Its entries are then leased again. A worker reports
-    earlier, and requeues the entries that it did not attempt."""
+    """Seconds after which a lease without a report expires, from the first later decision on. Its entries are then leased
+    again. A worker reports earlier, and requeues the entries that it did not attempt."""
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):

@@ -3,6 +3,7 @@
 from tests.support.retries import NOW, Shard, entry, events_of, ids, postponed, reported, requeue
 
 TEN_MINUTES = 600_000
+TWO_MINUTES = 120_000
 
 
 def test_a_clock_behind_changes_no_order_of_entries():
@@ -29,6 +30,19 @@ def test_a_requeue_from_a_fast_clock_waits_by_the_clock_of_its_shard():
     shard.step(reported(lease, requeue(0, fast + 5000), at_ms=fast), now_ms=NOW)
     assert shard.step(now_ms=NOW + 4999) == []
     assert [lease.number for lease in shard.step(now_ms=NOW + 5000)] == [2]
+
+
+def test_a_lease_of_a_micro_batch_that_runs_again_does_not_expire_at_once():
+    """Regression: the lease had the old time of its micro-batch. It expired a second later, and was in flight twice at once."""
+    shard, now_ms = Shard(lease_timeout_s=120), NOW + TEN_MINUTES
+    [lease] = shard.step(postponed(entry()), now_ms=NOW)
+    assert shard.backlog.due_ms == NOW + 1000
+    assert shard.step(now_ms=now_ms) == []
+    assert shard.last.changed
+    assert shard.step(now_ms=now_ms + TWO_MINUTES - 1) == []
+    assert not shard.last.changed
+    [again] = shard.step(now_ms=now_ms + TWO_MINUTES)
+    assert (again.entries, again.number) == (lease.entries, lease.number + 1)
 
 
 def test_an_entry_from_a_fast_clock_expires_by_the_clock_of_its_shard():
