@@ -26,6 +26,7 @@ from delivery.webhooks.sending import handshake
 from fanout.terminal import times
 from subscriptions_db.manifest import manifest, yaml_document
 from subscriptions_db.postgres import audit, connect, migrate
+from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import apply, endpoint_status, receiver_permission, registered_rows, rotation
 from subscriptions_db.secrets import keyring
 
@@ -127,6 +128,21 @@ def apply_manifest(
     with connect.connect(config.database) as connection:
         _require_usable(connection, ring)
         return apply.apply(connection, wanted, ring, dry_run=dry_run, prune=prune)
+
+
+def delete_endpoints(config: settings.Settings, endpoint_ids: list[str]) -> None:
+    """Delete endpoints with their subscriptions, and write an audit entry for each. Ids without an endpoint are ignored."""
+    with connect.connect(config.database) as connection, connect.translated_errors():
+        migrate.require_current(connection)
+        with apply.exclusive(connection), connection.transaction():
+            connection.execute("set transaction isolation level repeatable read")
+            rows = registered_rows.rows_of(connection, {"endpoint": endpoint_ids})["endpoint"]
+            connection.execute(query("delete_endpoints"), {"ids": list(rows)})
+            entries = [
+                audit.entry(audit.COMMAND, "delete", "endpoint", row_id, customer_id=row["customer"], before=row)
+                for row_id, row in rows.items()
+            ]
+            audit.note_many(connection, entries)
 
 
 def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> None:

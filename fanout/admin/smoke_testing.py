@@ -6,8 +6,8 @@ Runs in `fanout` commands. Registers an endpoint and a subscription, publishes a
 2. If the endpoint is the receiver that the command opens: the receiver got the event with a valid signature.
 
 The tenant, the customer and the topic of the test stay. A deleted topic would stop the lanes. A deleted tenant would turn an
-event that another lane has not read yet into a rejected record. Run one test at a time on a registry, because the clean-up
-deletes every endpoint of the test's customer.
+event that another lane has not read yet into a rejected record. Several tests may run at a time on a registry. Each deletes its
+own endpoint. A test that is killed leaves its endpoint behind, and a later test deletes that endpoint after LEFT_AFTER.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ NAME = "fanout-smoke-test"
 PUBLISH_EVERY_S = 5
 """Seconds after which the event is published again. A micro-batch that was planned before the endpoint was registered routes
 the first copy by the older registry."""
+LEFT_AFTER = dt.timedelta(hours=1)
+"""Age from which an endpoint of the test's customer is deleted as left over. An endpoint of a running test is younger, unless its
+`--timeout` is longer."""
 POLL_S = 0.25
 """Seconds between two checks of the delivery log and the receiver."""
 
@@ -179,17 +182,26 @@ def _shown(url: str) -> str:
 def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterator[str]:
     """Register the test's tenant, customer, endpoint and subscription, and yield the endpoint's signing secret.
 
-    At the end of the context, delete the endpoint and the subscription.
+    At the beginning, delete the endpoints that earlier tests left. At the end of the context, delete the endpoint and the
+    subscription.
     """
     kept: dict[str, Any] = {"tenants": [{"id": NAME}], "customers": [{"id": NAME, "name": "fanout smoke-test"}]}
     endpoint = {"id": endpoint_id, "customer": NAME, "url": url}
     subscription = {"id": endpoint_id, "endpoint": endpoint_id, "event_type": NAME, "tenants": [NAME]}
     guard = worker_plans.guard_of(config.delivery)
     wanted = manifest.check(kept | {"endpoints": [endpoint], "subscriptions": [subscription]}, guard)
+    registry_commands.delete_endpoints(config, _left_over(config))
     try:
-        yield registry_commands.apply_manifest(config, wanted, prune=True).new_secrets[endpoint_id]
+        yield registry_commands.apply_manifest(config, wanted).new_secrets[endpoint_id]
     finally:
-        registry_commands.apply_manifest(config, manifest.check(kept, guard), prune=True)
+        registry_commands.delete_endpoints(config, [endpoint_id])
+
+
+def _left_over(config: settings.Settings) -> list[str]:
+    """Return the ids of the endpoints that earlier tests left."""
+    before = dt.datetime.now(dt.UTC) - LEFT_AFTER
+    rows = registry_commands.get(config, registry_commands.kind_of("endpoints"), None)
+    return [row["id"] for row in rows if row["customer"] == NAME and row["created_at"] < before]
 
 
 @dataclass(slots=True)
