@@ -123,3 +123,21 @@ def test_the_chart_takes_the_examples_of_its_readme():
     assert rendering.rendered(mine)
     assert rendering.executor_template(mine | executors)
     assert rendering.rendered(mine | store | {"config": mine["config"] | store["config"]})
+
+
+@pytest.mark.parametrize("rendered", ["minimal", "executors", "on-a-store"])
+def test_the_documented_patch_lets_the_pod_of_a_driver_sleep(rendered):
+    """Regression: no document said how to run `fanout accept-loss` on Kubernetes. The chart must not change below the patch."""
+    [block] = [text for text in reading.blocks("docs/operations.md", "sh") if " patch deployment fanout-all " in text]
+    objects = yaml.safe_load_all((GOLDEN / f"{rendered}.yaml").read_text())
+    [driver] = [each for each in objects if each["kind"] == "Deployment" and each["metadata"]["name"] == "here-fanout-all"]
+    assert driver["spec"]["strategy"] == {"type": "Recreate"}
+    [container] = driver["spec"]["template"]["spec"]["containers"]
+    for change in json.loads(re.search(r"--patch '(.*?)'", block, re.DOTALL)[1]):
+        folder, _, name = change["path"].rpartition("/")
+        assert folder == "/spec/template/spec/containers/0"
+        assert (name in container) is (change["op"] == "remove"), name
+        container[name] = change.get("value")
+    assert {name for name in container if name.endswith("Probe") and container[name]} == set()
+    assert container["args"] is None
+    assert f"--config {container['volumeMounts'][0]['mountPath']}/fanout.toml accept-loss" in block
