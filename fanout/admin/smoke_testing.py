@@ -41,8 +41,8 @@ PUBLISH_EVERY_S = 5
 """Seconds after which the event is published again. A micro-batch that was planned before the endpoint was registered routes
 the first copy by the older registry."""
 LEFT_AFTER = dt.timedelta(hours=1)
-"""Age from which an endpoint of the test's customer is deleted as left over. An endpoint of a running test is younger, unless its
-`--timeout` is longer."""
+"""Age from which an endpoint of the test's customer is deleted as left over. An endpoint of a running test is younger, unless
+its `--timeout` is longer."""
 POLL_S = 0.25
 """Seconds between two checks of the delivery log and the receiver."""
 
