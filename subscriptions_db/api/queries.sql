@@ -105,7 +105,7 @@ select id from matching where id < %(place)s order by id desc limit %(limit)s;
 select count(*) as rows from matching;
 
 -- name: page_of_audit_log
--- The newest first.
+-- The newest first. An entry may be committed after entries with larger numbers.
 select entry_id, at, key_id, login, customer_id, action, entity, entity_id, before, after from audit_log
 where entry_id < %(before)s and (%(customer)s::text is null or customer_id = %(customer)s)
 order by entry_id desc limit %(limit)s;

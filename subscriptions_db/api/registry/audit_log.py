@@ -22,7 +22,8 @@ class AuditEntry(described.DescribedModel):
     """One change of the registry or of the archive."""
 
     entry_id: int
-    """The number of the entry. Later entries have larger numbers."""
+    """The number of the entry. An entry may become visible after entries with larger numbers, because its transaction took
+    longer."""
     at: dt.datetime
     """When the change was made."""
     key_id: str
