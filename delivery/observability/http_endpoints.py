@@ -6,6 +6,7 @@ request does not stop the process.
 
 from __future__ import annotations
 
+import functools
 import http.server
 import logging
 import threading
@@ -30,7 +31,8 @@ def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None
     In any case let the metric fanout_ready follow `watches`. `watches` has a watch for each lane of a job, or one watch of
     another process, by name. Called once, early in the start of a process. Raise SettingsError if the port cannot be opened.
     """
-    metrics.READY.set_function(lambda: all(health.readiness(watch.facts()).ok for watch in watches.values()))
+    for name, watch in watches.items():
+        metrics.READY.labels(name).set_function(functools.partial(_is_ready, watch))
     if not config.port:
         return
     try:
@@ -42,6 +44,10 @@ def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None
         ) from exc
     server.config, server.watches = config, watches
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+def _is_ready(watch: health.Watch) -> bool:
+    return health.readiness(watch.facts()).ok
 
 
 class _Server(http.server.ThreadingHTTPServer):

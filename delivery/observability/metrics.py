@@ -126,7 +126,11 @@ THROUGHPUT_OF_EXECUTOR = Gauge(
     "Records a second that one executor handled while the lane was behind; 0: not measured within 6 hours.",
     ["lane"],
 )
-SOURCE_UP = Gauge("fanout_source_up", "1 if Kafka answered the last request for the lag, else 0.")
+SOURCE_UP = Gauge(
+    "fanout_source_up",
+    "1 if Kafka answered the last request for the lane's lag, else 0. `fanout archive` counts as the lane archive.",
+    ["lane"],  # without a label, a process that never sets the metric would serve 0, and raise an alert
+)
 CPU_SECONDS = Counter(
     "fanout_cpu_seconds",
     "CPU time of all worker processes (workers), the driver's JVM (jvm) and the driver's Python (driver).",
@@ -163,7 +167,9 @@ CLOCK_AHEAD_SECONDS = Gauge(
 REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that the job routes by.")
 REGISTRY_CONFIRMED = Gauge(
     "fanout_registry_confirmed_timestamp_seconds",
-    "When Postgres last confirmed the revision that the job routes by. Alert on the age of this time.",
+    "When Postgres last confirmed the revision that the job routes by. Alert on the age of this time. It is absent before the "
+    "first time.",
+    ["process"],  # `driver`: the only process that sets the metric. Without a label, the others would serve 0
 )
 REGISTRY_ROWS = Gauge(
     "fanout_registry_rows", "Rows of the snapshot that the job routes by: tenants, endpoints, subscriptions.", ["kind"]
@@ -227,9 +233,11 @@ API_CONNECTIONS = Gauge(
 ARCHIVE_REPLAYED = Counter(
     "fanout_archive_replayed", "Deliveries that replays have enqueued in the retry lane, single ones or all of a time range."
 )
-READY = Gauge("fanout_ready", "1 if /readyz says ready, else 0.")
-
-
+READY = Gauge(
+    "fanout_ready",
+    "1 if /readyz says that the lane is ready, else 0. `fanout archive` and `fanout serve` count as the lanes archive and api.",
+    ["lane"],
+)
 REALTIME_CATCHING_UP = Gauge(
     "fanout_realtime_catching_up",
     "1 while the real-time lane delivers in micro-batches, because it fell behind or has too few slots; else 0.",

@@ -13,15 +13,29 @@ from subscriptions_db.secrets import keyring
 from tests.chart import rendering
 
 
-def test_the_alerts_are_those_of_the_parts_that_run():
-    def alerts(values):
-        [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(values)).values()
-        return {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
+def alerts(values):
+    [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(values | {"alerts": {"enabled": True}})).values()
+    return {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
 
+
+def test_the_alerts_are_those_of_the_parts_that_run():
     [group] = yaml.safe_load((rendering.CHART / "files" / "alerts.yaml").read_text())["groups"]
     every = alerts(rendering.EVERYTHING)
     assert every == {alert["alert"]: alert for alert in group["rules"]}
-    assert every.keys() - alerts(rendering.MINIMAL | {"alerts": {"enabled": True}}).keys() == {"FanoutArchiveStands"}
+    assert every.keys() - alerts(rendering.MINIMAL).keys() == {"FanoutArchiveStands"}
+
+
+@pytest.mark.parametrize(
+    ("values", "lanes"),
+    [
+        (rendering.APART, ["direct", "batch", "retry"]),
+        (rendering.MINIMAL | {"drivers": {"all": {"lanes": ["retry", "direct"]}}}, ["retry", "direct"]),
+    ],
+)
+def test_each_lane_of_a_driver_is_missed_when_it_is_absent(values, lanes):
+    """Regression: with two drivers, the alert FanoutAbsent did not fire while one of them lived."""
+    terms = alerts(values)["FanoutAbsent"]["expr"].split(" or ")
+    assert terms == [f'absent(fanout_ready{{lane="{lane}"}})' for lane in lanes]
 
 
 def test_the_dashboard_is_the_file_with_grafanas_label():

@@ -160,7 +160,7 @@ def test_each_event_arrives_once_while_brokers_are_killed_and_restarted(platform
     traffic.end()
     for endpoint in arrived:
         await_all(traffic.ids, endpoint)
-    assert_eventually(lambda: outside.sum("fanout_source_up"), lambda up: up == 1)
+    assert_eventually(lambda: outside.sum("fanout_source_up"), lambda up: up == 3)  # one for each lane
     assert_eventually(lambda: outside.sum("fanout_lag_records"), lambda lag: lag == 0)
     assert outside.probe("/readyz") == (200, "running")
     assert platform.stop(job) == 0, platform.log()

@@ -104,7 +104,8 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
     assert outside.sum("fanout_registry_broadcast_bytes") > 0
     assert all(outside.sum("fanout_cpu_seconds_total", process=process) > 0 for process in ("workers", "jvm", "driver"))
     assert_eventually(lambda: outside.sum("fanout_lag_records", topic=f"{platform.name}.order"), lambda lag: lag == 0)
-    assert outside.sum("fanout_source_up") == outside.sum("fanout_ready") == 1
+    for lane in ("direct", "batch", "retry"):
+        assert outside.sum("fanout_source_up", lane=lane) == outside.sum("fanout_ready", lane=lane) == 1
 
     own_postgres.kill()
     assert_eventually(

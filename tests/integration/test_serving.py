@@ -63,7 +63,7 @@ def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
         path for block in blocks("docs/operations.md", "sh") for path in re.findall(r"curl http://127.0.0.1:9108(/\S+)", block)
     }
     assert {path: served.get(path)[0] for path in paths} == {"/readyz": 200, "/healthz": 200, "/metrics": 200}
-    assert b"fanout_ready 1.0" in served.get("/metrics")[1]
+    assert b'fanout_ready{lane="direct"} 1.0' in served.get("/metrics")[1]
     assert served.get("/")[0] == 404
 
 

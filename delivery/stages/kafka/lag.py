@@ -53,12 +53,12 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
                 "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers, and a retry "
                 "follows. If this is logged again, check the brokers, and that the job may describe its topics", lane, exc,
             )  # fmt: skip
-            metrics.SOURCE_UP.set(0)
+            metrics.SOURCE_UP.labels(lane).set(0)
             lane_watch.observe(health.Backlog(handled=handled, handled_at_s=progress.at_s), is_source_up=False)
             # After a change of the leader this client asks the old one, and is refused, for up to 15 minutes.
             admin = None
         else:
-            metrics.SOURCE_UP.set(1)
+            metrics.SOURCE_UP.labels(lane).set(1)
             for topic, lag in waiting.items():
                 metrics.LAG_RECORDS.labels(lane, topic).set(lag)
             lane_watch.observe(

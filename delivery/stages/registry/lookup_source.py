@@ -68,7 +68,6 @@ class Lookups:
         self._patiently = connect.retry_until_available(stop)
         self._pause_reason: str | None = "the registry has not been read yet"
         self._asked_at = 0.0
-        metrics.REGISTRY_CONFIRMED.set_function(self._confirmed_at)
 
     def source(self, _: SparkContext, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
         """Wait until Postgres answers and has all migrations, and return the source for the tasks of the next micro-batch.
@@ -111,6 +110,7 @@ class Lookups:
             self._pause_reason = str(exc)
             raise
         self._pause_reason, self._asked_at = None, time.time()
+        metrics.REGISTRY_CONFIRMED.labels("driver").set_function(self._confirmed_at)
         return revision
 
     def _confirmed_at(self) -> float:

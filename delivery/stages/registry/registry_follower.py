@@ -204,7 +204,7 @@ class Follower:
         with self._confirmed:
             self._published, self._failure = published, None
             self._confirmed.notify_all()
-        metrics.REGISTRY_CONFIRMED.set_to_current_time()
+        metrics.REGISTRY_CONFIRMED.labels("driver").set_to_current_time()
         metrics.REGISTRY_REVISION.set(published.revision)
         if before is None or before.base_id != published.base_id:
             self._base_faults = published.base.quarantined()

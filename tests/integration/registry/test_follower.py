@@ -6,12 +6,15 @@ A follower with a key ring that does not fit the registry does not start.
 import contextlib
 import datetime as dt
 import threading
+import time
 
+import prometheus_client
 import pytest
 from psycopg import conninfo
 
 from delivery import errors
 from delivery.config import settings
+from delivery.observability import metrics
 from delivery.registry_model import SignatureScheme
 from delivery.stages.registry import lookup_source, registry_follower
 from delivery.webhooks.http import guard
@@ -120,6 +123,23 @@ def test_a_command_that_writes_secrets_refuses_a_key_ring_that_opens_none(databa
     with pytest.raises(errors.SettingsError, match="sealed with key k1"):
         registry_commands.rotate_secret(wrong, "ep1", scheme=SignatureScheme.HMAC, overlap=dt.timedelta())
     assert registry_reader.read_full(connection, ring, guard.Guard()).quarantined() == {}
+
+
+def test_the_registry_has_no_age_before_postgres_has_confirmed_it(database, ring_key):
+    """Regression: its time was 0 until the first answer, so the alert FanoutRegistryAway fired at the start of a job."""
+
+    def confirmed_s():
+        return prometheus_client.REGISTRY.get_sample_value("fanout_registry_confirmed_timestamp_seconds", {"process": "driver"})
+
+    metrics.REGISTRY_CONFIRMED.clear()
+    began_s = time.time()
+    lookups = lookup_source.Lookups(config(database, {"k1": ring_key}), stop=threading.Event())
+    assert confirmed_s() is None
+    lookups.source(None, "direct")
+    assert confirmed_s() >= began_s
+    metrics.REGISTRY_CONFIRMED.clear()
+    with following(config(database, {"k1": ring_key})):
+        assert_eventually(confirmed_s, lambda at_s: at_s is not None and at_s >= began_s)
 
 
 def test_the_reason_of_a_pause_names_the_fault_of_the_last_read(database, connection, ring_key):

@@ -1,0 +1,83 @@
+"""The alerts about the job fire for lanes of the job alone, and never for `fanout archive` or `fanout serve`."""
+
+import re
+import subprocess
+import sys
+import threading
+
+import prometheus_client
+import pytest
+import yaml
+
+from delivery import job
+from delivery.config import settings
+from delivery.observability import health, http_endpoints
+from delivery.observability.health import Phase
+from fanout.archiver import process
+from subscriptions_db.api.server import run
+from tests.support.reading import ROOT
+
+[RULES] = yaml.safe_load((ROOT / "deploy" / "helm" / "fanout" / "files" / "alerts.yaml").read_text())["groups"]
+ALERTS = {rule["alert"]: rule for rule in RULES["rules"]}
+OF_LANES = ("FanoutAbsent", "FanoutNotReady", "FanoutKafkaAway")
+CONFIRMED = "fanout_registry_confirmed_timestamp_seconds"
+OTHERS = (process.NAME, run.NAME)
+
+
+def selected(selector, lane):
+    """Return True if a selector of PromQL, such as `fanout_ready{lane="direct"}`, selects the series of a lane."""
+    labels = re.fullmatch(r"fanout_\w+(?:\{(.*)\})?", selector)[1] or ""
+    matchers = re.findall(r'(\w+)(=~|=)"([^"]*)"', labels)
+    return all(re.fullmatch(text if kind == "=~" else re.escape(text), lane) for name, kind, text in matchers if name == "lane")
+
+
+def selectors(alert):
+    return re.findall(r"fanout_\w+(?:\{[^}]*\})?", ALERTS[alert]["expr"])
+
+
+def test_a_process_without_lanes_has_no_metric_of_the_jobs_alerts():
+    """Regression: each process served these metrics as 0, so two alerts fired for ever, and FanoutAbsent never."""
+    names = {re.match(r"\w+", selector)[0] for alert in (*OF_LANES, "FanoutRegistryAway") for selector in selectors(alert)}
+    source = (
+        "import fanout.archiver.process, subscriptions_db.api.server.run\n"
+        "import prometheus_client\n"
+        "print(*(sample.name for family in prometheus_client.REGISTRY.collect() for sample in family.samples))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    served = set(done.stdout.split())
+    assert names == {"fanout_ready", "fanout_source_up", CONFIRMED}
+    assert "fanout_api_polls_waiting" in served
+    assert not names & served
+
+
+def test_the_age_of_the_registry_needs_a_time_and_patience():
+    """Regression: the time 0 of a starting driver counted, and nothing waited for its first snapshot."""
+    assert f"({CONFIRMED} > 0)" in ALERTS["FanoutRegistryAway"]["expr"]
+    assert ALERTS["FanoutRegistryAway"]["for"]
+
+
+@pytest.mark.parametrize("alert", OF_LANES)
+def test_an_alert_of_lanes_selects_lanes_of_the_job_alone(alert):
+    """Regression: series of the API and the archive hid that the job was absent, and fired the other alerts."""
+    found = {lane for selector in selectors(alert) for lane in (*job.LANES, *OTHERS) if selected(selector, lane)}
+    assert found == set(job.LANES) - ({"realtime"} if alert == "FanoutAbsent" else set())
+
+
+def test_the_absence_of_each_lane_is_an_alert_of_its_own():
+    """Regression: while one of two drivers lived, nothing reported that the other one was absent."""
+    terms = ALERTS["FanoutAbsent"]["expr"].split(" or ")
+    assert terms == [f'absent(fanout_ready{{lane="{lane}"}})' for lane in ("direct", "batch", "retry")]
+
+
+def test_restarts_do_not_reset_the_alert_about_lanes_that_are_not_ready():
+    """Regression: the series vanished at each restart, so `for: 5m` began again, and a crash loop fired no alert."""
+    rule = ALERTS["FanoutNotReady"]
+    assert rule["expr"].startswith("sum_over_time(max by (lane) (fanout_ready{")
+    assert "for" not in rule
+
+
+def test_each_lane_has_a_readiness_of_its_own():
+    watches = {name: health.Watch(pause_reason=lambda: None, stop=threading.Event()) for name in ("ready", "starting")}
+    watches["ready"].enter(Phase.RUNNING)
+    http_endpoints.serve(settings.Metrics(), watches)
+    assert [prometheus_client.REGISTRY.get_sample_value("fanout_ready", {"lane": name}) for name in watches] == [1, 0]
