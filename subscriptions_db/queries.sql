@@ -24,6 +24,13 @@ create table if not exists migrations (
 -- name: has_migrations
 select to_regclass('migrations') is not null;
 
+-- name: hidden_customers
+-- True for a role to which the policies of customers' tables apply. Without the role fanout_api there are no policies yet.
+select
+    rolname as login,
+    coalesce(pg_has_role(oid, to_regrole('fanout_api')::oid, 'usage'), false) and not (rolsuper or rolbypassrls) as are_hidden
+from pg_roles where rolname = current_user;
+
 -- name: applied_migrations
 select name, sha256 from migrations;
 

@@ -32,7 +32,7 @@ from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_n
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect, migrate, row_security
 from subscriptions_db.replays import progress
 
 log = logging.getLogger(__name__)
@@ -268,6 +268,7 @@ class Archiver:
         return ArchivedRecord(topic=topic, partition=partition, offset=offset)
 
     def _maintain(self, connection: connect.Connection) -> None:
+        row_security.require_all_customers(connection)  # the role may be granted at any time, and some rows are deleted below
         today = partitions.day_of(_now())
         kinds: tuple[tuple[partitions.ArchiveTable, int], ...] = (
             ("dead_letters", self._kept.letters),

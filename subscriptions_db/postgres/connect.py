@@ -208,6 +208,19 @@ def valid_url_required(setting: str = "database.url") -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def role_required() -> Iterator[None]:
+    """Raise RegistryUnavailable if the API's login may not become one of the API's roles in Postgres."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise errors.RegistryUnavailable(
+            f"Postgres denies the API's login a role ({_said(exc.diag.message_primary)}), and requests are answered with 503. "
+            "Create a login of the API's own, a member of fanout_api and fanout_operator (docs/operations.md), and set "
+            "api.database_url. Never grant these roles to the login of database.url: the job would see no customer"
+        ) from exc
+
+
 _NOT_CONNECTED = (
     re.compile(r"connection to server at \"([\w.:%-]+)\"(?: \([^)]*\))?, (port \d+) failed: ([^\n@]*)(?:\n|$)"),
     re.compile(r"connection to server on (socket \"[^\"@]*\") failed: ([^\n@]*)(?:\n|$)"),

@@ -14,7 +14,7 @@ import psycopg
 import tenacity
 
 from delivery import errors
-from subscriptions_db.postgres import connect
+from subscriptions_db.postgres import connect, row_security
 from subscriptions_db.postgres.sql import query
 
 ATTEMPTS = 60
@@ -87,7 +87,11 @@ def _apply_one(connection: connect.Connection, migration: Migration) -> None:
 
 
 def require_current(connection: connect.Connection) -> None:
-    """Raise RegistryOutdated unless every migration of this version is applied unchanged. Newer migrations are allowed."""
+    """Raise RegistryOutdated unless every migration of this version is applied unchanged. Newer migrations are allowed.
+
+    Raise RegistryUnavailable if row-level security hides customers from the login.
+    """
+    row_security.require_all_customers(connection)
     with connect.translated_errors():
         row = connection.execute(query("has_migrations")).fetchone()
         if row is None or not next(iter(row.values())):

@@ -16,7 +16,7 @@ from delivery.config import settings
 from delivery.registry_model import EndpointId, TenantId
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing.registry_snapshot import Snapshot
-from subscriptions_db.postgres import connect
+from subscriptions_db.postgres import connect, row_security
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
@@ -54,7 +54,10 @@ class PostgresReader:
 
     def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot]) -> Snapshot:
         if self._connection is None:
-            self._connection = self._open.enter_context(connect.connect(self._database, application_name="fanout look-up"))
+            with contextlib.ExitStack() as opening:
+                opened = opening.enter_context(connect.connect(self._database, application_name="fanout look-up"))
+                row_security.require_all_customers(opened)
+                self._connection, self._open = opened, opening.pop_all()
         try:
             return read(self._connection, self._ring, self._guard)
         except (errors.RegistryUnavailable, errors.RegistryOutdated):

@@ -25,7 +25,7 @@ from delivery.registry_model import Revision
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 from delivery.webhooks.state import pickling
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect, migrate, row_security
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader as registry
@@ -194,9 +194,11 @@ class Follower:
         if published is not None and len(published.changes or ()) <= REBASE_ROWS:
             changes = registry.read_changes(connection, self._ring, self._guard, since=published.revision)
             if changes is not None:
+                row_security.require_all_customers(connection)  # after the read: the role may be granted at any time
                 self._publish(advanced(published, changes, self._clock()))
                 return
         base = registry.read_full(connection, self._ring, self._guard)
+        row_security.require_all_customers(connection)
         self._publish(Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock()))
 
     def _publish(self, published: Published) -> None:

@@ -136,7 +136,8 @@ class Store:
         with connect.translated_errors(), self._pool.connection() as connection:
             # One round trip for both statements needs a cursor that binds parameters on the client.
             rights = {"role": role, "customer_id": customer_id, "endpoint_ids": endpoint_ids}
-            psycopg.ClientCursor(connection).execute(query(begin), rights)
+            with connect.role_required():
+                psycopg.ClientCursor(connection).execute(query(begin), rights)
             try:
                 with connect.translated_errors():
                     yield connection
