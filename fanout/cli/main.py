@@ -129,7 +129,10 @@ def keys_generate() -> None:
 
 @keys.command("rotate")
 def keys_rotate(context: typer.Context) -> None:
-    """Encrypt every secret with the active key. Afterwards the other keys of the ring may be removed."""
+    """Encrypt every secret with the active key.
+
+    Restart every API with this key first. If a second run prints 0, the other keys of the ring may be removed.
+    """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     console.print(f"{registry_commands.rotate_keys(_settings(context))} secrets encrypted again with the active key")
