@@ -42,7 +42,7 @@ class QuotaLooks:
         """Look for reached quotas if a look is due, and set the metric. Call at each maintenance run.
 
         A failed look is logged, unless the one before failed for the same reason. The next look comes after the same wait as
-        after a successful one. Raise RegistryUnavailable only if the connection is lost.
+        after a successful one. Raise RegistryUnavailable only if a new connection is needed.
         """
         began = self._clock()
         if began < self._due_at:
@@ -50,7 +50,7 @@ class QuotaLooks:
         try:
             reached = quotas.record(connection, self._defaults, self._policy, now=dt.datetime.now(dt.UTC))
         except errors.RegistryUnavailable as exc:
-            if connection.closed:
+            if connect.needs_replacement(connection, exc):
                 raise
             self._log(str(exc))
         else:

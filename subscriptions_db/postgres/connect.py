@@ -197,6 +197,14 @@ def _changed_tables_noticed() -> Iterator[None]:
         ) from exc
 
 
+def needs_replacement(connection: Connection, exc: errors.RegistryUnavailable) -> bool:
+    """Return True if later statements need a new connection after this error.
+
+    The connection is closed, or Postgres refuses its prepared statements, because their tables changed.
+    """
+    return connection.closed or isinstance(exc.__cause__, psycopg.errors.FeatureNotSupported)
+
+
 @contextlib.contextmanager
 def valid_url_required(setting: str = "database.url") -> Iterator[None]:
     """Raise SettingsError for an invalid connection URL, without quoting the URL. `setting` is the name of its setting."""

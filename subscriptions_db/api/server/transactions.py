@@ -142,9 +142,8 @@ class Store:
                 with connect.translated_errors():
                     yield connection
             except errors.RegistryUnavailable as exc:
-                # The tables changed. The connection would keep its prepared statements, which Postgres refuses from now on.
-                if isinstance(exc.__cause__, psycopg.errors.FeatureNotSupported):
-                    connection.close()
+                if connect.needs_replacement(connection, exc):
+                    connection.close()  # the pool opens another
                 raise
 
 

@@ -1,6 +1,7 @@
 """Looks for reached quotas take a bounded share of the archiver's time, and a failed look does not stop it."""
 
 import prometheus_client
+import psycopg
 import pytest
 
 from delivery import errors
@@ -20,14 +21,14 @@ class Postgres:
     """Looks of a scripted length and end."""
 
     def __init__(self, clock):
-        self.looks, self.takes_s, self.error = 0, 1.0, None
+        self.looks, self.takes_s, self.error, self.cause = 0, 1.0, None, None
         self._clock = clock
 
     def record(self, *_, **__):
         self.looks += 1
         self._clock.now += self.takes_s
         if self.error:
-            raise errors.RegistryUnavailable(self.error)
+            raise errors.RegistryUnavailable(self.error) from self.cause
         return {quotas.Quota.ENDPOINTS: 4}
 
 
@@ -69,6 +70,13 @@ def test_a_failure_is_logged_once_for_each_reason(looks, postgres, clock, caplog
     reasons = [message.partition("quotas: ")[2].partition(".")[0] for message in caplog.messages]
     assert reasons == ["timeout", "denied", "denied"]
     assert prometheus_client.REGISTRY.get_sample_value("fanout_archive_quotas_reached", {"quota": "endpoints"}) == 4
+
+
+def test_refused_prepared_statements_make_the_archiver_connect_again(looks, postgres):
+    """Regression: after a migration changed a column's type, each look failed until the restart of the archive."""
+    postgres.error, postgres.cause = "the tables changed", psycopg.errors.FeatureNotSupported()
+    with pytest.raises(errors.RegistryUnavailable, match="the tables changed"):
+        looks.run(Connection())
 
 
 def test_a_lost_connection_makes_the_archiver_pause(looks, postgres, caplog):
