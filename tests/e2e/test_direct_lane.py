@@ -135,7 +135,7 @@ def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
         job = platform.start("--lanes", "direct", keys={"ring": {"test": stack.new_key()}}, metrics=metrics)
         lacks = f"trying again: the registry lacks the migrations {newest['name']}: run `fanout db migrate`"
         assert_eventually(platform.log, lambda log: lacks in log, within_s=90)
-        assert metric(metrics["port"], "ready") == 0
+        assert metric(metrics["port"], 'ready{lane="direct"}') == 0
         connection.execute("insert into migrations (name, sha256) values (%(name)s, %(sha256)s)", newest)
     assert job.wait(JOB_TIMEOUT_S) == 2
     assert platform.log().rstrip().splitlines()[-1].startswith("fanout: setting keys.ring does not fit the registry: ")

@@ -33,7 +33,10 @@ def shared(kafka, postgres, tmp_path_factory):
         for event_type in ("quiet", "counted", "followed", "failing", "refused"):
             platform.create_topic(event_type)
         job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4})
-        assert_eventually(lambda: job.metric("ready"), lambda ready: ready == 1, within_s=START_S)
+        for lane in ("direct", "batch", "retry"):
+            assert_eventually(
+                lambda name=lane: job.metric(f'ready{{lane="{name}"}}'), lambda ready: ready == 1, within_s=START_S
+            )
         yield platform, job
         platform.close()
 

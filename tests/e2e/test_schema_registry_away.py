@@ -74,7 +74,7 @@ def test_topics_wait_for_their_schemas_and_no_other_topic_does(platform):
         assert_eventually(paused, lambda counts: counts == [1, 1])
         waiting = f'lag_records{{lane="direct",topic="{topic}"}}'
         assert_eventually(lambda: metric(port, waiting), lambda lag: lag == len(first))
-        assert metric(port, "ready") == 1
+        assert metric(port, 'ready{lane="direct"}') == 1
         platform.publish(1, first=2)
         assert_eventually(collected, all_have("e2"))
         assert not set(platform.accepted()) & {"a1", "a2", "a3"}
