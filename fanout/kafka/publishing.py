@@ -30,7 +30,7 @@ MAX_RECORD_BYTES = 1_000_000
 EVENT_PARTITIONS = 4
 """Partitions of a topic that `fanout publish` or `fanout smoke-test` creates, and of a new `operations.topic`."""
 _STOPPED = "No line of a file was published; of standard input, the lines before this one were"
-"""What `fanout publish` has done when a line is wrong: it reads a whole file before it publishes the first line."""
+"""End of the message about a wrong line. `fanout publish` checks a whole file before it publishes the first line."""
 _OPTIONS: dict[str, str | int | float | bool] = {
     "linger.ms": 5,
     # A retry by the client must not publish an event twice. delivery.stages.kafka.sink says why one request is in flight.

@@ -22,7 +22,7 @@ from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 MAX_OVERLAP = dt.timedelta(days=30)
 """Maximum time in which an earlier secret signs beside a new one."""
 OVERLAP_0 = "`--overlap 0s`, in the API `overlap_s: 0`"
-"""How a request says that earlier secrets end at once."""
+"""The option and the field of a request that end earlier secrets at once, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

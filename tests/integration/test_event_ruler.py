@@ -1,4 +1,4 @@
-"""Where docs/filters.md says that our filters differ from those of Amazon EventBridge, and where it does not.
+"""The matcher that AWS has published differs from ours in the examples that docs/filters.md lists, and in no others.
 
 The other matcher is event-ruler, which AWS has published. Its jars are downloaded once, and compared with their digests.
 """

@@ -26,7 +26,7 @@ WHOLE_BYTES, PART_BYTES = 1024, 512
 compare 4 KB as a whole takes 1.3 µs an event, and to compare the two ends 0.8 µs. A payload of 300 bytes takes 0.3 µs."""
 WITH_SAME_WEBHOOK_ID = "with the same webhook-id, and receivers ignore it as a repeat"
 WITH_OWN_WEBHOOK_ID = "with a webhook-id of its own, and only receivers that compare source and id ignore it as a repeat"
-"""How the event is delivered, for the log: by default, and if `source.reused_ids` is `told_apart`."""
+"""The two endings of the log line about a reused id. The second is for the setting `source.reused_ids = "told_apart"`."""
 
 
 class _Memory:

@@ -42,7 +42,7 @@ def test_a_filter_is_refused_as_documented(pattern, place, problem):
 
 @pytest.mark.parametrize(("pattern", "document", "here", "there"), filter_tables.differences())
 def test_a_difference_from_eventbridge_is_as_documented(pattern, document, here, there):
-    """What is written of EventBridge, tests/integration/test_event_ruler.py asks its matcher."""
+    """The test asks our matcher. tests/integration/test_event_ruler.py asks the matcher of AWS about the same rows."""
     ([wanted], [event]) = values(pattern), values(document)
     assert matches(wanted, event) is here.startswith("matches")
     assert there.startswith("matches") is not here.startswith("matches")
