@@ -63,25 +63,28 @@ def explained(error: Any, words: Mapping[str, str], *, is_yaml: bool = False) ->
     if kind in _OTHERS:
         return _OTHERS[kind]
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, but is {_kind_of(error['input'], is_yaml, is_text_wanted=_TYPES[kind] == 'text')}"
+        return (
+            f"must be {_TYPES[kind]}, but is {_kind_of(error['input'], is_yaml=is_yaml, is_text_wanted=_TYPES[kind] == 'text')}"
+        )
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**{name: _number(bound) for name, bound in context.items()})
     if kind == "string_pattern_mismatch":
         return words.get(context["pattern"], _NO_FORM)
     if kind in {"literal_error", "enum"}:
         values = re.findall("'([^']*)'", context["expected"])  # a Literal of enum members has <Granularity.HOUR: 'hour'>
-        return f"must be one of {', '.join(value or '(empty)' for value in values)}{_meant(error['input'], values, is_yaml)}"
+        meant = _meant(error["input"], values, is_yaml=is_yaml)
+        return f"must be one of {', '.join(value or '(empty)' for value in values)}{meant}"
     return str(error["msg"]).removeprefix("Value error, ") if kind == "value_error" else _NO_FORM
 
 
-def _meant(given: object, values: list[str], is_yaml: bool) -> str:  # noqa: FBT001
+def _meant(given: object, values: list[str], *, is_yaml: bool) -> str:
     if not isinstance(given, str):
-        return f", but is {_kind_of(given, is_yaml, is_text_wanted=True)}"
+        return f", but is {_kind_of(given, is_yaml=is_yaml, is_text_wanted=True)}"
     close = difflib.get_close_matches(given, values, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _kind_of(value: object, is_yaml: bool, *, is_text_wanted: bool) -> str:  # noqa: FBT001
+def _kind_of(value: object, *, is_yaml: bool, is_text_wanted: bool) -> str:
     """Return the kind of a value, never the value, and what to do if text was read as another kind."""
     if value is None:
         return "empty"

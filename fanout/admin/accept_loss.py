@@ -70,7 +70,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
         for lane in lanes:
             folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
             checkpoint = offset_log.Checkpoint(spark, folder)
-            before = paused_topics.restored(spark, folder, checkpoint.positions)
+            before = paused_topics.restored(spark, folder, checkpoint.positions)  # unless `is_dry`, these are the positions
             extents = scanner.extents({*before, *_event_topics(config, scanner, lane)})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents

@@ -180,9 +180,13 @@ def _registry(config: settings.Settings) -> str:
             f"{len(faults)} rows are quarantined, and nothing is delivered by them: {shown}. Add a key that is missing to "
             "keys.ring; correct any other fault with `fanout apply`",
         )
-    sealed = f"; keys in use beside {ring.active}: {', '.join(other_keys)}" if other_keys else ""
-    hint = ". Run `fanout keys rotate` before you remove one of them from keys.ring" if other_keys else ""
-    return f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions{sealed}{hint}"
+    counts = f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
+    if not other_keys:
+        return counts
+    return (
+        f"{counts}; keys in use beside {ring.active}: {', '.join(other_keys)}. Run `fanout keys rotate` before you remove one "
+        "of them from keys.ring"
+    )
 
 
 def _subscriptions(config: settings.Settings) -> str:

@@ -141,9 +141,8 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
 
 
 def _add_receipt(receipt: dict[str, Any], of: Callable[[str], bool], runs: dict[Place, list[HandledRange]]) -> bool:
-    if receipt["lane"] != DeliveryMode.DIRECT or not of(receipt["topic"]):
-        return False
-    if receipt.get("unconfirmed"):  # of the direct lane, before the topic moved: results of the run may be missing
+    # Unconfirmed: of the direct lane, before the topic moved. Results of the run may be missing.
+    if receipt["lane"] != DeliveryMode.DIRECT or receipt.get("unconfirmed") or not of(receipt["topic"]):
         return False
     found = runs.setdefault((receipt["topic"], receipt["partition"]), [])
     found.append(HandledRange(receipt["first_offset"], receipt["last_offset"]))

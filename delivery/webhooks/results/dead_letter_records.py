@@ -18,6 +18,7 @@ from delivery.payload_form import Opaque, PayloadForm
 from delivery.registry_model import CustomerId, DeliveryMode, EndpointId, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.events import opaque
 from delivery.webhooks.results.log_entries import Due
+from delivery.webhooks.state.json_decoding import JsonDecoder
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -179,8 +180,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 _encoder = msgspec.json.Encoder()
-_letters = msgspec.json.Decoder(DeadLetter)
-_documents = msgspec.json.Decoder(dict[str, Any])
+_letters = JsonDecoder[DeadLetter](DeadLetter)
+_documents = JsonDecoder[dict[str, Any]](dict[str, Any])
 
 
 def encode(letter: DeadLetter) -> bytes:
@@ -190,10 +191,7 @@ def encode(letter: DeadLetter) -> bytes:
 
 def decode(written: bytes) -> DeadLetter:
     """Return the dead letter in a record of the topic. Raise msgspec.DecodeError if the bytes are no dead letter."""
-    try:
-        return _letters.decode(written)
-    except (UnicodeDecodeError, RecursionError) as exc:
-        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
+    return _letters.decode(written)
 
 
 def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
@@ -201,8 +199,5 @@ def decode_with_document(written: bytes) -> tuple[DeadLetter, dict[str, Any]]:
 
     The record is parsed once. Raise msgspec.DecodeError if the bytes are no dead letter.
     """
-    try:
-        document = _documents.decode(written)
-    except (UnicodeDecodeError, RecursionError) as exc:
-        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
+    document = _documents.decode(written)
     return msgspec.convert(document, DeadLetter), document

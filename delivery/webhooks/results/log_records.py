@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from delivery.registry_model import DeliveryMode
 from delivery.webhooks.results.log_entries import Entry
+from delivery.webhooks.state.json_decoding import JsonDecoder
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="outcomes"):
@@ -83,10 +84,10 @@ class _Undecoded(msgspec.Struct, kw_only=True):
 ENTRY_TYPES: tuple[type[Entry], ...] = typing.get_args(Entry)
 _ENTRY_KINDS = {type_.__struct_config__.tag for type_ in ENTRY_TYPES}
 _encoder = msgspec.json.Encoder()
-_records: msgspec.json.Decoder[LogRecord | OffsetReceipt] = msgspec.json.Decoder(LogRecord | OffsetReceipt)
-_entries: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
-_kinds = msgspec.json.Decoder(_Kind)
-_undecoded = msgspec.json.Decoder(_Undecoded)
+_records = JsonDecoder[AttemptsRecord](AttemptsRecord)
+_entries = JsonDecoder[Entry](Entry)
+_kinds = JsonDecoder[_Kind](_Kind)
+_undecoded = JsonDecoder[_Undecoded](_Undecoded)
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -111,12 +112,9 @@ def decode(written: bytes) -> AttemptsRecord | None:
     Raise msgspec.DecodeError if the job cannot have written the record.
     """
     try:
-        try:
-            return _records.decode(written)
-        except msgspec.ValidationError:
-            return _decode_known_kinds(written)
-    except (UnicodeDecodeError, RecursionError) as exc:
-        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
+        return _records.decode(written)
+    except msgspec.ValidationError:
+        return _decode_known_kinds(written)
 
 
 def _decode_known_kinds(written: bytes) -> LogRecord | None:

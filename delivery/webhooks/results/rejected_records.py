@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from delivery.webhooks.results.dead_letter_records import Header
+from delivery.webhooks.state.json_decoding import JsonDecoder
 
 
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -37,7 +38,7 @@ class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 _encoder = msgspec.json.Encoder()
-_records = msgspec.json.Decoder(RejectedRecord)
+_records = JsonDecoder[RejectedRecord](RejectedRecord)
 
 
 def encode(record: RejectedRecord) -> bytes:
@@ -47,7 +48,4 @@ def encode(record: RejectedRecord) -> bytes:
 
 def decode(written: bytes) -> RejectedRecord:
     """Return a record of the topic. Raise msgspec.DecodeError if the job cannot have written it."""
-    try:
-        return _records.decode(written)
-    except (UnicodeDecodeError, RecursionError) as exc:
-        raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
+    return _records.decode(written)

@@ -183,11 +183,11 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
     since = signal.since or signal.at
     if known.disabled_at == since:
         return known, None
-    is_reported = _is_over(known.disabled_reported_at, signal.at, policy)
-    if known.is_failing and not is_reported:
+    may_report = _is_over(known.disabled_reported_at, signal.at, policy)
+    if known.is_failing and not may_report:
         return known, None
     after = msgspec.structs.replace(known, failures=0, failing_since=None, is_failing=False)
-    if not is_reported:
+    if not may_report:
         return after, None
     after = msgspec.structs.replace(after, disabled_at=since, disabled_reported_at=signal.at)
     return after, _operational_event(EventKind.DISABLED, signal, since, reason=signal.reason)

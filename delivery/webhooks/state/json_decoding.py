@@ -1,0 +1,27 @@
+"""Decode JSON as a type, with one kind of error for all bytes that are no such JSON.
+
+Runs in the executors, in the archive and in the commands. msgspec alone raises other errors for broken UTF-8 and for too many
+levels, so that a caller who leaves out foreign records would stop at one of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class JsonDecoder(Generic[T]):
+    """Decode JSON as `kind`, a type that msgspec knows."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+
+    def decode(self, written: bytes | msgspec.Raw) -> T:
+        """Return the decoded value. Raise msgspec.DecodeError for no JSON, and msgspec.ValidationError for another type."""
+        try:
+            return self._decoder.decode(written)
+        except (UnicodeDecodeError, RecursionError) as exc:
+            raise msgspec.DecodeError(f"the record is no UTF-8, or nested too deeply: {exc}") from exc
