@@ -83,6 +83,35 @@ def test_a_lane_that_has_committed_takes_the_topic_into_its_checkpoint(spark, tm
     assert offset_log.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}, "fast": {"0": 5}}
 
 
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """A real-time lane that read `fast` from offset 3 and handled 3 and 4, by its receipts, and has committed nothing."""
+    first = tmp_path / "realtime" / "sources" / "0" / "0"
+    first.parent.mkdir(parents=True)
+    first.write_text('\0v1\n{"fast":{"0":3}}')
+    receipts = {("fast", 0): [start_offsets.HandledRange(3, 4)]}
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda _, of: (receipts if of("fast") else {}, 1))
+    monkeypatch.setattr(completed_reader, "read", lambda _: frozenset())
+
+
+@pytest.mark.usefixtures("started")
+def test_topics_join_a_lane_that_has_committed_nothing(spark, tmp_path):
+    """Spark knows the first offsets of `fast` only, and would read `late` from its first record."""
+    committed(tmp_path / "direct", '{"slow":{"0":7},"late":{"0":9}}')
+    moved(spark, tmp_path, "fast|late")
+    start = start_offsets.read(spark, settings.Settings(), f"{tmp_path}/realtime")
+    assert (start.next_offsets, start.is_first) == ({("fast", 0): 5, ("late", 0): 9}, True)
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
+
+
+@pytest.mark.usefixtures("started")
+def test_a_topic_leaves_a_lane_that_has_committed_nothing(spark, tmp_path):
+    committed(tmp_path / "direct", '{"slow":{"0":7}}')
+    moved(spark, tmp_path, "")
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}, "fast": {"0": 5}}
+    assert start_offsets.read(spark, settings.Settings(), f"{tmp_path}/realtime").next_offsets == {}
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -44,7 +44,7 @@ def read(spark: SparkSession, name: str) -> str | None:
 
 
 def delete(spark: SparkSession, name: str) -> None:
-    """Delete the file `name` of a checkpoint, if it exists."""
+    """Delete the file or folder `name` of a checkpoint, if it exists."""
     manager, path = _manager(spark, name)
     manager.delete(path)
 

@@ -150,17 +150,22 @@ def _add_receipt(receipt: dict[str, Any], of: Callable[[str], bool], runs: dict[
 
 
 INITIAL_POSITIONS_FILE = "realtime-begins.json"
-"""File beside the lane's folder. It holds the first offsets of topics that moved from the direct to the real-time lane."""
+"""File beside the lane's folder. It holds the first offsets of a lane that has committed nothing since topics moved to it."""
 
 
-def save_initial_positions(spark: SparkSession, checkpoint: str, positions: offset_log.Positions) -> None:
-    """Save the first offsets of the moved topics, for a real-time lane that has committed nothing yet."""
+def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positions) -> None:
+    """Make a real-time lane that has committed nothing begin at `positions`. `checkpoint` is the lane's folder.
+
+    Delete that folder, because Spark keeps the first offsets of a started query there and would read other topics from their
+    first record. So `positions` must include the receipts since that start. After a crash before the deletion, both are read.
+    """
     offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
+    offset_log.delete(spark, checkpoint)
 
 
-def load_initial_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions:
-    """Return the first offsets that `save_initial_positions` saved; empty if there are none."""
-    return by_topic(_Checkpoint(spark, checkpoint).initial_positions)
+def load_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions:
+    """Return the committed positions of the lane whose folder is `checkpoint`, or those at which it began; empty: neither."""
+    return by_topic(_Checkpoint(spark, checkpoint).positions)
 
 
 def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) -> offset_log.Positions:
@@ -183,8 +188,8 @@ class _Checkpoint:
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._folder = folder
         beside = f"../{INITIAL_POSITIONS_FILE}"
-        self.initial_positions = _positions(self._last_line(beside)) if self._written_ms(beside) is not None else {}
-        self.positions: Mapping[Place, int] = self.initial_positions
+        initial = _positions(self._last_line(beside)) if self._written_ms(beside) is not None else {}
+        self.positions: Mapping[Place, int] = initial
         self.since_ms: int | None = None
         """Time of the last commit, or of the lane's first start if there is no commit. Milliseconds since the epoch; None: the
         lane has never read a record."""
@@ -196,7 +201,7 @@ class _Checkpoint:
         elif (began_ms := self._written_ms("sources/0/0")) is not None:
             self.since_ms = began_ms
             first = _positions(self._last_line("sources/0/0"))
-            self.positions = {place: max(at, self.initial_positions.get(place, 0)) for place, at in first.items()}
+            self.positions = {place: max(first.get(place, 0), initial.get(place, 0)) for place in first | initial}
 
     def _written_ms(self, name: str) -> int | None:
         path = self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")

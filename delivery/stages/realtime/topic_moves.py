@@ -9,7 +9,7 @@ checkpoint of the other lane. After a crash between two steps the next start rep
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from pyspark.sql import SparkSession
 
@@ -50,7 +50,7 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
         return
     root = config.spark.checkpoint.rstrip("/")
     direct, realtime = _opened(spark, f"{root}/direct"), _opened(spark, f"{root}/realtime")
-    kept = start_offsets.load_initial_positions(spark, f"{root}/realtime") if realtime is None else realtime.positions
+    kept = start_offsets.load_positions(spark, f"{root}/realtime")
     if not (kept or config.source.realtime_pattern):
         return
     at = {} if direct is None else direct.positions
@@ -58,21 +58,18 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
     _, gone = split_by_topic(kept, lambda topic: not source.is_realtime(config.source, topic))
     if not (come or gone):
         return
-    if not {"direct", "realtime"} <= set(names):
-        raise errors.SettingsError(
-            f"source.realtime_pattern moves {', '.join({**come, **gone})} between the lanes direct and realtime, and this job "
-            "runs only one of them. The job did not start, and nothing was moved: run both lanes in one job once (--lanes), so "
-            "that the topics keep their positions"
-        )
+    _require_both_lanes(names, {**come, **gone})
     if direct is None:
         raise errors.SettingsError(
             f"source.realtime_pattern leaves out {', '.join(gone)}, and lane direct has committed nothing yet: it would start "
             "these topics at source.starting_offsets. The job did not start, and nothing was moved. Set the earlier pattern, "
             "let lane direct handle an event of another topic, and then change the pattern"
         )
+    if gone or realtime is None:
+        start = start_offsets.read(spark, config, f"{root}/realtime", of=kept.__contains__)
+        kept = start_offsets.by_topic(start.next_offsets)
     if gone:
-        start = start_offsets.read(spark, config, f"{root}/realtime", of=gone.__contains__)
-        handled = start_offsets.by_topic(start.next_offsets, gone)
+        handled = split_by_topic(kept, gone.__contains__)[1]
         direct.change(lambda positions: merged(positions, handled))
         log.info("lane direct takes over the topics %s from lane realtime, at their positions", ", ".join(gone))
 
@@ -80,12 +77,21 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
         return merged(split_by_topic(positions, gone.__contains__)[0], come)
 
     if realtime is None:
-        start_offsets.save_initial_positions(spark, f"{root}/realtime", changed(kept))
+        start_offsets.begin_at(spark, f"{root}/realtime", changed(kept))
     else:
         realtime.change(changed)
     if come:
         direct.change(lambda positions: split_by_topic(positions, come.__contains__)[0])
         log.info("lane realtime takes over the topics %s from lane direct, at their positions", ", ".join(come))
+
+
+def _require_both_lanes(names: Collection[str], topics: Iterable[str]) -> None:
+    if not {"direct", "realtime"} <= set(names):
+        raise errors.SettingsError(
+            f"source.realtime_pattern moves {', '.join(topics)} between the lanes direct and realtime, and this job "
+            "runs only one of them. The job did not start, and nothing was moved: run both lanes in one job once (--lanes), so "
+            "that the topics keep their positions"
+        )
 
 
 def _opened(spark: SparkSession, folder: str) -> offset_log.Checkpoint | None:
