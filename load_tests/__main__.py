@@ -13,7 +13,7 @@ import typer
 from delivery import errors
 from load_tests import options
 from load_tests.curves import cli as curves_cli
-from load_tests.harness import flood, stage, stopping
+from load_tests.harness import flood, machine_speed, stage, stopping
 from load_tests.options import Folder, JsonFile, Replaced
 from load_tests.scaling import plots
 from load_tests.scaling import scenario as scaling_scenario
@@ -382,7 +382,7 @@ def _run(
     replaced: list[str] | None,
 ) -> None:
     stopping.install()
-    figures = run(scenario, options.terms(folder, replaced))
+    figures = machine_speed.beside(lambda: run(scenario, options.terms(folder, replaced)))
     document = orjson.dumps(figures, option=orjson.OPT_INDENT_2)
     sys.stdout.write(document.decode() + "\n")
     if json_file is not None:

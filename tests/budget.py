@@ -18,21 +18,13 @@ import time
 import psutil
 import pytest
 
+from load_tests.harness import machine_speed
+
 BUDGETS_S = {"unit": 45, "properties": 26, "simulation": 22, "integration": 135, "spark": 85, "e2e": 500}
 """CPU seconds of each set, as measured (docs/testing.md). A set that is not here is measured, and not judged."""
 TOLERANCE = 1.2
 LOOK_EVERY_S = 0.5
 PROBE_EVERY_S = 5.0
-PROBE_S = 0.0125
-"""CPU seconds that the probe takes on the machine of the budgets."""
-
-
-def probe() -> float:
-    """Return how many times longer a piece of work takes than on the machine of the budgets, in CPU seconds."""
-    began, total = time.thread_time(), 0
-    for number in range(500_000):
-        total += number * number
-    return (time.thread_time() - began) / PROBE_S
 
 
 def over(spent: dict[str, float], budgets: dict[str, float]) -> list[str]:
@@ -98,7 +90,7 @@ class Measuring:
     def pytest_runtest_protocol(self, item):
         name = set_of(item)
         if time.monotonic() - self._probed_at > PROBE_EVERY_S or not self._probes[name]:
-            self._probes[name].append(probe())
+            self._probes[name].append(machine_speed.slowdown())
             self._probed_at = time.monotonic()
         if name != self._set:
             self._count()

@@ -20,7 +20,7 @@ from delivery import errors
 from load_tests.curves import bulk_load, local_cluster
 from load_tests.curves.axes import Axis
 from load_tests.curves.population import Population
-from load_tests.harness import figures, platform, receiver, stage, traffic, usage
+from load_tests.harness import figures, machine_speed, platform, receiver, stage, traffic, usage
 from load_tests.scenarios import direct
 from subscriptions_db.postgres import connect
 
@@ -48,6 +48,8 @@ class Pass:
     """CPU of the job, from before the first event was published until its micro-batches were committed."""
     micro_batches: int
     """Micro-batches of the pass."""
+    slowdown: float
+    """Slowdown of the machine, the mean of before and after the pass (harness.machine_speed)."""
 
     @property
     def per_s(self) -> float:
@@ -157,6 +159,7 @@ def _pass(axis: Axis, value: int, number: int, deliveries: int, scene: _Scene) -
     job, customers, sent, population, fan_outs = scene
     types, fan_out = population.types_of(number), population.shapes[number].fan_out
     events = max(1, deliveries // fan_out)
+    slowdown = machine_speed.slowdown()
     # Spark's triggers are at multiples of the interval since the epoch.
     time.sleep(axis.trigger_s - time.time() % axis.trigger_s + AFTER_TRIGGER_S)
     began, commits, before = customers.count, len(job.micro_batches(LANE)), job.meter.read()
@@ -181,6 +184,7 @@ def _pass(axis: Axis, value: int, number: int, deliveries: int, scene: _Scene) -
         took_s=last_s - first_s + POLL_S,
         used=job.meter.read().since(before),
         micro_batches=len(job.micro_batches(LANE)) - commits,
+        slowdown=(slowdown + machine_speed.slowdown()) / 2,
     )
 
 

@@ -14,7 +14,7 @@ PAGE = "curves.md"
 ROLES = {"jvm": "the JVM", "driver": "the driver's Python", "worker": "the workers"}
 """Processes in words."""
 HEAD = ("value", "CPU µs: JVM", "driver", "worker", "total", "by pass", "deliveries/s", "ready, s", "broadcast, MB",
-        "peak MB: JVM", "driver", "worker", "lost", "twice")  # fmt: skip
+        "peak MB: JVM", "driver", "worker", "lost", "twice", "machine")  # fmt: skip
 """Head of the table of an axis."""
 
 
@@ -77,4 +77,5 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[list[str]]:
             *("" if point[name] is None else f"{point[name]:,}" for name in ("ready_s", "broadcast_mb")),
             *(f"{peak[role]:,}" if role in peak else "" for role in ROLES),
             *(f"{checks[name]:,}" if checks else "not compared" for name in ("lost", "duplicates")),
+            f"{point['slowdown']:.1f} ×" if "slowdown" in point else "",
         ]

@@ -43,6 +43,7 @@ def _point(axis: Axis, job: JobRun, value: int) -> dict[str, Any] | None:
         "cpu_us": _cpu_us(axis, passes),
         "cpu_us_by_pass": [_cpu_us(axis, [done])["total"] for done in passes],
         "micro_batches": sum(done.micro_batches for done in passes),
+        "slowdown": round(statistics.fmean(done.slowdown for done in passes), 2),
         "registered_s": _rounded(job.registered_s),
         "ready_s": _rounded(job.ready_s),
         "broadcast_mb": None if job.broadcast_mb is None else round(job.broadcast_mb, 3),

@@ -21,7 +21,7 @@ BUDGET = """
 from tests import budget
 
 budget.BUDGETS_S["burning"] = {}
-budget.probe = lambda: 1.0
+budget.machine_speed.slowdown = lambda: 1.0
 """
 """The settings of the inner run. It divides by no slowdown: on a machine that is five times slower, 1.5 s would count 0.3 s."""
 

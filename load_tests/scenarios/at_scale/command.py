@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from load_tests.harness import stage
+from load_tests.harness import machine_speed, stage
 from load_tests.scenarios.at_scale import bounds, html_report, plan, running, table
 
 NAMES = tuple(table.SCENARIOS)
@@ -57,7 +57,7 @@ def chosen(name: str, size: Size, limits: Iterable[str]) -> plan.Scenario:
 
 def run(scenario: plan.Scenario, terms: stage.Terms, *, json_file: Path | None, html_file: Path | None) -> bool:
     """Run the scenario, print its figures and verdicts, and return True if all bounds hold."""
-    figures = running.run(scenario, terms)
+    figures = machine_speed.beside(lambda: running.run(scenario, terms))
     if json_file is not None:
         json_file.write_bytes(_json(figures))
     if html_file is not None:

@@ -25,6 +25,7 @@ def done(value, *, jvm_s=0.01, workers_s=0.04, events=1_000, fan_out=1):
         took_s=0.5,
         used=usage.Usage(jvm_s=jvm_s, driver_s=0.0, workers_s=workers_s),
         micro_batches=1,
+        slowdown=1.5,
     )
 
 

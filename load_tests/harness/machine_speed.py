@@ -1,0 +1,30 @@
+"""Measure how fast this machine is now, so that figures of different hours and machines can be compared.
+
+The seconds of a fixed piece of Python are compared with those of the machine of the budgets (tests/budget.py). A virtual
+machine may take several times as long in one hour as in another, and CPU seconds grow with that. Work that needs memory or
+system calls may be slower still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+REFERENCE_S = 0.0125
+"""CPU seconds of the piece of work on the machine of the budgets."""
+
+
+def slowdown() -> float:
+    """Return how many times longer the piece of work takes than on the machine of the budgets, in CPU seconds."""
+    began, total = time.thread_time(), 0
+    for number in range(500_000):
+        total += number * number
+    return (time.thread_time() - began) / REFERENCE_S
+
+
+def beside(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of `measure`, and as `machine_slowdown` the slowdowns before and after it."""
+    before = slowdown()
+    figures = measure()
+    return {**figures, "machine_slowdown": [round(before, 2), round(slowdown(), 2)]}
