@@ -26,8 +26,8 @@ Used in every process. Imports the standard library only. All classes can be pic
         ├── AddressBlocked           before: the guard refused the address
         ├── TokenRefused             before: the endpoint's token server gave no access token
         ├── DnsFailed                before: the host name did not resolve
-        ├── ConnectFailed            before: refused or unreachable; nothing was sent
-        ├── TlsFailed                before: no trustworthy connection; nothing was sent
+        ├── ConnectFailed            before: refused or unreachable
+        ├── TlsFailed                before: no trustworthy connection
         ├── AttemptTimedOut          during: no response in time; the endpoint may have processed the event
         ├── ConnectionLost           during: reset or closed; the endpoint may have processed the event
         └── ResponseInvalid          during: the response is not HTTP, or its head is too large

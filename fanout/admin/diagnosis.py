@@ -132,8 +132,8 @@ def _kafka(config: settings.Settings) -> str:
         known = kafka_clients.admin(config.kafka).list_topics(timeout=topics.TIMEOUT_S)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
-            f"{topics.unavailable(config.kafka, exc)}. A job that starts now ends with exit code 1; a running job waits for "
-            "Kafka. For a local Kafka, run `fanout up`"
+            f"{topics.unavailable(config.kafka, exc, 'to list topics')}. A job that starts now ends with exit code 1; a "
+            "running job waits for Kafka. For a local Kafka, run `fanout up`"
         ) from exc
     return f"{config.kafka.bootstrap_servers}, {len(known.brokers)} brokers, {len(known.topics)} topics"
 
@@ -144,7 +144,9 @@ def _topics(config: settings.Settings) -> str:
     try:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
-        raise errors.KafkaUnavailable("not checked, because the request to Kafka failed: see the finding `kafka`") from exc
+        raise errors.KafkaUnavailable(
+            "not checked, because the request to Kafka failed: see the finding `kafka`, or if that is ok, run this again"
+        ) from exc
     topics.require_apart(config)
     topics.require_room(config.kafka, config.delivery.retries_topic)
     return f"{sum(topic_pattern.matches(pattern, name) for name in names)} match {pattern}"

@@ -185,7 +185,7 @@ class Source:
         try:
             yield
         except confluent_kafka.KafkaException as exc:
-            raise topics.unavailable(self._kafka, exc) from exc
+            raise topics.unavailable(self._kafka, exc, "to read a topic") from exc
 
 
 def place_of(message: confluent_kafka.Message) -> Place:

@@ -132,7 +132,7 @@ class Scanner:
         try:
             yield
         except confluent_kafka.KafkaException as exc:
-            raise topics.unavailable(self._kafka, exc) from exc
+            raise topics.unavailable(self._kafka, exc, "to read a topic") from exc
 
     @contextlib.contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -158,7 +158,8 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
         raise errors.RecordUnreadable(
             f"record {place}:{message.offset()} is not one that this version of the job writes ({exc!r}): another program, or "
             "another version of the job, has written to this topic. Reading stopped at this record, and nothing was written to "
-            "Kafka: find that program, or run this command in the version that wrote the record"
+            "Kafka: run this command in the version that wrote the record. If another program wrote it, stop that program; the "
+            "command works again when Kafka has deleted the record"
         ) from exc
 
 

@@ -161,7 +161,10 @@ class Receiver:
 
 
 def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
-    """Return the events of a batch; None for any other body, such as a single event whose payload is an array."""
+    """Return the events of a body that looks like a batch: an array of objects with `source` and `id`; None for other bodies.
+
+    In binary mode, the payload of a single event may look like that.
+    """
     if not body.startswith(b"["):
         return None
     try:

@@ -386,7 +386,10 @@ class _Walk:
 
 
 def _outcome(state: int, *, is_redriven: bool) -> str | None:
-    """Return the outcome that a state stands for; None: the state is no outcome."""
+    """Return the outcome that the state of a delivery stands for; None: the state is no outcome.
+
+    Of a delivery that was redriven, DEAD_IN_LOG is no outcome: the attempt after the redrive decides.
+    """
     if state == DELIVERED:
         return "delivered"
     if state == DEAD or (state == DEAD_IN_LOG and not is_redriven):

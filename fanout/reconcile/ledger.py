@@ -1,6 +1,6 @@
-"""Collect what the job wrote to the attempts topic, the dead-letter topic and the topic of rejected records.
+"""Collect the records of the attempts topic, the dead-letter topic and the topic of rejected records.
 
-Runs in `fanout` commands, the tests and the load tests.
+Runs in `fanout demo` and the tests. `fanout reconcile`, which reads far more, keeps less of each record.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Check the JSON Schema keywords that have regular expressions. RE2 runs the expressions, and does not backtrack.
 
-Runs in `fanout` commands and in the API. Pure. Operators write schemas, but any customer may send a payload to explain. With
-Python's `re`, `^(a+)+$` takes a second for 25 letters, and twice as long for each further letter. RE2 takes linear time; it has
-neither backreferences nor lookaround. Source: JSON Schema 2020-12, "Validation" (6.3.3) and "Core" (10.3.2.2, 10.3.2.3).
+Runs in `fanout` commands and in the API. Pure. Operators write schemas, but any customer may have a payload checked against
+them, with `POST /v1/endpoints/{endpoint_id}/explain`. With Python's `re`, `^(a+)+$` takes a second for 25 letters, and twice as
+long for each further letter. RE2 takes linear time; it has neither backreferences nor lookaround. Source: JSON Schema 2020-12,
+"Validation" (6.3.3) and "Core" (10.3.2.2, 10.3.2.3).
 """
 
 from __future__ import annotations

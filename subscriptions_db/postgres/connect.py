@@ -178,8 +178,8 @@ def translated_errors() -> Iterator[None]:
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
         said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
         raise errors.RegistryUnavailable(
-            f"Postgres cannot be reached ({said}): check that it runs, and that the connection URL (database.url, for the API "
-            "api.database_url) leads to it"
+            f"Postgres cannot be reached ({said}). A transaction that was not yet committing wrote nothing. Check that "
+            "Postgres runs, and that the connection URL (database.url, for the API api.database_url) leads to it"
         ) from None
 
 

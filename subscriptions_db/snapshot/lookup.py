@@ -42,17 +42,19 @@ class PostgresReader:
         job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
-        return self._patiently(self._read, read)
+        return self._patiently(self._read, read, f"event type {event_type} of tenant {tenant_id}")
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
         """Return an endpoint and its subscriptions. Waits for Postgres without a time limit."""
-        return self._patiently(self._read, functools.partial(registry_reader.read_endpoint, endpoint_id=endpoint_id))
+        read = functools.partial(registry_reader.read_endpoint, endpoint_id=endpoint_id)
+        return self._patiently(self._read, read, f"endpoint {endpoint_id}")
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
         """Return those of these tenants that are registered. Waits for Postgres without a time limit."""
-        return self._patiently(self._read, lambda connection, *_: registry_reader.read_tenants(connection, tenant_ids))
+        wanted = f"{len(tenant_ids)} tenants"
+        return self._patiently(self._read, lambda connection, *_: registry_reader.read_tenants(connection, tenant_ids), wanted)
 
-    def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot]) -> Snapshot:
+    def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot], wanted: str) -> Snapshot:
         if self._connection is None:
             with contextlib.ExitStack() as opening:
                 opened = opening.enter_context(connect.connect(self._database, application_name="fanout look-up"))
@@ -66,10 +68,10 @@ class PostgresReader:
         except Exception as exc:
             # An unexpected error is not the event's fault. If it were raised, the event would be rejected.
             self.close()
-            log.exception("an unforeseen error in a look-up of the registry, which is repeated")
+            log.exception("an unforeseen error in a look-up of %s in the registry, which is repeated", wanted)
             raise errors.RegistryUnavailable(
-                f"a look-up in the registry failed unexpectedly ({type(exc).__name__}), and is repeated. If this is logged "
-                "again, send the traceback in the log to the maintainers of the platform"
+                f"a look-up of {wanted} in the registry failed unexpectedly ({type(exc).__name__}), and is repeated. If this "
+                "is logged again, send the traceback in the log to the maintainers of the platform"
             ) from exc
 
     def close(self) -> None:

@@ -137,7 +137,7 @@ def test_all_that_an_orphan_has_sent_is_in_the_journal(tmp_path):
             assert await child.wait() == 1
             for row in sinks.Folder(tmp_path).rows():
                 if row.topic == PLAN.topics.attempts:
-                    known.add(row.value, known.readers(PLAN.topics)[row.topic])
+                    known.add(row.value, known.readers(PLAN.topics)[row.topic], (row.topic, 0, 0))
             assert len(known.completed) == len(server.requests) >= UNDER_WAY
 
     serving.run(main())

@@ -75,7 +75,7 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
             for topic, reader in found.readers(work_log.topics).items():
                 for message in messages(consumer, topic, work_log.since_ms - SLACK_MS, until=began + READ_S):
                     if message.error() is None:
-                        found.add(message.value() or b"", reader)
+                        found.add(message.value() or b"", reader, (topic, message.partition(), message.offset()))
                         rows += 1
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(

@@ -83,7 +83,7 @@ def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config
             _await_creation(created)
         _await_leaders(admin, {topic.topic for topic in missing})
     except KafkaException as exc:
-        raise unavailable(kafka, exc) from exc
+        raise unavailable(kafka, exc, f"to list topics and to create {', '.join(wanted)}") from exc
 
 
 def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
@@ -94,7 +94,7 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
     try:
         return frozenset(kafka_clients.admin(kafka).list_topics(timeout=timeout_s).topics)
     except KafkaException as exc:
-        raise unavailable(kafka, exc) from exc
+        raise unavailable(kafka, exc, "to list topics") from exc
 
 
 def require_room(kafka: settings.Kafka, name: str) -> None:
@@ -117,7 +117,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
                 "DescribeConfigs on the topic to the job", name,
             )  # fmt: skip
         elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # new and unknown to this broker, or (doctor) not created yet
-            raise unavailable(kafka, exc) from exc
+            raise unavailable(kafka, exc, f"for the configuration of topic {name}") from exc
         return
     if takes < needed:
         raise errors.SettingsError(
@@ -128,8 +128,11 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
         )
 
 
-def unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnavailable:
-    """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request."""
+def unavailable(kafka: settings.Kafka, exc: KafkaException, wish: str) -> errors.KafkaUnavailable:
+    """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request.
+
+    `wish` says after the words "a request" what was wanted, such as `to list topics`.
+    """
     error: KafkaError = exc.args[0]
     if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes
         return errors.KafkaUnavailable(
@@ -137,8 +140,8 @@ def unavailable(kafka: settings.Kafka, exc: KafkaException) -> errors.KafkaUnava
             "[kafka]: addresses, login, TLS"
         )
     return errors.KafkaUnavailable(
-        f"Kafka at {kafka.bootstrap_servers} refuses a request ({error.str()}): if the text names a right, grant it to "
-        "the login (docs/operations.md lists the rights); otherwise check the brokers"
+        f"Kafka at {kafka.bootstrap_servers} refuses a request {wish} ({error.str()}): if the login has no right to it, grant "
+        "the right (docs/operations.md lists the rights); otherwise check the brokers"
     )
 
 

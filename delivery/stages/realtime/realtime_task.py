@@ -215,7 +215,7 @@ class RealtimeTask:
     def _require_well(self) -> None:
         if self._lane.failure is not None:
             raise self._lane.failure
-        if self._lane.idle_s() > STUCK_S:
+        if self._lane.unchecked_s() > STUCK_S:
             raise TimeoutError(f"the event loop has not answered for {STUCK_S:.0f} s")
 
     def _exchange(self) -> messages.DriverUpdate:

@@ -64,7 +64,7 @@ class Policy:
     """Seconds for which a smaller number must have sufficed before the number falls."""
 
     def bounded(self, number: float) -> int:
-        """Return the number between `min_executors` and `max_executors` that is nearest to `number`."""
+        """Return `number`, rounded down, but at least `min_executors` and at most `max_executors`."""
         return int(min(max(number, self.min_executors), self.max_executors))
 
 

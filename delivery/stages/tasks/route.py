@@ -25,7 +25,7 @@ _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value"
 
 
 class Row(NamedTuple):
-    """A row of SCHEMA."""
+    """A row for a shard of the lane's state, with the columns of SCHEMA."""
 
     shard: int
     key: bytes | None = None

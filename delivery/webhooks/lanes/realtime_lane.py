@@ -142,8 +142,11 @@ class RealtimeLane:
         """Return the error with which the lane failed, in the event loop or by a call of `fail`. None: it has not failed."""
         return self._failure
 
-    def idle_s(self) -> float:
-        """Return the seconds since the event loop last checked this lane."""
+    def unchecked_s(self) -> float:
+        """Return the seconds since the event loop last ran this lane's check, which is due each CHECK_EVERY_S.
+
+        Many seconds mean that something blocks the event loop.
+        """
         return self._loop.time() - self._checked_at
 
     def pause(self, *, is_paused: bool) -> None:

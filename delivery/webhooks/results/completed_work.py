@@ -95,11 +95,12 @@ class CompletedWorkLog(abc.ABC):
         Records of other topics complete nothing.
         """
 
-    def add(self, value: bytes, reader: Callable[[bytes], None]) -> None:
+    def add(self, value: bytes, reader: Callable[[bytes], None], place: tuple[str, int | None, int | None]) -> None:
         """Call `reader` with the value of a record, to add the work that the record completes.
 
-        `readers` returned `reader` for the record's topic. Errors of `reader` are counted, and the first one is logged: a
-        topic may have millions of records of another version. Once there are `max_completed` keys, nothing is added or counted.
+        `readers` returned `reader` for the record's topic. `place` is the record's topic, partition and offset. Errors of
+        `reader` are counted, and the first one is logged: a topic may have millions of records of another version. Once there
+        are `max_completed` keys, nothing is added or counted.
         """
         if len(self.completed) >= self._max_completed:
             return
@@ -109,10 +110,11 @@ class CompletedWorkLog(abc.ABC):
             self.unreadable += 1
             if self.unreadable == 1:
                 log.exception(
-                    "a record of a result topic could not be read after a micro-batch was interrupted: its deliveries may be "
-                    "sent again, with the same webhook-id. A later line names the topics, and counts all such records. After a "
-                    "change of the version there is nothing to do. Otherwise another program may write to the topic: find it, "
-                    "or send this traceback to the maintainers of the platform"
+                    "record %s:%s:%s could not be read after a micro-batch was interrupted: its deliveries may be sent again, "
+                    "with the same webhook-id. A later line counts all such records. After a change of the version there is "
+                    "nothing to do. Otherwise another program may write to the topic: find it, or send this traceback to the "
+                    "maintainers of the platform",
+                    *place,
                 )
 
     def _accepted(self, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Write and read the records of the retries topic, with padding. No other module knows of the padding.
+"""Write and read the records of the retries topic, with padding. Only this module writes padding.
 
 Spark bounds a micro-batch in records. One record may be a report of 100 bytes, another a batch of 10 MiB. So each record is
 followed by padding: a record without a value for every full PADDED_BYTES of the value. Then a bound in records bounds the bytes

@@ -77,7 +77,8 @@ class CircuitBreaker:
     def record(self, error_class: str | None, began_at: float, now: float) -> None:
         """Record the result of a request that began at `began_at`. `error_class` is None if the endpoint accepted the request.
 
-        1. The request began before the breaker last opened, or the endpoint had no part in the result: no change.
+        1. The request began before the breaker last opened or while it was open, or the endpoint had no part in the result: no
+           change.
         2. A healthy response: the failures in a row are reset. After CLOSES_AFTER in a row a half-open breaker closes.
         3. A failure: after OPENS_AFTER in a row the breaker opens. A timeout counts TIMEOUT_WEIGHT times. A half-open breaker
            opens at once.

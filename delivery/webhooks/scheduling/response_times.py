@@ -85,7 +85,7 @@ class ResponseTime(_Estimate):
     def deadline_s(self, max_s: float) -> float:
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
-        1. The endpoint has never responded: the deadline by the first responses of other endpoints. `max_s` without any.
+        1. The endpoint has never responded: the deadline of the worker's FirstResponses.
         2. The mean exceeds `max_s`: 0, because any wait would be in vain.
         3. Otherwise: the mean plus four times the spread, at least MIN_RESPONSE_DEADLINE_S.
         """

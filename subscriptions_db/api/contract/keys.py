@@ -110,8 +110,8 @@ def _require_own(connection: connect.Connection, customer_id: str | None, endpoi
     if missing := [endpoint_id for endpoint_id in endpoints if endpoint_id not in own]:
         raise errors.RegistrationError(
             "endpoints",
-            f"customer {customer_id} has no endpoint {', '.join(missing)}, so no key was created: `fanout get endpoints` lists "
-            "its endpoints",
+            f"customer {customer_id} has no endpoint {', '.join(missing)}, so no key was created: name endpoints of "
+            "this customer, as `fanout get endpoints` lists them",
         )
 
 

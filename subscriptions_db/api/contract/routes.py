@@ -76,7 +76,7 @@ class PageQuery(NoParameters):
 
 
 class ListQuery(PageQuery):
-    """The page of a list to return: a next or a previous one."""
+    """The page of a list to return: the first, or with a cursor the page after or before another one."""
 
     cursor: Cursor | None = None
     """`next_cursor` or `previous_cursor` of another page."""

@@ -165,7 +165,10 @@ def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None
 
 
 def list_(call: Call) -> DeadLetters | LongPoll:
-    """Return a page of waiting dead letters. If none matches on it and after it, and the request has `wait_s`: a long poll."""
+    """Return a page of waiting dead letters.
+
+    Return a long poll instead if the request has `wait_s`, and no dead letter matches on this page or a later one.
+    """
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
     asked, (place, is_backwards) = selection(wanted), cursor.letter_start(wanted.cursor)
     if is_backwards:

@@ -40,7 +40,7 @@ class EndpointsToCreate(described.DescribedModel):
 
 
 class NamedEndpoint(described.DescribedModel):
-    """A created endpoint."""
+    """The id of a created endpoint, and its signing secret."""
 
     id: str
     """The id of the endpoint."""

@@ -366,7 +366,8 @@ def _query(request: web.Request) -> dict[str, str]:
 
 def _header(request: web.Request, name: str) -> str | None:
     """Return the value of a header, which may have been sent in several lines; None if it was not sent."""
-    return ", ".join(request.headers.getall(name, [])) or None
+    lines = request.headers.getall(name, None)
+    return None if lines is None else ", ".join(lines)
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:

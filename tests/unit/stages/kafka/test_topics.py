@@ -17,13 +17,13 @@ from delivery.stages.kafka import topics
         (KafkaError._TIMED_OUT, "Kafka at k:1 does not answer (_TIMED_OUT): start it, or correct the settings of [kafka]"),
         (
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            "Kafka at k:1 refuses a request (Broker: Topic authorization failed): if the text names a right, grant it",
+            "Kafka at k:1 refuses a request to list topics (Broker: Topic authorization failed): if the login has",
         ),
     ],
 )
 def test_a_refusal_is_not_taken_for_an_absence(code, message):
     """A login without a right was told that Kafka does not answer."""
-    exc = topics.unavailable(settings.Kafka(bootstrap_servers="k:1"), KafkaException(KafkaError(code)))
+    exc = topics.unavailable(settings.Kafka(bootstrap_servers="k:1"), KafkaException(KafkaError(code)), "to list topics")
     assert str(exc).startswith(message)
 
 

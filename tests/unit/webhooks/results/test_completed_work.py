@@ -35,7 +35,7 @@ def read_back(*written, lane=completed_work.FastLaneLog, **bounds):
     for topic, reader in found.readers(TOPICS).items():
         for row_topic, value in written:
             if row_topic == topic:
-                found.add(value, reader)
+                found.add(value, reader, ("topic", 0, 0))
     return found.completed
 
 
