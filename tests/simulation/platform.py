@@ -265,7 +265,7 @@ class Platform:
         """Return the completed-work log of a micro-batch."""
         for topic, reader in found.readers(worker.TOPICS).items():
             for written in self.topics[topic][begun[topic] :]:
-                found.add(written, reader)
+                found.add(written, reader, (topic, 0, 0))
         return found.completed
 
     async def _retried(
@@ -300,7 +300,7 @@ class Platform:
         readers = found.readers(worker.TOPICS)
         for row in rows:
             if row.value is not None and row.topic in readers:
-                found.add(row.value, readers[row.topic])
+                found.add(row.value, readers[row.topic], (row.topic, 0, 0))
         self.repeated |= found.completed & self.ended_by_fast
         self.ended_by_fast |= found.completed
 
