@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from delivery.model import Delivery, Outcome
+from delivery.registry_model import EndpointId
 from delivery.webhooks.policy import backoff
 from delivery.webhooks.scheduling import (
     background_attempts,
@@ -18,7 +19,7 @@ from delivery.webhooks.scheduling import (
     limits,
     response_times,
 )
-from delivery.webhooks.scheduling.response_times import FirstResponses
+from delivery.webhooks.scheduling.response_times import FirstResponses, ResponseTime
 from tests.support import builders, fakes
 
 
@@ -39,6 +40,7 @@ def fast_lane(
     background: background_attempts.BackgroundAttempts | None = None,
     response_times: response_times.ResponseTimes | None = None,
     first_responses: FirstResponses | None = None,
+    silent: dict[EndpointId, ResponseTime] | None = None,
     quick_retry: backoff.QuickRetry | None = None,
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
@@ -58,6 +60,7 @@ def fast_lane(
             breakers=kept,
             response_times={} if response_times is None else response_times,
             first_responses=first_responses or FirstResponses(),
+            silent={} if silent is None else silent,
         ),
         clock=clock,
         endpoint_time=endpoint_time or clock,

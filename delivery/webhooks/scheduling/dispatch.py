@@ -99,7 +99,8 @@ class Dispatcher(Generic[Sent]):
 
     def report(self) -> DispatchReport:
         """Return the task's observations of its endpoints. Called once, at the end of the task."""
-        return endpoint_queue.report(self._queues.values(), self._most_in_flight)
+        silent = self._memory.take_unresponsive(self._bounds.response_deadline_s, self._endpoint_time())
+        return endpoint_queue.report(self._queues.values(), silent, self._most_in_flight)
 
     async def wait_for_room(self) -> None:
         """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until at most FEW_READY are."""
@@ -192,10 +193,10 @@ class Dispatcher(Generic[Sent]):
             for pending in overdue.attempts:
                 if self._background.has_room(pending.delivery):
                     self._continue_in_background(pending, *self._attempts.pop(pending))
-            for queue in overdue.unresponsive:
+            for queue, since in overdue.unresponsive:
                 queue.is_unresponsive = True
-                if not queue.response_time.exceeds(most_s):  # otherwise it responds, but always takes longer than that
-                    queue.missed_deadline = True
+                if not queue.response_time.exceeds(most_s):  # otherwise it responds, but usually takes longer than that
+                    self._memory.add_silent(queue, since)
                 self._defer_waiting(queue, retry_reasons.SLOW)
         self._timeouts.start_response_deadline(overdue.check_in_s)
 

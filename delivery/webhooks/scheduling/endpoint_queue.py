@@ -65,9 +65,6 @@ class Queue(Generic[Sent]):
     has_accepted: bool = False
     is_gone: bool = False
     """True if the endpoint has responded 410 Gone."""
-    missed_deadline: bool = False
-    """True if the endpoint did not respond within its response deadline, at the end of the task. False for an endpoint that
-    usually takes longer than `response_deadline_s`."""
 
     @property
     def endpoint_id(self) -> EndpointId:
@@ -143,7 +140,7 @@ class DispatchReport(NamedTuple):
     gone: frozenset[EndpointId]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints that did not respond within their response deadline (`Queue.missed_deadline`)."""
+    """Endpoints that have been silent for `response_deadline_s` (`EndpointMemory.take_unresponsive`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
 
@@ -156,7 +153,30 @@ class EndpointMemory:
     hosts: host_limits.Hosts
     breakers: circuit_breaker.CircuitBreakers
     first_responses: response_times.FirstResponses = field(default_factory=response_times.FirstResponses)
+    silent: dict[EndpointId, response_times.ResponseTime] = field(default_factory=dict)
+    """Endpoints that have missed a response deadline and are not yet reported as unresponsive."""
     response_times: response_times.ResponseTimes
+
+    def add_silent(self, queue: Queue[Any], since: float) -> None:
+        """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock."""
+        if queue.response_time.silent_since is None:
+            queue.response_time.silent_since = since
+            self.silent[queue.endpoint_id] = queue.response_time
+
+    def take_unresponsive(self, silent_s: float, now: float) -> frozenset[EndpointId]:
+        """Return the endpoints that have been silent for at least `silent_s`. Each silence is returned once.
+
+        An endpoint that pauses for less than that is not returned: then only its own attempt moves to the background.
+        """
+        found = set()
+        for endpoint_id, response_time in list(self.silent.items()):
+            since = response_time.silent_since
+            if since is not None and now - since < silent_s:
+                continue
+            del self.silent[endpoint_id]
+            if since is not None:
+                found.add(endpoint_id)
+        return frozenset(found)
 
     def queue_of(
         self, endpoint: Endpoint, bounds: limits.Limits, background: background_attempts.BackgroundAttempts
@@ -190,23 +210,23 @@ class Overdue(NamedTuple, Generic[Sent]):
     """Attempts whose response is overdue, and their endpoints."""
 
     attempts: list[Pending[Sent]]
-    unresponsive: list[Queue[Sent]]
-    """Queues of the endpoints that have sent no response since an overdue attempt began."""
+    unresponsive: list[tuple[Queue[Sent], float]]
+    """Queues of the endpoints that have sent no response since an overdue attempt began, and when it began."""
     silent: list[Queue[Sent]]
     """Queues of endpoints that have sent no response since an attempt in flight began, whether the attempt is overdue or not.
     Endpoints that usually take longer than the response deadline are left out. Empty if none of these endpoints has an overdue
     attempt: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next attempt becomes overdue. MIN_RESPONSE_DEADLINE_S if none will."""
+    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if none will."""
 
 
-def report(queues: Collection[Queue[Any]], most_in_flight: int) -> DispatchReport:
-    """Return the observations of the endpoints of these queues."""
+def report(queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], most_in_flight: int) -> DispatchReport:
+    """Return the observations of the endpoints of these queues, and these unresponsive endpoints of the worker."""
     return DispatchReport(
         most_in_flight=most_in_flight,
         reachability=reachability(queues),
         gone=frozenset(queue.endpoint_id for queue in queues if queue.is_gone),
-        unresponsive=frozenset(queue.endpoint_id for queue in queues if queue.missed_deadline),
+        unresponsive=unresponsive,
         accepting=[queue.endpoint for queue in queues if queue.has_accepted],
     )
 
@@ -225,7 +245,7 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
     The task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
     """
     attempts: list[Pending[Sent]] = []
-    unresponsive: dict[EndpointId, Queue[Sent]] = {}
+    unresponsive: dict[EndpointId, tuple[Queue[Sent], float]] = {}
     silent: dict[EndpointId, Queue[Sent]] = {}
     is_suspicious = False
     check_in_s = math.inf
@@ -241,13 +261,13 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
             continue
         attempts.append(pending)
         if is_silent:
-            unresponsive[queue.endpoint_id] = queue
+            unresponsive[queue.endpoint_id] = queue, min(pending.since, unresponsive.get(queue.endpoint_id, (queue, now))[1])
             is_suspicious |= not is_slow
     return Overdue(
         attempts,
         list(unresponsive.values()),
         list(silent.values()) if is_suspicious else [],
-        response_times.MIN_RESPONSE_DEADLINE_S if check_in_s == math.inf else check_in_s,
+        response_times.MIN_MARGIN_S if check_in_s == math.inf else check_in_s,
     )
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from delivery.registry_model import EndpointId
+from delivery.webhooks.scheduling import endpoint_clock
 
-MIN_RESPONSE_DEADLINE_S = 0.2
-"""Shortest response deadline in seconds. A busy machine, a lost packet or a garbage collection delays any endpoint."""
-MIN_FIRST_RESPONSE_DEADLINE_S = 0.1
-"""Shortest response deadline of an endpoint that has never responded, in seconds. Shorter than MIN_RESPONSE_DEADLINE_S: with
-thousands of endpoints, nearly each micro-batch has an endpoint that is new to the worker, and a few new endpoints are slow."""
+MIN_MARGIN_S = endpoint_clock.BEAT_S + endpoint_clock.STALL_S
+"""Shortest time from the usual response time to the response deadline, in seconds. The endpoint clock is no more exact than
+this when the worker lacks CPU (the granularity G of RFC 6298). With thousands of endpoints, nearly each micro-batch has one
+that is new to the worker or has just become slow, so this is also what they cost the others."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 """Longest first response time, in seconds, that counts in FirstResponses. A longer one counts as this time."""
 
@@ -26,7 +26,6 @@ class _Estimate:
     """Weight of the latest response time in the mean."""
     SPREAD_WEIGHT = 1 / 4
     """Weight of the latest response time's deviation in the mean deviation."""
-    MIN_DEADLINE_S = MIN_RESPONSE_DEADLINE_S
 
     def __init__(self) -> None:
         self._mean_s = self._spread_s = 0.0
@@ -40,10 +39,13 @@ class _Estimate:
         self._mean_s += (seconds - self._mean_s) * self.MEAN_WEIGHT
 
     def deadline_s(self, max_s: float) -> float:
-        """Return the mean plus four times the spread, from MIN_DEADLINE_S to `max_s`. Without a response: `max_s`."""
+        """Return the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer; at most `max_s`.
+
+        Without a response, return `max_s`.
+        """
         if not self._mean_s:
             return max_s
-        return min(max(self._mean_s + 4 * self._spread_s, self.MIN_DEADLINE_S), max_s)
+        return min(self._mean_s + max(4 * self._spread_s, MIN_MARGIN_S), max_s)
 
 
 class FirstResponses(_Estimate):
@@ -56,7 +58,6 @@ class FirstResponses(_Estimate):
     __slots__ = ()
     MEAN_WEIGHT = 1 / 64
     SPREAD_WEIGHT = 1 / 32
-    MIN_DEADLINE_S = MIN_FIRST_RESPONSE_DEADLINE_S
 
     def record(self, seconds: float) -> None:
         """Add the first response time of an endpoint."""
@@ -66,28 +67,34 @@ class FirstResponses(_Estimate):
 class ResponseTime(_Estimate):
     """The response time of one endpoint."""
 
-    __slots__ = ("_first_responses",)
+    __slots__ = ("_first_responses", "_last_s", "silent_since")
 
     def __init__(self, first_responses: FirstResponses) -> None:
         super().__init__()
         self._first_responses = first_responses
+        self._last_s = 0.0
+        self.silent_since: float | None = None
+        """When an attempt began to which the endpoint has sent no response within its deadline; None: there is none."""
 
     def record(self, seconds: float) -> None:
         """Add a response time of the endpoint. Its first response time is also added to the worker's FirstResponses."""
         if not self._mean_s:
             self._first_responses.record(seconds)
         super().record(seconds)
+        self._last_s = seconds
+        self.silent_since = None
 
     def exceeds(self, max_s: float) -> bool:
-        """Return True if the mean is longer than `max_s`."""
-        return self._mean_s > max_s
+        """Return True if the mean or the last response time is longer than `max_s`."""
+        return self._mean_s > max_s or self._last_s > max_s
 
     def deadline_s(self, max_s: float) -> float:
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
         1. The endpoint has never responded: the deadline of the worker's FirstResponses.
-        2. The mean exceeds `max_s`: 0, because any wait would be in vain.
-        3. Otherwise: the mean plus four times the spread, at least MIN_RESPONSE_DEADLINE_S.
+        2. The mean or the last response time exceeds `max_s`: 0, because a wait would probably be in vain. One response of two
+           seconds moves the mean to a quarter of a second, and the spread to half a second.
+        3. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
         if not self._mean_s:
             return self._first_responses.deadline_s(max_s)

@@ -7,6 +7,7 @@ import pytest
 from delivery.model import NextAttempt, OutcomeKind
 from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
+from delivery.webhooks.scheduling.response_times import MIN_MARGIN_S
 from tests.support import fakes
 from tests.support.dispatching import deliveries
 from tests.support.micro_batches import NEVER_S, Endpoints, Worker, fine, playing
@@ -21,6 +22,26 @@ def test_only_an_endpoint_without_a_response_is_unresponsive():
         return reported
 
     assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
+
+
+@pytest.mark.parametrize(("pause_s", "reported"), [(0.4, []), (2.0, [{"pauses"}])], ids=["shorter", "longer"])
+def test_only_an_endpoint_silent_for_the_patience_is_reported_and_once(pause_s, reported):
+    """An attempt moves to the background sooner than that. A pause of 0.2 s diverted all events of the endpoint for 30 s."""
+
+    async def play(worker):
+        await worker.micro_batch(*deliveries(1, "pauses"))
+        worker.sender.seconds["pauses"] = pause_s
+        took_s, kinds = await worker.micro_batch(*fine(), *deliveries(1, "pauses"))
+        found = [worker.unresponsive]
+        for _ in range(4):
+            await asyncio.sleep(0.2)
+            await worker.micro_batch(*fine())
+            found.append(worker.unresponsive)
+        return took_s, kinds["pauses", "postponed", retry_reasons.UNDER_WAY], [named for named in found if named]
+
+    took_s, moved, found = playing(play, {"pauses": 0.01})
+    assert took_s == pytest.approx(MIN_MARGIN_S, abs=0.02)
+    assert (moved, found) == (1, reported)
 
 
 def test_a_known_slow_endpoint_is_not_reported_each_time():

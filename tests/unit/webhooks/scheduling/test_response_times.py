@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.webhooks.scheduling.response_times import (
-    MIN_FIRST_RESPONSE_DEADLINE_S,
-    MIN_RESPONSE_DEADLINE_S,
+    MIN_MARGIN_S,
     FirstResponses,
     ResponseTime,
 )
@@ -32,16 +31,21 @@ def test_later_responses_count_as_in_rfc_6298():
     assert response_deadline_s(0.1, 0.3, most_s=2.0) == pytest.approx(0.125 + 4 * 0.0875)
 
 
-def test_a_constant_response_time_has_a_close_deadline():
-    assert response_deadline_s(*[0.3] * 50, most_s=2.0) == pytest.approx(0.3, abs=0.001)
-
-
-def test_a_fast_endpoint_has_the_minimum_deadline():
-    assert response_deadline_s(*[0.001] * 50) == MIN_RESPONSE_DEADLINE_S
+def test_a_constant_response_time_has_the_smallest_margin():
+    """Our clock is not more exact than that when the worker lacks CPU."""
+    assert response_deadline_s(*[0.3] * 50, most_s=2.0) == pytest.approx(0.3 + MIN_MARGIN_S, abs=0.001)
+    assert response_deadline_s(*[0.001] * 50) == pytest.approx(0.001 + MIN_MARGIN_S)
 
 
 def test_nobody_waits_for_an_endpoint_that_usually_responds_later():
     assert response_deadline_s(*[1.5] * 3) == 0
+
+
+def test_nobody_waits_for_an_endpoint_whose_last_response_was_late():
+    """Regression: one response of 2 s gave a mean of 0.26 s and a spread of 0.5 s. So each worker waited the maximum twice."""
+    quick = [0.01] * 20
+    assert response_deadline_s(*quick, 2.0) == 0
+    assert response_deadline_s(*quick, 2.0, 0.01) == 0.5
 
 
 def new_endpoint_deadline_s(*first_responses_s):
@@ -54,19 +58,19 @@ def new_endpoint_deadline_s(*first_responses_s):
 
 def test_a_new_endpoint_is_expected_to_respond_as_soon_as_others_did_at_first():
     assert new_endpoint_deadline_s() == 0.5
-    assert new_endpoint_deadline_s(*[0.01] * 100) == MIN_FIRST_RESPONSE_DEADLINE_S
-    assert new_endpoint_deadline_s(*[0.3] * 300) == pytest.approx(0.3, abs=0.001)
+    assert new_endpoint_deadline_s(*[0.01] * 100) == pytest.approx(0.01 + MIN_MARGIN_S, abs=0.001)
+    assert new_endpoint_deadline_s(*[0.3] * 300) == pytest.approx(0.3 + MIN_MARGIN_S, abs=0.001)
     assert new_endpoint_deadline_s(*[0.6] * 100) == 0.5
 
 
 def test_a_few_slow_endpoints_hardly_lengthen_the_deadline_of_a_new_one():
-    assert new_endpoint_deadline_s(*([0.01] * 19 + [10]) * 20) == MIN_FIRST_RESPONSE_DEADLINE_S
+    assert new_endpoint_deadline_s(*([0.01] * 19 + [10]) * 20) < 0.01 + 2 * MIN_MARGIN_S
 
 
 def test_many_slow_endpoints_lengthen_the_deadline_of_a_new_one_step_by_step():
     few, more = (new_endpoint_deadline_s(0.01, *[0.4] * count) for count in (15, 30))
-    assert MIN_FIRST_RESPONSE_DEADLINE_S < few < more
-    assert new_endpoint_deadline_s(0.01, *[0.4] * 1000) == pytest.approx(0.4, abs=0.05)
+    assert MIN_MARGIN_S < few < more
+    assert new_endpoint_deadline_s(0.01, *[0.4] * 1000) == pytest.approx(0.4 + MIN_MARGIN_S, abs=0.05)
 
 
 def test_only_first_responses_count_for_new_endpoints():
@@ -74,15 +78,15 @@ def test_only_first_responses_count_for_new_endpoints():
     known = ResponseTime(seen)
     for seconds in [0.01] + [0.4] * 50:
         known.record(seconds)
-    assert ResponseTime(seen).deadline_s(0.5) == MIN_FIRST_RESPONSE_DEADLINE_S
+    assert ResponseTime(seen).deadline_s(0.5) == pytest.approx(0.01 + MIN_MARGIN_S)
 
 
-@given(st.lists(st.floats(1e-6, 100)), st.floats(MIN_RESPONSE_DEADLINE_S, 10))
+@given(st.lists(st.floats(1e-6, 100)), st.floats(MIN_MARGIN_S, 10))
 def test_the_deadline_is_always_within_its_bounds(answers_s, most_s):
     deadline_s = response_deadline_s(*answers_s, most_s=most_s)
-    assert deadline_s == 0 or MIN_RESPONSE_DEADLINE_S <= deadline_s <= most_s
+    assert deadline_s == 0 or MIN_MARGIN_S <= deadline_s <= most_s
 
 
 @given(st.lists(st.floats(1e-6, 100)))
 def test_the_deadline_of_a_new_endpoint_is_always_within_its_bounds(first_responses_s):
-    assert MIN_FIRST_RESPONSE_DEADLINE_S <= new_endpoint_deadline_s(*first_responses_s) <= 0.5
+    assert MIN_MARGIN_S <= new_endpoint_deadline_s(*first_responses_s) <= 0.5

@@ -1,0 +1,131 @@
+"""Simulate how much longer the other endpoints wait when 5 % of all endpoints take 1 to 10 s to respond.
+
+Run: `python -m tests.benchmarks.slow_endpoints`. The dispatcher, the response times and the background attempts are the real
+ones; time, endpoints and Spark are simulated, so the figures are the same on every machine. Micro-batches of two tasks follow
+one another, and each task runs in one of six workers. A micro-batch costs Spark BASE_S, and no work of ours costs time.
+Suppressed endpoints get no request for SUPPRESSED_S. Latency is from the arrival of an event to the begin of its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+import json
+import random
+import sys
+from typing import Any
+
+from delivery.model import Attempt, Delivery, OutcomeKind
+from delivery.registry_model import Endpoint, EndpointId
+from delivery.webhooks.scheduling import background_attempts
+from delivery.webhooks.scheduling.response_times import FirstResponses
+from load_tests.harness.behaviour import Behaviour
+from tests.support import builders, fakes
+from tests.support.dispatching import dispatcher_of
+
+ENDPOINTS, PER_S, WORKERS = 7_000, 420, 6
+"""The direct part of the load test `slow_endpoints`: seven of ten endpoints and events."""
+BASE_S, SUPPRESSED_S = 0.25, 30.0
+PHASES = {"healthy": 60.0, "slow": 120.0}
+"""Seconds of each phase."""
+BEHAVIOUR = Behaviour(slow_of_100=5)
+
+
+class Endpoints:
+    """Endpoints that respond after some 7 ms. While `is_disturbed`, slow ones take their own time of 1 to 10 s."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.is_disturbed = False
+
+    async def attempt(self, delivery: Delivery, number: int) -> Attempt:
+        """Respond with status 200."""
+        answer = BEHAVIOUR.answer(number_of(delivery)) if self.is_disturbed else None
+        wait_s = answer.after_s if answer is not None and answer.after_s else self._rng.lognormvariate(-5, 0.6)
+        await asyncio.sleep(wait_s)
+        return Attempt(number, 0, wait_s * 1000, 200, None)
+
+
+class Worker:
+    """The state of endpoints that a worker keeps between tasks."""
+
+    def __init__(self, endpoints: Endpoints, clock: fakes.PassingClock) -> None:
+        self._endpoints, self._clock = endpoints, clock
+        self._kept: dict[str, Any] = {
+            "breakers": {},
+            "background": background_attempts.BackgroundAttempts(15.0, 256, lambda _: None),
+            "response_times": {},
+            "first_responses": FirstResponses(),
+            "silent": {},
+        }
+
+    async def deliver(self, due: list[Delivery]) -> tuple[list[Delivery], frozenset[EndpointId]]:
+        """Return the deliveries that a task has made, and the endpoints that it reports as unresponsive."""
+        dispatcher = dispatcher_of(self._endpoints, self._clock, **self._kept)
+        for delivery in due:
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        made = [outcome.delivery for outcome in dispatcher.drain() if outcome.kind is OutcomeKind.DELIVERED]
+        return made, dispatcher.report().unresponsive
+
+
+def number_of(delivery: Delivery) -> int:
+    """Return the number of a delivery's endpoint."""
+    return int(delivery.endpoint.endpoint_id.removeprefix("ep"))
+
+
+def _endpoint(number: int) -> Endpoint:
+    return builders.endpoint(f"ep{number}", url=f"https://h{number}.example/", customer_id=f"c{number}")
+
+
+async def simulate() -> dict[str, Any]:
+    """Return the figures of each phase, and the ratios of the second to the first."""
+    rng, clock = random.Random(1), fakes.PassingClock()
+    clock.install()
+    known = [
+        builders.endpoint(f"ep{number}", url=f"https://h{number}.example/", customer_id=f"c{number}")
+        for number in range(ENDPOINTS)
+    ]
+    weights = list(itertools.accumulate((number + 1) ** -0.9 for number in range(ENDPOINTS)))
+    endpoints = Endpoints(rng)
+    workers = [Worker(endpoints, clock) for _ in range(WORKERS)]
+    suppressed: dict[EndpointId, float] = {}
+    arrives_at = clock.now
+    found: dict[str, Any] = {}
+    for phase, seconds in PHASES.items():
+        endpoints.is_disturbed = phase == "slow"
+        latencies_s, lasted_s, reports, deferred, ends_at = [], [], 0, 0, clock.now + seconds
+        while clock.now < ends_at:
+            began, arrived, tasks = clock.now, {}, ([], [])
+            while arrives_at <= began:
+                delivery = builders.delivery(endpoint=known[bisect.bisect(weights, rng.random() * weights[-1])])
+                arrived[id(delivery)] = arrives_at
+                if suppressed.get(delivery.endpoint.endpoint_id, 0.0) > began:
+                    deferred += 1
+                else:
+                    tasks[len(arrived) % 2].append(delivery)
+                arrives_at += 1 / PER_S
+            await asyncio.sleep(BASE_S)
+            chosen = zip(rng.sample(workers, 2), tasks, strict=True)
+            for made, unresponsive in await asyncio.gather(*(worker.deliver(due) for worker, due in chosen)):
+                reports += len(unresponsive)
+                suppressed |= dict.fromkeys(unresponsive, clock.now + SUPPRESSED_S)
+                latencies_s += [
+                    began + BASE_S - arrived[id(delivery)] for delivery in made if BEHAVIOUR.is_healthy(number_of(delivery))
+                ]
+            lasted_s.append(clock.now - began)
+        latencies_s.sort()
+        found[phase] = {
+            "others_p50_ms": round(latencies_s[len(latencies_s) // 2] * 1000),
+            "others_p99_ms": round(latencies_s[len(latencies_s) * 99 // 100] * 1000),
+            "micro_batch_ms": round(sum(lasted_s) / len(lasted_s) * 1000),
+            "reported_unresponsive": reports,
+            "deferred_as_suppressed": deferred,
+        }
+    ratios = {name: found["slow"][name] / found["healthy"][name] for name in ("others_p50_ms", "others_p99_ms")}
+    return {**found, "ratio": {name: round(ratio, 2) for name, ratio in ratios.items()}}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(simulate()), indent=2) + "\n")
