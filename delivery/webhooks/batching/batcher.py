@@ -1,4 +1,4 @@
-"""Decide which batches a shard sends now: by count, by bytes, or because their first event has waited long enough.
+"""Decide which batches a shard sends now: by count, by bytes or by time.
 
 Runs in the executors. Pure: values and `now_ms` in, a decision out. A decision is made for each shard in each micro-batch. A
 shard is one key of Spark's state, with the waiting events of some endpoints.
@@ -31,8 +31,8 @@ MAX_SEGMENT_BYTES = 128 * 1024
 """Most bytes of events in a stored segment. More events of one endpoint have a larger segment of their own. Small, because a
 segment is read whole when events of one of its endpoints are sent."""
 MAX_SENT_BYTES = 64 * 1024 * 1024
-"""Most bytes of stored events that one decision sends, because all its batches are in memory together. The events of a single
-endpoint may exceed the bound."""
+"""Most bytes that one decision sends of the endpoints with stored events, because all its batches are in memory together. A
+single endpoint may exceed the bound."""
 
 
 class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
@@ -137,23 +137,23 @@ def decide(
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment of a number. A second run
     with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the next decision
-    it would be late. If the due endpoints have more than MAX_SENT_BYTES in the state, those with the oldest events are sent.
-    The others stay until the next decision.
+    it would be late. Of the due endpoints with stored events, those with the oldest are sent, up to MAX_SENT_BYTES. The others
+    stay until the next decision. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 
 
 class _Batcher:
-    """Make one decision of one shard. Used once. `until_ms` is the latest due time of a batch that is sent."""
+    """Make one decision of one shard. Used once. Batches with a due time up to `until_ms` are sent."""
 
     def __init__(self, index: Index, read: Callable[[int], bytes], until_ms: int) -> None:
         self._index = index
         self._read = read
         self._until_ms = until_ms
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
-        """Decoded segments by number. Each is kept until the events of all endpoints that send now are taken out."""
+        """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
-        """By segment, the number of endpoints that send now and whose events are not yet taken out."""
+        """By segment, the number of endpoints whose events are sent now and are not yet taken out of it."""
         self._decision = Decision(index=index)
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
@@ -193,7 +193,7 @@ class _Batcher:
         return gathered
 
     def _count_in(self, key: str, batch: segment.PendingBatch) -> None:
-        """Add the events of a pending batch to the numbers of its endpoint in the index."""
+        """Add the events of a pending batch to the numbers of its endpoint in the index, and take over its bounds."""
         endpoint = self._index.endpoints.get(key)
         if endpoint is None:
             endpoint = self._index.endpoints[key] = EndpointEvents(batch.bounds, 0, 0, batch.oldest_ms, [])
@@ -206,8 +206,8 @@ class _Batcher:
         """Return the sorted keys of the due endpoints whose events are sent now.
 
         Of endpoints with stored events, those with the oldest events are sent: at least one, and others up to MAX_SENT_BYTES.
-        All other due endpoints are sent: their events are in memory already, and a micro-batch is bounded. Segments have the
-        same order of keys, so few segments are decoded at a time.
+        The events of all other due endpoints are sent too: they are in memory already, and a micro-batch is bounded. Segments
+        have the same order of keys, so few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
         due = [key for key, endpoint in endpoints.items() if key in immediate or endpoint.due_ms <= self._until_ms]

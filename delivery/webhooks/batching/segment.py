@@ -1,4 +1,4 @@
-"""Write pending batches and finished batches as bytes, and read them back.
+"""Write events, pending batches and finished batches as bytes, and read them back.
 
 Runs in the executors. The API, the archive and the commands use packed events too. A segment is a value with pending batches:
 events of one or more endpoints of one shard. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A
@@ -79,7 +79,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Digest of the payload, if the `webhook-id` depends on the payload. Otherwise left out. Since 2026-11-25."""
 
     def event(self) -> Event:
-        """Return the event as an Event, without the parsed content and the record's value."""
+        """Return the event as an Event. `content`, `framed` and the record's value are None; `has_invalid_time` is False."""
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
         return Event(
             event_id=self.event_id,
@@ -121,7 +121,7 @@ class Mark:
     WAITS = 0
     """The shard sends the events when they fill a batch, or when the oldest has waited long enough."""
     IMMEDIATE = 1
-    """Immediate flush: the endpoint's longest wait ends before the next micro-batch. The shard sends the events now."""
+    """Immediate flush: the endpoint's longest wait is not longer than the look-ahead. The shard sends the events now."""
     FULL = 2
     """The events are a full batch. The shard sends this batch as it is, apart from the endpoint's other events."""
 
@@ -140,7 +140,7 @@ class PendingBatch:
     size: int = 0
     """Sum of the sizes of all items, in bytes."""
     oldest_ms: int = 2**62
-    """When the oldest item arrived, milliseconds since the epoch."""
+    """When the oldest item arrived, milliseconds since the epoch. 2**62: there is no item."""
 
     @property
     def key(self) -> str:
@@ -164,7 +164,10 @@ class PendingBatch:
         self.bounds, self.mark = later.bounds, later.mark
 
     def part(self, first: int, end: int) -> PendingBatch:
-        """Return a pending batch with the items `first` to `end`, `end` excluded. For all items, return this object itself."""
+        """Return a pending batch with the items `first` to `end`, `end` excluded, and the mark WAITS.
+
+        For all items, return this object itself.
+        """
         if (first, end) == (0, len(self.items)):
             return self
         items = self.items[first:end]
@@ -236,9 +239,9 @@ def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
 def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the bounds of an endpoint's batches, with a reduced wait.
 
-    The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without it,
-    endpoints that began together, as after a start or a spike, would be due together for ever: a thousand batches in one
-    moment, and none between.
+    The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without the
+    reduction, endpoints that began together, as after a start or a spike, would be due together for ever: a thousand batches
+    in one moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)
     spread_ms = min(round(max_wait_ms * SPREAD), MAX_SPREAD_MS)
@@ -247,7 +250,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Return an event as an item that arrived at its record's time, or at `now_ms` if a producer's clock is ahead of that."""
+    """Return an event as an item that arrived at its record's time, or at `now_ms` if that is earlier."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)

@@ -1,9 +1,10 @@
 """Estimate the driver's time in a worker. All times that cross between processes are by the driver's clock.
 
-The reasons are in docs/adr/0033. The driver writes its time into the stamp of each task, and into each update to a task of the
+The reasons are in docs/adr/0033. The driver writes its time into the stamps of tasks, and into each update to a task of the
 real-time lane. A worker receives a stamp or update some time after. So the worker's clock minus the driver's time is the
 difference of the clocks plus a wait that is never negative. The minimum over the last SAMPLES stamps and updates is the best
-estimate, as in the clock filter of NTP (RFC 5905, section 10). A smaller difference than BEHIND_S or AHEAD_S counts as none.
+estimate, as in the clock filter of NTP (RFC 5905, section 10). A worker that is behind by at most BEHIND_S, or ahead by at most
+AHEAD_S, counts as neither.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class DriverClock:
         return self._clock() - self.ahead_s
 
     def record_stamp(self, driver_s: float) -> None:
-        """Record `driver_s`, at which the driver sent what this worker receives now, in seconds since the epoch.
+        """Record `driver_s`, the driver's time in a stamp or update that this worker receives now, in seconds since the epoch.
 
-        Called with the stamp of each task, and with each update of the real-time lane.
+        Called with the stamp of each task that has one, and with each update to a task of the real-time lane.
         """
         self._samples.append(self._clock() - driver_s)
         least_s = min(self._samples)
