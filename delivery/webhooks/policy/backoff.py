@@ -27,22 +27,23 @@ _RETRIED_QUICKLY = frozenset(
         errors.LocalFailure.error_class,
     }
 )
-"""Error classes that get a quick retry, because the failure often passes within a second. A timeout is missing, as it has used
-the lane's time. TLS errors and refusals are missing, as they do not change in a second. A blocked address does not change
-either, but is treated like a name that does not resolve: otherwise the number of attempts would tell customers which internal
-names exist."""
+"""Error classes that get a quick retry, because the failure often passes within a second. `wait_s` decides about a throttled
+request. A timeout is missing, as it has used the lane's time. TLS errors and refusals are missing, as they do not change in a
+second. A blocked address does not change either, but is treated like a name that does not resolve: otherwise the number of
+attempts would tell customers which internal names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
 )
-"""Error classes and reasons of failures that people have to repair. Such a failure skips the first wait of a schedule."""
+"""Error classes and reasons of failures that people have to repair. The first of these failures skips the first wait of a
+schedule with two waits or more."""
 JITTER = 0.2
 """Share by which each wait is randomised to both sides, so that deliveries that failed together do not return together."""
 LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint. Also the shortest
 wait for a newer registry."""
 MAX_BEHIND_S = 300.0
-"""Seconds. Longest time between two attempts to deliver a retry entry that needs a newer registry than the worker has."""
+"""Seconds. Longest wait of a retry entry that needs a newer registry than the worker has, until a worker gets it again."""
 
 
 class _Rng(Protocol):

@@ -64,13 +64,14 @@ _PATTERNS = (
 The groups of a match are the credentials. Repetitions are possessive or bounded, or no part after them can fail, so that no
 body takes quadratic time. No group is possessive: Python before 3.11.5 continues at a wrong place after one (gh-106052)."""
 MAX_WORDS = 32
-"""Most of these words in one text. An ordinary error page of 1 KiB has fewer than ten. Each word takes up to 2 µs."""
+"""Number of words after which the search of a text ends: words with which a pattern of a credential begins. An ordinary error
+page of 1 KiB has fewer than ten. Each word takes up to 2 µs."""
 
 
 def places(lower: str) -> list[tuple[int, int]]:
     """Return the places of credentials in a text in lower case, each as start and end; they may overlap.
 
-    If words of _PATTERNS occur more than MAX_WORDS times, the whole text is one place.
+    A text with more than MAX_WORDS words that may begin a credential is one place as a whole.
     """
     found: list[tuple[int, int]] = []
     left = MAX_WORDS

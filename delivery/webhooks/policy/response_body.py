@@ -22,7 +22,7 @@ MIN_SECRET_CHARS = 4
 """Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 REDACTED = "***"
 _HEAD_CHARS = 64
-"""Characters of a secret that are looked for. A longer secret may continue behind the end of the body's beginning."""
+"""Characters of a secret that are looked for. The rest of a longer secret may be behind the bytes that are searched."""
 _AHEAD_BYTES = 4 * _HEAD_CHARS
 """Bytes of the body that are searched behind those that are kept. So the end cuts no secret before its first 64 characters."""
 _CONTROLS = {*range(32), 127} - {*b"\t\n\r"}
@@ -37,7 +37,7 @@ def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[
 
     Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, for which no request asks. `secrets` are
     secret texts that the request sent. Those of MIN_SECRET_CHARS or more are replaced too, also in the forms of JSON, URLs and
-    HTML, and in upper or lower case.
+    HTML, and in upper or lower case. Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""

@@ -44,7 +44,7 @@ class AttemptWithResponse(Attempt):
 
 
 def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Attempt:
-    """Return the attempt with headers and body of its response. Without both, return the attempt itself."""
+    """Return the attempt with headers and body of its response. If both are empty, return the attempt itself."""
     if not headers and not body:
         return attempt
     made = AttemptWithResponse(*attempt)
@@ -63,9 +63,10 @@ def body_of(attempt: Attempt) -> str:
 
 
 def kept(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the kept headers of a response by name in lower case, in their order. Of a repeated header the first counts.
+    """Return the headers of a response that are in ALLOWED, by name in lower case, in their order, up to MAX_BYTES.
 
-    A value that looks like a credential becomes `***`.
+    Of a repeated header the first counts. A value that looks like a credential becomes `***`. Any other value is cut to
+    MAX_VALUE_BYTES.
     """
     found: dict[str, str] = {}
     size = 0

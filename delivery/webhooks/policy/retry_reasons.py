@@ -1,4 +1,4 @@
-"""The reasons, other than error classes, for which a delivery is deferred to the retry lane or becomes a dead letter.
+"""The reasons, other than error classes, for which a delivery waits in the retry lane or becomes a dead letter.
 
 A closed set: topics, metrics and the API have these words, and two more: `unforeseen` (`routing.intake`) and
 `rejected_by_endpoint` (`sending.batch_payload`).
@@ -10,7 +10,7 @@ LANE_DEADLINE = "lane_deadline"
 """The delivery waited for its own endpoint when the queue timeout (`delivery.lane_deadline_s`) ended, or would have waited
 after that."""
 UNDER_WAY = "under_way"
-"""The endpoint has not responded yet, and the lane waits for nothing else. The attempt continues in the background. The
+"""The response to the attempt was overdue, and the lane had nothing else to send. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""
 SLOW = "slow"
 """The endpoint does not respond to other requests in flight, or did not respond a moment ago. The lane does not wait for a

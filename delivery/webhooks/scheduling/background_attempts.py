@@ -28,7 +28,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class BackgroundResult(NamedTuple):
-    """The outcome of a delivery whose attempt ended after its Spark task."""
+    """The outcome of a delivery whose attempt ended in the background."""
 
     name: bytes
     """Name of the background attempt."""
@@ -67,7 +67,7 @@ class BackgroundAttempts:
         return len(self._runners) < self._max_attempts and self._bytes + len(delivery.signed) <= MAX_BYTES
 
     def begin(self, delivery: Sendable, runner: asyncio.Task[None], *, is_unresponsive: bool) -> bytes:
-        """Move the attempt that `runner` awaits to the background; return its name.
+        """Move the attempt that `runner` awaits to the background; return the new name of the attempt.
 
         `is_unresponsive`: the endpoint has sent no response since the attempt began.
         """
@@ -110,7 +110,7 @@ class BackgroundAttempts:
         return self._in_flight.get(endpoint_id, 0)
 
     def is_unresponsive(self, endpoint_id: EndpointId) -> bool:
-        """Return True if a background attempt to the endpoint runs that began in the background with `is_unresponsive`.
+        """Return True if a background attempt to the endpoint runs for which `begin` got `is_unresponsive`.
 
         Called for each delivery.
         """

@@ -1,6 +1,6 @@
 """Decide which deliveries a fast lane (direct, batch or real-time) defers to the retry lane.
 
-Pure except for the clocks and random numbers that are passed in.
+No I/O. Clocks and random numbers are passed in.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Deferrals:
         2. The endpoint takes events in order, which only the retry lane's state can keep.
         3. The endpoint fails in this worker: its circuit breaker is open.
         4. The driver suppresses the endpoint: it fails, or was unresponsive, in any lane or worker.
-        5. The endpoint has not responded to a request of an earlier task that is still in flight.
+        5. A background attempt to the endpoint is in flight, and no response came before it moved to the background.
         """
         if endpoint.fault:
             return retry_reasons.ENDPOINT_QUARANTINED
@@ -86,18 +86,18 @@ class Deferrals:
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_reasons.UNDER_WAY, again, background_attempt=name)
 
     def quick_retry(self, delivery: Sent, attempts: tuple[Attempt, ...], wait_s: float) -> Outcome[Sent]:
-        """Return the outcome of a failed delivery that has a quick retry left but no time left in this lane.
+        """Return the outcome of a failed delivery that has a quick retry left, which the retry lane makes after `wait_s`.
 
-        The retry lane makes this retry, after `wait_s`.
+        No wait of the endpoint's retry schedule is used up.
         """
         again = NextAttempt(self._now_ms() + round(wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, attempts[-1].error_class, again)
 
     def failed(self, delivery: Sent, attempts: tuple[Attempt, ...]) -> Outcome[Sent]:
-        """Return the outcome of a failed delivery: deferred by its endpoint's retry schedule, or dead-lettered.
+        """Return the outcome of a failed delivery: deferred until the time of `backoff.next_attempt`, or dead-lettered.
 
-        It is dead-lettered if the endpoint has no schedule, or if the next attempt would be later than `max_age_s` from now.
-        The last of `attempts` must have failed.
+        The delivery is dead-lettered if the endpoint has no schedule, or if that time is later than `max_age_s` from now. The
+        last of `attempts` must have failed.
         """
         last, retrying, now_ms = attempts[-1], delivery.endpoint.retrying, self._now_ms()
         assert last.error_class is not None, "it has failed"  # noqa: S101

@@ -1,13 +1,13 @@
 """Decide which delivery of a Spark task is attempted next, so that no endpoint delays other endpoints.
 
 Each endpoint has its own queue, its own limit of requests in flight and, if it asked for one, its own rate. Endpoints share the
-worker's slots round robin; a slot is one request in flight. A delivery that waits for its quick retry, or for its endpoint's
+task's slots round robin; a slot is one request in flight. A delivery that waits for its quick retry, or for its endpoint's
 rate, holds no slot.
 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
-1. Deliveries that wait for an endpoint whose circuit breaker opens.
+1. Deliveries that wait for an endpoint whose circuit breaker is open.
 2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
-3. Deliveries whose response is overdue at the end of the task, and those behind them. Overdue attempts run on in background.
+3. Deliveries whose response is overdue at the end of the task, and those behind them. Overdue attempts move to the background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
 """
 
@@ -88,7 +88,7 @@ class Dispatcher(Generic[Sent]):
         self._most_in_flight = 0
 
     def submit(self, delivery: Sent) -> None:
-        """Queue a delivery for its endpoint, or defer it at once if the endpoint's breaker is open or it is unresponsive."""
+        """Queue a delivery for its endpoint; defer it at once if the endpoint is unresponsive or has an open breaker."""
         self._unsettled += 1
         self._enqueue(Pending(delivery))
 
@@ -98,12 +98,12 @@ class Dispatcher(Generic[Sent]):
         return ended
 
     def report(self) -> DispatchReport:
-        """Return the task's observations of its endpoints. Called once, at the end of the task."""
+        """Return the task's observations, and newly unresponsive endpoints of the worker. Called once, at the task's end."""
         silent = self._memory.take_unresponsive(self._bounds.response_deadline_s, self._endpoint_time())
         return endpoint_queue.report(self._queues.values(), silent, self._most_in_flight)
 
     async def wait_for_room(self) -> None:
-        """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until at most FEW_READY are."""
+        """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until fewer are, usually FEW_READY."""
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready) > ENOUGH_READY)
 
@@ -181,9 +181,9 @@ class Dispatcher(Generic[Sent]):
         """Move overdue attempts to the background when nothing else is left to do.
 
         1. A queue is ready again, or the task is not in its last phase: do nothing.
-        2. There are more than FEW_DESTINATIONS destinations, and hardly any responded: move nothing, the fault may be ours.
+        2. Hardly any destination has responded (`endpoint_queue.may_be_local_outage`): move nothing, the fault may be ours.
         3. Otherwise move the overdue attempts for which the background has room. Also defer the waiting deliveries of endpoints
-           that have sent no response since such an attempt began.
+           that have sent no response since an overdue attempt began.
         """
         if not self._phase.is_last or self._ready:
             return
@@ -241,7 +241,7 @@ class Dispatcher(Generic[Sent]):
             self._ready.append(queue)
 
     def _resume(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
-        """Make a queue ready again that waited for its rate or host. Return True if the queue has waiting deliveries."""
+        """Make a queue ready again that waited for its rate or host. Return False after `abandon`, or if the queue is empty."""
         if self._phase is timeouts.Phase.ABANDONED or not queue.waiting:
             queue.is_ready = False
             return False
@@ -251,7 +251,7 @@ class Dispatcher(Generic[Sent]):
         return True
 
     def _start_runner(self) -> None:
-        """Wake an idle runner, or start one more, if a queue is ready and fewer than `max_in_flight` runners exist.
+        """If a queue is ready, wake an idle runner. If none is idle, start one, up to `max_in_flight` runners.
 
         A runner is an asyncio task that attempts one delivery after the other, and idles while no queue is ready.
         """
@@ -310,7 +310,7 @@ class Dispatcher(Generic[Sent]):
     def _may_begin(self, queue: Queue[Sent], now: float) -> bool:
         """Return True if the first delivery of the queue may be attempted now.
 
-        1. False if the queue is empty, or if its endpoint has failed meanwhile and gets one request at a time.
+        1. False if the queue is empty, or if its endpoint has failed meanwhile and has its one request in flight.
         2. False if the rate allows no request yet. The queue becomes ready again when the rate allows one.
         3. False if the host has no capacity. The queue becomes ready again when the host has capacity.
         4. Otherwise True.
@@ -335,10 +335,9 @@ class Dispatcher(Generic[Sent]):
         """Record the result of an attempt, and decide the next step of its delivery.
 
         1. Accepted: delivered.
-        2. Failed in a way that often passes, and attempts are left: retry after a wait that holds no slot. After a background
-           attempt the retry lane makes this retry.
-        3. Failed otherwise: defer by the endpoint's retry schedule, or dead-letter without a schedule.
-        4. The endpoint's circuit breaker is open: as 3., and defer the endpoint's waiting deliveries.
+        2. Failed in a way that often passes, and attempts are left: quick retry, in the retry lane after a background attempt.
+        3. Failed otherwise: defer or dead-letter, as `Deferrals.failed` decides.
+        4. Failed, and the endpoint's circuit breaker is open: as 3., and defer the endpoint's waiting deliveries.
         """
         is_open = queue.observe(
             attempt,
@@ -364,11 +363,11 @@ class Dispatcher(Generic[Sent]):
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _hand_over_quick_retries(self) -> None:
-        """If the task waits for quick retries only, defer their deliveries. The retry lane then makes these retries.
+        """If the last deliveries of the task wait for quick retries, defer them. The retry lane then makes these retries.
 
         These deliveries continue to wait in the task:
         1. All, if the response deadline is infinite: there may be no retry lane.
-        2. All, if hardly any endpoint has responded: the fault may be ours.
+        2. All, if hardly any destination has responded (`may_be_local_outage`): the fault may be ours.
         3. Deliveries to endpoints without a retry schedule: the retry lane would give them up after one attempt.
         """
         most_s = self._bounds.response_deadline_s

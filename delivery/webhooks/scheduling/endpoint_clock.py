@@ -19,8 +19,8 @@ BEAT_S = 0.05
 STALL_S = 0.05
 """Seconds that a beat of the clock may be late. Lateness beyond this is left out of the clock's time."""
 LEAST_SPEED = 1 / 8
-"""Slowest speed of the clock, as a share of real time. So a hanging endpoint is detected even on a machine that is overloaded
-for long."""
+"""Slowest speed of the clock, as a share of real time, while no beat is late. So a hanging endpoint is detected even on a
+machine that is overloaded for long."""
 
 
 def loop_time() -> float:

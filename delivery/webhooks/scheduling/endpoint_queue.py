@@ -19,9 +19,9 @@ from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
-"""Maximum of destinations of a task that may all be unresponsive by their own fault. If the task sends to more destinations,
-and hardly any has responded, the task waits for the end of their attempts. The driver then judges from all tasks whether our
-own network is broken (delivery.webhooks.scheduling.outage)."""
+"""Maximum of destinations of a task that may all be unresponsive by their own fault. If the task sends to more destinations, of
+several customers, and hardly any has responded, the task waits for the end of their attempts. The driver then judges from all
+tasks whether our own network is broken (delivery.webhooks.scheduling.outage)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +132,7 @@ class Queue(Generic[Sent]):
 
 
 class DispatchReport(NamedTuple):
-    """A task's observations of the endpoints to which it sent."""
+    """A task's observations of the endpoints to which it sent, and the newly unresponsive endpoints of its worker."""
 
     most_in_flight: int
     """Maximum of requests in flight at once."""
@@ -140,7 +140,8 @@ class DispatchReport(NamedTuple):
     gone: frozenset[EndpointId]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints that have been silent for `response_deadline_s` (`EndpointMemory.take_unresponsive`)."""
+    """Endpoints of the worker that have been silent for `response_deadline_s`, each silence once
+    (`EndpointMemory.take_unresponsive`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
 
@@ -158,7 +159,10 @@ class EndpointMemory:
     response_times: response_times.ResponseTimes
 
     def add_silent(self, queue: Queue[Any], since: float) -> None:
-        """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock."""
+        """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock.
+
+        A silence that began earlier and lasts stays recorded.
+        """
         if queue.response_time.silent_since is None:
             queue.response_time.silent_since = since
             self.silent[queue.endpoint_id] = queue.response_time
@@ -166,7 +170,7 @@ class EndpointMemory:
     def take_unresponsive(self, silent_s: float, now: float) -> frozenset[EndpointId]:
         """Return the endpoints that have been silent for at least `silent_s`. Each silence is returned once.
 
-        An endpoint that pauses for less than that is not returned: then only its own attempt moves to the background.
+        An endpoint that pauses for less than that is not returned, so the other workers continue to send to it.
         """
         found = set()
         for endpoint_id, response_time in list(self.silent.items()):
@@ -211,11 +215,11 @@ class Overdue(NamedTuple, Generic[Sent]):
 
     attempts: list[Pending[Sent]]
     unresponsive: list[tuple[Queue[Sent], float]]
-    """Queues of the endpoints that have sent no response since an overdue attempt began, and when it began."""
+    """Queues of the endpoints that have sent no response since an overdue attempt began, and when the first one began."""
     silent: list[Queue[Sent]]
     """Queues of endpoints that have sent no response since an attempt in flight began, whether the attempt is overdue or not.
-    Endpoints that usually take longer than the response deadline are left out. Empty if none of these endpoints has an overdue
-    attempt: then silence is no sign of an outage."""
+    Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
+    an overdue attempt: then silence is no sign of an outage."""
     check_in_s: float
     """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if none will."""
 
@@ -274,9 +278,10 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
 def may_be_local_outage(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]], max_s: float) -> bool:
     """Return True if our own network may be broken: of more than FEW_DESTINATIONS destinations hardly any has responded.
 
-    The destinations must be of several customers (`outage.Reachability.is_broken`). Endpoints that have not responded in this
-    task count as unreachable if they are silent or were unresponsive before. Endpoints that usually take longer than `max_s` do
-    not count.
+    The destinations must be of several customers (`outage.Reachability.is_broken`). An endpoint that has not responded in this
+    task counts as unreachable in two cases:
+    1. An attempt to it failed with a class in `outage.UNREACHABLE_CLASSES`.
+    2. It is silent or unresponsive, and neither its mean nor its last response time exceeds `max_s`.
     """
     unknown = (
         queue

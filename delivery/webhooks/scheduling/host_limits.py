@@ -32,7 +32,7 @@ class Host:
     """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. One timer serves
-    all waiting queues: for each request that may go it wakes one queue, even of a thousand.
+    all waiting queues, and wakes one queue for each request that may go.
     """
 
     def __init__(self, name: str, max_in_flight: int, per_second: float, clock: Callable[[], float]) -> None:

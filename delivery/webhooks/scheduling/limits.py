@@ -6,7 +6,8 @@ An endpoint's own limits hold for all workers together. Each worker keeps to its
 workers, which comes with each task. Three consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
 2. The limit is exceeded while lanes run at once in more processes than that number: each process keeps its own share.
-3. A limit of requests in flight is exceeded if it is lower than the number of workers: a share is at least one request.
+3. A limit of requests in flight is exceeded if it is lower than the number of dispatchers in all workers: a share is at least
+   one request.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Limits:
     queue_timeout_s: float = 3.0
     """Seconds that a delivery waits for its own endpoint after all other endpoints were served. Setting `lane_deadline_s`."""
     response_deadline_s: float = 0.5
-    """Seconds that a task waits at most for a response when nothing else is left to do. Infinite: until the attempts end.
-    Setting `patience_s`."""
+    """Maximum, in seconds, of each endpoint's response deadline. Infinite: a task waits until its attempts end. Setting
+    `patience_s`."""
     workers: int = 1
     """Number of worker processes that share the limits of an endpoint and of a host."""
     slices: int = 1
@@ -126,7 +127,7 @@ class Pace:
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def room(self, now: float) -> Room:
-        """Return the requests that may go at once after a pause and now, and the time until a pause is long enough."""
+        """Return the state of the token bucket at `now`."""
         held_s = max(0.0, self._next_at - now)
         limit = 1 + math.floor((self._burst_s + ROUNDING_S) / self._interval_s)
         remaining = max(0, 1 + math.floor((self._burst_s - held_s + ROUNDING_S) / self._interval_s))

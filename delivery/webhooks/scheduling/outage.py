@@ -37,7 +37,7 @@ UNREACHABLE_CLASSES = frozenset(
         errors.ConnectionLost.error_class,
     }
 )
-"""Error classes of attempts to which the endpoint sent no response. If most destinations fail with these, the fault is ours."""
+"""Error classes of attempts without a response of the endpoint. If hardly any destination responds, the fault is ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Reachability:
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
         """Return True if our own network seems broken.
 
-        Requests went to at least `least` destinations of MIN_CUSTOMERS customers. At least UNREACHABLE_SHARE of the
+        Requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers. At least UNREACHABLE_SHARE of the
         destinations, and of the customers, did not respond.
         """
         return (

@@ -11,21 +11,21 @@ from delivery.registry_model import EndpointId
 from delivery.webhooks.scheduling import endpoint_clock
 
 MIN_MARGIN_S = endpoint_clock.BEAT_S + endpoint_clock.STALL_S
-"""Shortest time from the usual response time to the response deadline, in seconds. The endpoint clock is no more exact than
-this when the worker lacks CPU (the granularity G of RFC 6298). With thousands of endpoints, nearly each micro-batch has one
-that is new to the worker or has just become slow, so this is also what they cost the others."""
+"""Seconds that the response deadline is at least behind the mean response time, if the maximum of the deadline allows it. The
+endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC 6298). With thousands of
+endpoints, one has just become slow in nearly each micro-batch. The micro-batch then ends later by about this time."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
-"""Longest first response time, in seconds, that counts in FirstResponses. A longer one counts as this time."""
+"""Maximum of the first response times, in seconds, in the estimate of FirstResponses. A longer one counts as this or less."""
 
 
 class _Estimate:
-    """The mean of response times, weighted towards the latest, and the mean deviation from this mean."""
+    """The mean of response times, weighted towards the latest, and their spread: the mean deviation from this mean."""
 
     __slots__ = ("_mean_s", "_spread_s")
     MEAN_WEIGHT = 1 / 8
     """Weight of the latest response time in the mean."""
     SPREAD_WEIGHT = 1 / 4
-    """Weight of the latest response time's deviation in the mean deviation."""
+    """Weight of the latest response time's deviation in the spread."""
 
     def __init__(self) -> None:
         self._mean_s = self._spread_s = 0.0
@@ -74,10 +74,11 @@ class ResponseTime(_Estimate):
         self._first_responses = first_responses
         self._last_s = 0.0
         self.silent_since: float | None = None
-        """When an attempt began to which the endpoint has sent no response within its deadline; None: there is none."""
+        """Start of the first overdue attempt since which the endpoint has sent no response, by the endpoint clock. None: no
+        attempt is overdue, or the endpoint has responded since."""
 
     def record(self, seconds: float) -> None:
-        """Add a response time of the endpoint. Its first response time is also added to the worker's FirstResponses."""
+        """Add a response time of the endpoint, and end its silence. Add the first one to the worker's FirstResponses too."""
         if not self._mean_s:
             self._first_responses.record(seconds)
         super().record(seconds)
@@ -92,8 +93,8 @@ class ResponseTime(_Estimate):
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
         1. The endpoint has never responded: the deadline of the worker's FirstResponses.
-        2. The mean or the last response time exceeds `max_s`: 0, because a wait would probably be in vain. One response of two
-           seconds moves the mean to a quarter of a second, and the spread to half a second.
+        2. The mean or the last response time exceeds `max_s`: 0, because a wait would probably be in vain. The mean alone does
+           not show it: one response of two seconds moves the mean of a fast endpoint to a quarter of a second only.
         3. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
         if not self._mean_s:

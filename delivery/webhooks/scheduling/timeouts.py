@@ -26,7 +26,7 @@ class Phase(enum.Enum):
     CLOSING = enum.auto()
     """The queue timeout has passed while finishing: deliveries are deferred instead of queued."""
     FAILED = enum.auto()
-    """The task failed. Attempts in flight may still end. The next run of the task makes all other attempts."""
+    """The task failed, and Spark runs it again. No further delivery is queued. Attempts in flight may still end."""
     ABANDONED = enum.auto()
     """The dispatcher sends nothing any more."""
 
@@ -96,7 +96,7 @@ class QuickRetries(Generic[Sent]):
     def __init__(self, retry: Callable[[Pending[Sent]], None]) -> None:
         self._retry = retry
         self._timers: dict[Pending[Sent], tuple[asyncio.TimerHandle, float]] = {}
-        """For each delivery, the timer that ends its wait, and when it ends, by the event loop's clock."""
+        """For each delivery, the timer that ends its wait, and the end of the wait by the event loop's clock."""
 
     def __len__(self) -> int:
         return len(self._timers)

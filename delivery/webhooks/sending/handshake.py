@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 def wished_per_minute(max_per_second: float | None) -> int | None:
     """Return the rate to request, in requests a minute, by the endpoint's own limit. None: the endpoint has no limit.
 
-    The rate is at least 1, as the header demands.
+    The rate is rounded down, and is at least 1, as the header demands.
     """
     return None if max_per_second is None else max(1, int(max_per_second * _MINUTE_S))
 

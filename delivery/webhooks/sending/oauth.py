@@ -126,9 +126,12 @@ class Tokens:
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
         """Return a header line for a second request, after a response 401 to a request with the header line `refused`.
 
-        The token is newer than the refused one: wait for a token request in flight, else request a token. None: the token was
-        renewed after a 401 less than RETRY_PAUSE_S ago, so another renewal would not help. Raise TokenRefused or LocalFailure
-        if there is no token.
+        1. The refused token was replaced meanwhile: return the header line with its successor.
+        2. A token request is in flight: wait for its token.
+        3. The token was renewed after a 401 less than RETRY_PAUSE_S ago: None, because another renewal would not help.
+        4. Otherwise request a token, and wait for it.
+
+        Raise TokenRefused or LocalFailure if there is no token.
         """
         token = self._token(grant)
         if token.header == refused:
@@ -158,7 +161,8 @@ class Tokens:
         except Exception:  # a renewal has nobody who awaits it, and the next attempt would request a token again
             log.exception(
                 "an unforeseen error in a request for an access token: attempts without a valid token fail as local, and the "
-                "token is requested again in %.0f s. Send this traceback to the maintainers of the platform", RETRY_PAUSE_S,
+                "first attempt after %.0f s requests the token again. Send this traceback to the maintainers of the platform",
+                RETRY_PAUSE_S, extra={"endpoint_id": grant.to.endpoint.endpoint_id},
             )  # fmt: skip
             token.failure = errors.LocalFailure(error_classes.UNFORESEEN_DETAIL)
             token.retry_at = self._clock() + RETRY_PAUSE_S

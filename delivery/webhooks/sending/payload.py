@@ -123,7 +123,7 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
 def _further_lines(event: Event) -> str:
     """Return the header lines of the attributes in `Event.attributes`: those without a field in Event.
 
-    A name was checked when the event was parsed. The name is checked again before it becomes part of a header, because the
+    Raise ValueError for an invalid name. A name was checked when the event was parsed. The name is checked again, because the
     event may have been stored in state or in a topic since.
     """
     lines = ""
@@ -137,7 +137,7 @@ def _further_lines(event: Event) -> str:
 def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
     """Return the content, in binary mode, of an event whose payload is opaque or missing; without `content-type` if missing.
 
-    The media type is checked again before it becomes a header, because the event may have been stored since it was parsed.
+    Raise ValueError for an invalid media type. It is checked again, because the event may have been stored since it was parsed.
     """
     if kind.form is PayloadForm.NONE:
         return Content(lines.encode("ascii"), b"")
@@ -147,7 +147,10 @@ def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
 
 
 def _with_data(attributes: dict[str, Any], event: Event | Packed) -> bytes:
-    """Return a JSON body: the attributes, and the payload, if there is one, under `data` or `data_base64`."""
+    """Return a JSON body: the attributes, and the payload, if there is one, under `data` or `data_base64`.
+
+    The media type of an opaque payload is under `datacontenttype`.
+    """
     if event.opaque is None:
         return b'%s,"data":%s}' % (orjson.dumps(attributes)[:-1], event.data)
     if event.opaque.form is PayloadForm.NONE:

@@ -85,7 +85,7 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
     seen = {"authorization", *(name.lower() for name in auth)}
     for name, _ in headers:
         if name.lower() in seen:
-            problem = "is given twice, or is set by auth: give each header once, and credentials by auth"
+            problem = "is given twice, or belongs in auth: give each header once, and credentials by auth"
             raise errors.TargetRefused(f"headers.{name}", problem)
         seen.add(name.lower())
 

@@ -1,7 +1,7 @@
 """Sign requests by Standard Webhooks 1.0 ("Signature scheme"), and convert signing keys to text and back.
 
-Signs in the executors and in the API. Converts keys where endpoints are registered or read: also in the commands and on the
-driver.
+Signs in the executors and in the API. Converts keys where endpoints are registered or read: also in the commands, in the
+archive and on the driver.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _base64(signature: bytes) -> str:
 
 @functools.lru_cache(maxsize=MAX_PREPARED)
 def _hmac(key: Secret) -> hmac.HMAC:
-    """Return an HMAC with the key and no content. To copy an HMAC takes a third of the time to create one."""
+    """Return an HMAC with the key and no content. To copy an HMAC takes a third of the time that it takes to create one."""
     return hmac.HMAC(key.reveal(), hashes.SHA256())
 
 
