@@ -1,5 +1,5 @@
 """Events in Kafka records.
 
-In: a record's headers and value. Out: an `Event` with its attributes, and its order key. Runs in the executors, and in the API,
-the archive and the commands where these publish, replay, check or explain events.
+In: a Kafka record. Out: an `Event` with its attributes, and its order key. Runs in the executors, and in the API, the archive
+and the commands where these publish, replay, check or explain events.
 """

@@ -1,6 +1,6 @@
 """Read the further attributes of a CloudEvent: those without a field in `Event`. These are `subject`, `dataschema`, extensions.
 
-Runs in the executors, and in the API and the commands that publish, check or explain an event. Pure.
+Runs in the executors, the archive, the API and the commands. Pure.
 
 Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4.
 A producer chooses names and values. A name becomes part of a header to the receiver, so an event with an invalid name is

@@ -21,7 +21,7 @@ _RFC_3339 = re.compile(
 
 
 def read(value: Any, *, passes_invalid: bool) -> str | None:
-    """Return the time of an event. None: the time is missing, or no RFC 3339 time and `passes_invalid` is true.
+    """Return the time of an event. None: the time is missing or empty, or is no RFC 3339 time and `passes_invalid` is true.
 
     Raise EventRejected for any other time, whether it is text, a number or another value.
     """

@@ -1,7 +1,7 @@
 """Distinguish opaque payloads from JSON by their media type, and convert them between bytes and JSON text. Pure.
 
-Runs in the executors, the API and the commands. An event keeps an opaque payload as a JSON string, which every JSON body
-contains unchanged. Only a request in binary mode has the payload's bytes.
+Runs in the executors, the archive, the API and the commands. An event keeps an opaque payload as a JSON string, which every
+JSON body contains unchanged. Only a request in binary mode has the payload's bytes.
 
 Source: CloudEvents 1.0.2, "JSON Event Format" (sections 3.1.1 and 3.1.2); RFC 9110 and RFC 7303 for media types.
 """
@@ -62,7 +62,7 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
     """Return an opaque payload's form and media type.
 
     The form is text if the media type is a type of text or XML and names no other charset than UTF-8 or ASCII, and if the
-    payload is UTF-8 without control characters other than tab, CR and LF.
+    payload is UTF-8 without control characters below U+0020 other than tab, CR and LF.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)
@@ -88,7 +88,7 @@ def as_received(event: Event, wanted: EndpointPayload) -> Event:
 
 
 def as_json(payload: bytes, opaque: Opaque | None) -> bytes:
-    """Convert a payload to the JSON of `Event.data`. `opaque` None: the payload is JSON already."""
+    """Convert a payload to the JSON of `Event.data`. JSON (`opaque` None) and the form NONE are returned unchanged."""
     if opaque is None or opaque.form is PayloadForm.NONE:
         return payload
     return orjson.dumps(payload.decode()) if opaque.form is PayloadForm.TEXT else b'"%s"' % base64.b64encode(payload)

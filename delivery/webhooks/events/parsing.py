@@ -1,7 +1,7 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors, where each lane parses a record once. Also runs in the archive, the API and the commands that publish,
-replay or check. The payload keeps its bytes. The payload of a CloudEvent may be opaque.
+Runs in the executors, where each fast lane parses a record once. Also runs in the archive, in the API, and in the commands that
+publish, explain or check events. The payload keeps its bytes. The payload of a CloudEvent may be opaque.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -50,9 +50,11 @@ class Layout:
     sub_tenant_path: tuple[str, ...] = ("sub_tenant_id",)
     time_path: tuple[str, ...] = ("time",)
     passes_cloud_event_time: bool = False
-    """True: a CloudEvent whose time is not an RFC 3339 time gets the time of its record. False: it is rejected."""
+    """True: a CloudEvent whose time is not an RFC 3339 time gets the time of its record. False: it is rejected. A CloudEvent
+    without a time gets the time of its record in both cases."""
     passes_plain_time: bool = True
-    """True: an event in plain JSON whose time is not an RFC 3339 time gets the time of its record. False: it is rejected."""
+    """True: an event in plain JSON whose time is not an RFC 3339 time gets the time of its record. False: it is rejected. An
+    event without a time gets the time of its record in both cases."""
     tells_ids_apart: bool = False
     """True: the `webhook-id` depends on the payload too, so two events with one id and different payloads have two."""
     rejects_reused_ids: bool = False
@@ -153,10 +155,10 @@ def _read(record: Record, layout: Layout) -> Event:
 
 
 def _require_blank_payload(record: Record, value: bytes | None) -> None:
-    """Raise EventRejected for a record whose value is missing or blank, except for two CloudEvents in binary mode.
+    """Raise EventRejected for a record whose value is missing or blank, except for two kinds of CloudEvents in binary mode.
 
-    1. One without a value (a tombstone). The event has no payload.
-    2. One with a blank value and a `content-type` that is not JSON. The value is the opaque payload.
+    1. The record has no value (a tombstone). The event has no payload.
+    2. The value is blank, and the `content-type` is not JSON. The value is the opaque payload.
     """
     headers = {name.lower(): content for name, content in record.headers}
     content_type = headers.get("content-type", b"").strip().lower()
@@ -312,7 +314,7 @@ def _is_missing(value: Any) -> bool:
 def _optional(value: Any, name: str) -> str | None:
     """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON often are numbers.
 
-    Raise EventRejected for another value.
+    Raise EventRejected for any other value, and for text that is too long or not printable.
     """
     if _is_missing(value):
         return None

@@ -1,13 +1,13 @@
 """Match events by their content: compile an event pattern once, then evaluate it for each event.
 
-Runs in the executors, and in the API, the commands and the driver, which check subscriptions. Pure.
+Runs in the executors, the archive, the API, the commands and the driver. Pure.
 
 Patterns have the syntax of Amazon EventBridge:
 
     {"data": {"status": ["paid", "sent"], "amount": [{"numeric": [">=", 100]}], "test": [{"exists": false}]}}
 
 Every field that the pattern names must match. A field matches when one alternative of its list does. `$or` has two or more
-objects (branches), of which one must match, in addition to the other fields of the object with the `$or`.
+objects (branches), of which at least one must match, in addition to the other fields of the object with the `$or`.
 `delivery.webhooks.filters.operators` defines the alternatives. The rules for missing values and arrays are:
 
 * A field has a value when it is a string, number, boolean or null. An object is not a value, nor is an empty array. Only
@@ -41,7 +41,7 @@ from delivery.webhooks.filters import operators
 MAX_PATTERN_BYTES = 16 * 1024
 """Most bytes of a pattern as JSON."""
 MAX_DEPTH = 16
-"""Most levels of nested objects in a pattern, those of `$or` included."""
+"""Most levels of nested objects in a pattern. The branches of `$or` count, operators such as `{"exists": true}` do not."""
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects: use fewer levels"
 _SHORTEN = "leave some out, or use several subscriptions"
 MAX_OPERANDS = 300
@@ -58,7 +58,7 @@ _MISSING: dict[str, Any] = {}
 
 
 class Filter:
-    """A compiled filter pattern of a subscription."""
+    """A compiled filter pattern."""
 
     __slots__ = ("_judge",)
 
@@ -74,7 +74,10 @@ class Filter:
 
 
 def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
-    """Return the filter of a pattern. Raise FilterError for an invalid pattern. The error's `path` names the wrong part."""
+    """Return the filter of a pattern; raise FilterError if the pattern is invalid.
+
+    The error's `path` names the wrong part. Empty: the whole pattern.
+    """
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError):
@@ -91,7 +94,7 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
 
 
 def _object(pattern: Any, path: str, depth: int) -> _Judge:
-    """Return the judge of an object in a pattern. A document must match each field, and one branch of `$or`."""
+    """Return the judge of an object in a pattern. A document must match each field, and a branch of `$or` if there is one."""
     if not isinstance(pattern, dict) or not pattern:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:

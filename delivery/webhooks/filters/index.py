@@ -1,6 +1,6 @@
 """Find, among many filters, those that a document may match, without evaluating each filter.
 
-Runs in the executors. Pure. A document is the parsed content of an event.
+Runs wherever events are matched with subscriptions. Pure. A document has an event's attributes, and its payload below `data`.
 
 The filter `{"status": ["paid", "sent"]}` matches no document with another status. So the index has the filter under two keys,
 and each value of a document is looked up. The cost depends on the document, not on the number of filters. A key has a path in
@@ -14,9 +14,9 @@ the document, and is one of
 A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. Each
 branch of `$or` has its own keys. A filter that can match by missing fields alone has no key, and is always a candidate.
 
-The index only prunes. A document without any key of a filter cannot match it. For a document with a key, the compiled filter
-decides. This is the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe Systems"
-(SIGMOD 2001).
+The index only prunes. If a filter has keys, a document without any of them cannot match it. For a candidate, the compiled
+filter decides. This is the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe
+Systems" (SIGMOD 2001).
 """
 
 from __future__ import annotations
@@ -196,7 +196,10 @@ def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[
 
 
 def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
-    """Return the sum of the weights, and the keys, of the alternatives of one condition."""
+    """Return the sum of the weights, and the keys, of the alternatives of one condition.
+
+    A branch of `$or` has the weight and the keys of its lightest condition.
+    """
     total, keys = 0.0, []
     for alternative in alternatives:
         if isinstance(alternative, list):

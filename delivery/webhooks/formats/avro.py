@@ -21,7 +21,8 @@ import orjson
 from delivery import errors
 
 MAX_SCALE = 1000
-"""Most digits behind the point of a decimal. The JSON of a decimal has as many characters as digits."""
+"""Most digits behind the point of a decimal. A schema with more is refused: the JSON of a decimal has as many characters as
+digits."""
 _VALUE = "value"
 _WRAPPER = "fanout.Wrapper"
 """Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. fastavro

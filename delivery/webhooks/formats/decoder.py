@@ -2,8 +2,8 @@
 
 Runs in the event loop of a worker, in the archive and in the commands.
 
-Each worker process has one Decoder. A schema never changes under its id, so cached schemas do not expire, and are used while
-the schema registry is away. A record whose schema is not cached then waits, and is not rejected
+If a schema registry is set, each worker process has one Decoder. A schema never changes under its id, so cached schemas do not
+expire, and are used while the schema registry is away. A record whose schema is not cached then waits, and is not rejected
 (delivery.webhooks.routing.intake).
 """
 
@@ -81,6 +81,8 @@ class Decoder:
 
     async def event(self, record: Record) -> Event:
         """Return the event in `record`. Waits for the schema registry if the record's schema is not cached.
+
+        An event whose value was decoded has the value as written in `framed`.
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
         unknown_schema. Raise SchemaRegistryUnavailable if the schema cannot be read now: the record must wait.

@@ -2,7 +2,7 @@
 
 Runs in the executors, the archive, the commands and the driver, never in the event loop: each call may wait. Only two answers
 are usable: a schema, and an error code of NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong
-URL or password never rejects a record.
+password never rejects a record.
 """
 
 from __future__ import annotations
