@@ -35,14 +35,14 @@ def lock(call: Call, kind: registered_rows.RowKind, row_id: str) -> bool:
 
 
 def locked_row(call: Call, kind: registered_rows.RowKind, row_id: str) -> dict[str, Any]:
-    """Lock a row and return it; raise Refused with 404 if it does not exist."""
+    """Lock a row and return it; raise Refused with 404 if it does not exist, or if the principal may not see it."""
     if not lock(call, kind, row_id):
         raise problems.not_found(kind)
     return existing_row(call, kind, row_id)
 
 
 def existing_row(call: Call, kind: registered_rows.RowKind, row_id: str) -> dict[str, Any]:
-    """Return a row; raise Refused with 404 if it does not exist."""
+    """Return a row; raise Refused with 404 if it does not exist, or if the principal may not see it."""
     row = registered_rows.rows_of(call.connection, {kind: [row_id]})[kind].get(row_id)
     if row is None:
         raise problems.not_found(kind)
@@ -89,8 +89,8 @@ def page(
     `only` limits the rows, for example to those of one customer.
 
     1. Read one id more than the limit, forwards, or backwards from the end of a previous page.
-    2. Read the rows, `ROWS_PER_READ` at a time, until the answer has its maximum size.
-    3. Check that there is a row on the other side of the page, because rows there may have been deleted.
+    2. Read the rows, `ROWS_PER_READ` at a time, until all are read or the answer has its maximum size.
+    3. With a cursor, check that a row is on the other side of the page, because rows there may have been deleted.
 
     A previous page without rows is the first page.
     A next page without rows has the cursor of the previous page, unless all earlier rows are gone too.
@@ -134,7 +134,7 @@ def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int
 
 
 def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit: int, only: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the rows nearest to a place, the nearest first, at most `limit`."""
+    """Return the ids of the rows after a place, or before it if `place.is_end`: at most `limit`, the nearest first."""
     asked = dict(only) | {"place": place.row_id, "limit": limit}
     return [row["id"] for row in _matching(call, kind, "rows_before" if place.is_end else "rows_after", asked)]
 
@@ -185,7 +185,7 @@ def new_id(prefix: str) -> str:
 
 
 def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, adding: int = 1) -> None:
-    """Raise Refused with 429 if `adding` more rows of the kind exceed the customer's quota.
+    """Raise Refused with 429 if the customer would exceed its quota by `adding` more rows of the kind.
 
     `default` is the quota of a customer that has none of its own. Requests with an operator's key have no quota. A lock makes
     the customer's concurrent requests wait until this transaction ends, so together they do not exceed the quota.
@@ -211,8 +211,8 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key.
 
-    Use it for counts only, and never show the counts to a limited key. The limit of the key returns with the end of the block,
-    also after an exception.
+    Use it for counts only, and never show the counts to a limited key. The limit of the key returns at the end of the block,
+    unless a statement has failed. The transaction can then only be rolled back.
     """
     limit = call.principal.endpoint_ids
     if limit:

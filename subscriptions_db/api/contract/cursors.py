@@ -45,7 +45,7 @@ def decode(cursor: str | None) -> str:
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged") from None
+        raise ValueError("is not a cursor of this list: send a cursor of an answer, unchanged") from None
 
 
 def encode_previous(first: str) -> str:
@@ -70,5 +70,5 @@ def checked(cursor: str) -> str:
     pydantic calls this function for the parameter `cursor`.
     """
     if "\0" in decode(cursor):
-        raise ValueError("is not a cursor of this list: send `next_cursor` of an answer, unchanged")
+        raise ValueError("is not a cursor of this list: send a cursor of an answer, unchanged")
     return cursor

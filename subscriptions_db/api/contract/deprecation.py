@@ -30,11 +30,11 @@ class Deprecation:
     """
 
     since: dt.date
-    """The first day, in UTC, on which clients should no longer use it."""
+    """The first day, in UTC, on which clients should no longer use the deprecated thing."""
     sunset: dt.date
     """The earliest day of the removal, in UTC."""
     link: str
-    """URL of the page that says what to use in its place."""
+    """URL of the page that says what to use in place of the deprecated thing."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if the removal is less than MIN_NOTICE after the deprecation."""

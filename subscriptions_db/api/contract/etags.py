@@ -21,7 +21,7 @@ _TAGS = re.compile(rf"\s*(?:\*|{_TAG.pattern}(?:\s*,\s*{_TAG.pattern})*)\s*")
 
 
 class Conditions(NamedTuple):
-    """The values of the headers `If-Match` and `If-None-Match`, as received. None: the request does not have the header."""
+    """The values of `If-Match` and `If-None-Match`; several lines of a header are joined. None: the header is missing."""
 
     if_match: str | None = None
     if_none_match: str | None = None

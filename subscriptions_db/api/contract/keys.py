@@ -28,7 +28,7 @@ SECRET_BYTES = 32
 EXPIRES_SOON = dt.timedelta(days=14)
 """Time before a key expires in which answers to its requests have `Fanout-Key-Expires-At`."""
 NOTE_USE_EVERY_S = 300.0
-"""Minimum seconds between two writes of one process about the use of one key."""
+"""Seconds between two writes of one process about the use of one key, unless it forgets the key (server/key_use.py)."""
 LIMITED = "limited "
 """Prefix of the digested text of a key that is limited to endpoints or tenants. No key has a space."""
 MAX_ENDPOINTS = 100
@@ -73,7 +73,7 @@ def create(
         raise errors.RegistrationError(
             "scope",
             "no key was created: keys of scope operator, executor and publisher belong to no customer, and every other key "
-            "needs one",
+            "needs one. Leave the customer out, or name one",
         )
     if tenants and scope is not Scope.PUBLISHER:
         raise errors.RegistrationError(
@@ -183,10 +183,11 @@ def digest_of(text: str, *, is_limited: bool = False) -> bytes:
 
 
 def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> Principal | None:
-    """Return the principal of the key `text`, given the stored row of its id; None if it is wrong, revoked or expired. Pure.
+    """Return the principal of the key `text`; None if the key is wrong, revoked or expired. Pure.
 
-    A key with a scope that this version does not know is refused too: a newer version may have created it. The
-    comparison takes the same time without a row, so timing does not reveal which ids exist.
+    `row` is the stored row of the key's id; None if there is no such id. A key with a scope that this version does not know is
+    refused too: a newer version may have created the key. The comparison takes the same time without a row, so timing does not
+    reveal which ids exist.
     """
     is_limited = row is not None and (row["tenants"] is not None or row["endpoints"] is not None)
     digest = digest_of(text, is_limited=is_limited)

@@ -1,4 +1,4 @@
-"""Define the principal of a request (the key or token that sent it), and the scopes of API keys.
+"""Define the principal of a request (its API key or token, or a receiver that answers a question), and the scopes of keys.
 
 Runs in the API and in `fanout` commands.
 """
@@ -56,5 +56,8 @@ class Principal(NamedTuple):
 
     @property
     def endpoint_ids(self) -> str:
-        """Return the setting `fanout.endpoint_ids` of row-level security: the endpoints of a limited key. Empty: no limit."""
+        """Return the endpoints of a limited key, separated by commas; empty for a key without a limit.
+
+        Row-level security reads the text from the setting `fanout.endpoint_ids` of the transaction.
+        """
         return "" if self.endpoints is None else ",".join(sorted(self.endpoints))

@@ -85,9 +85,10 @@ TYPES = {
         problems.Refused(415, "the body's content type is missing, or is not taken here: send content-type application/json"),
     ),
     "rate_limited": ProblemType(
-        "One API key sent too many requests or events, one customer has too many waiting requests, or one endpoint got another "
-        "test event or question within the last second. Or all clients together sent too many requests with unknown keys or "
-        "tokens, or all receivers too many callbacks. Nothing was changed, sent or published.",
+        "One API key or token sent too many requests, events or bytes of events, or one customer has too many waiting "
+        "requests. Or one endpoint got another test event or question within the last second. Or all clients together sent too "
+        "many requests with unknown keys or tokens, or all receivers too many callbacks. Nothing was changed, sent or "
+        "published.",
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
         "For requests that publish, it is the number of requests with one event each.",
         problems.Refused(429, "more than 50 requests a second with one key: try again in 1 s", headers={"retry-after": "1"}),
@@ -121,9 +122,9 @@ TYPES = {
         problems.Refused(500, problems.INTERNAL),
     ),
     "unavailable": ProblemType(
-        "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests are in flight or wait, "
-        "the request took too long, Kafka does not answer or has not confirmed all events to publish, the keys of the token's "
-        "provider cannot be read, or the API is stopping.",
+        "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests or bytes of events are "
+        "in flight or wait, the request took too long, Kafka does not answer or has not confirmed all events to publish, the "
+        "keys of the token's provider cannot be read, or the API is stopping.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
         problems.unavailable("too many requests are in flight: try again"),

@@ -1,8 +1,8 @@
 """Build the problem documents of refused requests (RFC 9457, problem+json), and translate the platform's errors into them.
 
-Log the errors of which the client learns only that it may try again.
+Log the errors whose text the client does not get.
 
-Runs in the API.
+Runs in the API. `fanout openapi` and `make docs` build problems too, for the examples.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONTENT_TYPE = "application/problem+json"
 ABOUT_NOTHING = "about:blank"
 """The `type` of a problem until `problem_types.document` sets the URL of its page."""
 RETRY_AFTER_S = 2
-"""Seconds after which a client may repeat a request that was refused for the moment."""
+"""`Retry-After` of a 503, and of a 429 for too many waiting requests or bytes of events, whose end is not known."""
 LOG_EVERY_S = 1.0
-"""Seconds between two log lines about one kind of cause. While Postgres is away, each request has the same cause."""
+"""Least seconds between two log lines about one kind of cause. While Postgres is away, each request has the same cause."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
 """The beginning of a path in the API's one-row manifest, such as `endpoints[0].`. Clients get paths without this beginning."""
 
@@ -106,7 +106,7 @@ class Refused(Exception):
         super().__init__(status, detail)
         self.headers = headers or {}
         self.cause: errors.FanoutError | None = None
-        """The error for the log, of which the answer has nothing. None: the answer says everything."""
+        """The error that CauseLog logs, and whose text the answer does not have. None: CauseLog logs nothing."""
         known, title = (code, OTHER_TITLES[code][1]) if code else TITLES[status]
         found = [FieldError(field=field, problem=problem) for field, problem in wrong]
         self.problem = Problem(type=ABOUT_NOTHING, title=title, status=status, code=known, detail=detail, errors=found)
@@ -165,10 +165,13 @@ class CauseLog:
         self._logged_at: dict[tuple[type, type], float] = {}
         """Kind of cause → the time of its last line. A kind is the class of the error, and that of the error behind it."""
         self._left_out: collections.Counter[tuple[type, type]] = collections.Counter()
-        """Kind of cause → the requests since its last line."""
+        """Kind of cause → the refusals since its last line. They have no line."""
 
     def write(self, refused: Refused, request_id: str) -> None:
-        """Log the cause of a refusal, if it has one. The field `left_out` counts the requests since the last line."""
+        """Log the cause of a refusal, if it has one, unless a line about the same kind is less than LOG_EVERY_S old.
+
+        The field `left_out` counts the refusals since the last line about the same kind. They have no line.
+        """
         cause = refused.cause
         if cause is None:
             return

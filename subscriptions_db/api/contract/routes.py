@@ -123,8 +123,8 @@ class Call:
     conditions: etags.Conditions
     """`If-Match` and `If-None-Match` of a PUT, PATCH or DELETE. UNCONDITIONAL for other requests."""
     deprecations: set[Deprecation]
-    """pydantic's validation context, for handlers that validate parts of the body themselves. The validation adds the
-    deprecations of the fields that the request has."""
+    """pydantic's validation context, for handlers that validate parts of the body themselves. It has the deprecations of the
+    operation, and of the parameters and fields that the request has."""
 
     def body_as(self, kind: type[Model]) -> Model:
         """Return the body as the type that the route declares."""

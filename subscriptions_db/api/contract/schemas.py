@@ -93,7 +93,7 @@ class SearchQuery(routes.ListQuery):
     customer: str | None = None
     """Only rows of this customer. A customer's key may name its own customer only."""
     q: SearchText | None = None
-    """Only rows with this text, in upper or lower case."""
+    """Only rows with this text in the id, the description, or the URL or event type, in upper or lower case."""
     metadata: MetadataEntry | None = None
     """Only rows with this entry in their metadata, as `name:text`."""
 
@@ -168,11 +168,11 @@ class Endpoint(described.DescribedModel):
     permitted_origin: str | None
     """The origin that the receiver permitted. Null: none yet."""
     permitted_per_minute: int | None
-    """Requests a minute that the receiver permits. Null: any number."""
+    """Requests a minute that the receiver permits. Null: any number, or no permission yet."""
     permitted_at: dt.datetime | None
     """When the receiver permitted deliveries. Null: it has not."""
     disabled_reason: str | None
-    """Why the endpoint is disabled. Null: it is not."""
+    """Why the endpoint is disabled. Null: it is not disabled, or no reason was given."""
     disabled_at: dt.datetime | None
     """When the endpoint was disabled. Null: it is not disabled."""
     description: str
@@ -182,7 +182,8 @@ class Endpoint(described.DescribedModel):
     created_at: dt.datetime
     """When the endpoint was created."""
     updated_at: dt.datetime | None
-    """When a field, the status or a secret was last changed. Null: before the platform stored this time."""
+    """When a field, the status, a secret or the permission was last changed. Null: the last change was before the platform
+    stored this time."""
 
 
 class CreatedEndpoint(Endpoint):
@@ -216,9 +217,9 @@ class RotatedSecret(described.DescribedModel):
     scheme: SignatureScheme
     """The scheme of the new secret."""
     secret: str | None
-    """With scheme `v1`; shown once. Null in the repeated answer for an `Idempotency-Key`."""
+    """The new secret, shown once. Null with scheme `v1a`, and in the repeated answer for an `Idempotency-Key`."""
     public_key: str | None
-    """With scheme `v1a`: the key by which the customer verifies signatures."""
+    """The key by which the customer verifies signatures. Null with scheme `v1`."""
     others_end_at: list[dt.datetime]
     """When each earlier secret stops signing, the earliest first."""
 
@@ -272,9 +273,9 @@ class Subscription(described.DescribedModel):
     metadata: dict[str, str]
     """Names and texts of the customer's own."""
     created_at: dt.datetime | None
-    """When the subscription was created. Null: before the platform stored this time."""
+    """When the subscription was created. Null: it was created before the platform stored this time."""
     updated_at: dt.datetime | None
-    """When a field or the status was last changed. Null: before the platform stored this time."""
+    """When a field or the status was last changed. Null: the last change was before the platform stored this time."""
 
 
 class LintWarning(described.DescribedModel):

@@ -89,9 +89,9 @@ class ProviderKeys:
     async def find(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
         """Return the key of a token; None if the provider had no such key when its keys were read last.
 
-        The keys are read again first if they are too old or lack the key, but not within `ASK_EVERY_S` of the last read. Raise
-        Refused with 503 if the last read failed and the key is not there. A token without `kid` has a key only if the provider
-        has just one for the algorithm.
+        The keys are read again first if they are too old or lack the key. A read begins only `ASK_EVERY_S` after the start of
+        the last one. Raise Refused with 503 if the last read failed and the key is not there. A token without `kid` has a key
+        only if the provider has just one for the algorithm.
         """
         if not self.are_usable():
             await self.read()
@@ -111,9 +111,10 @@ class ProviderKeys:
         return age_s <= MAX_AGE_S
 
     async def read(self) -> None:
-        """Read the keys, or wait for a read that is running. Do nothing within `ASK_EVERY_S` of the start of the last read.
+        """Read the keys, or wait for a read that is running.
 
-        A failure is logged, unless the read before failed too.
+        Do nothing if the last read has ended, and began less than ASK_EVERY_S ago. A failure is logged, unless the read before
+        failed too.
         """
         self._begin()
         if self._reading is not None:
@@ -167,7 +168,10 @@ class ProviderKeys:
             self.version += 1
 
     async def _key_set_url(self, session: aiohttp.ClientSession) -> str:
-        """Return the URL of the keys, by discovery; raise ValueError if the document is of another issuer or has none."""
+        """Return the URL of the keys, by discovery.
+
+        Raise ValueError if the document is of another issuer, or has no URL of keys with https or the issuer's scheme.
+        """
         found = await self._document(session, self._issuer.rstrip("/") + DISCOVERY)
         if found.get("issuer") != self._issuer:
             raise ValueError(f"the discovery document is of another issuer than oidc.issuer, {self._issuer}")

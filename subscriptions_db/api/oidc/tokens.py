@@ -1,7 +1,7 @@
 """Verify tokens of the OpenID Connect provider: signature, issuer, audience and times. Return the principal of a token.
 
-Runs in the API, on its event loop. A verified token is cached until it expires or the provider's keys change. The cache has
-digests, no tokens. No refusal and no log line quotes a token.
+Runs in the API, on its event loop. A verified token is cached at most until it expires or the provider's keys change. The cache
+has digests, no tokens. No refusal and no log line quotes a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from subscriptions_db.api.oidc.provider_keys import ProviderKeys
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Algorithms of signatures that only the provider can make. `none` and HS256 are not among them: everybody could make
-theirs."""
+such a signature."""
 TYPES = {"", "jwt", "at+jwt"}
 """Values of the header `typ` in access tokens. A logout token has another one (OpenID Connect Back-Channel Logout)."""
 MAX_TOKEN_BYTES = 16 * 1024
@@ -35,7 +35,7 @@ MAX_SUBJECT = 255
 """Most characters of a subject (OpenID Connect Core, section 2)."""
 _SEND_ACCESS_TOKEN = "send the provider's access token"  # noqa: S105  # advice, no token
 PREFIX = "oidc:"
-"""Beginning of a principal's id. No API key begins with it."""
+"""Beginning of the `key_id` of a token's principal. No id of an API key begins with it."""
 
 
 class KnownToken(NamedTuple):
