@@ -1,4 +1,4 @@
-"""Accept the loss of records that Kafka deleted before a lane read them: audit the loss, and move the checkpoints past it.
+"""Accept the loss of records that Kafka deleted before a lane read them: audit it, and move checkpoints to present records.
 
 Runs in `fanout` commands, with its own Spark session, while no job runs these lanes.
 """
@@ -45,11 +45,13 @@ class _Move(NamedTuple):
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints.
 
-    A checkpoint moves only after its audit entry. After a crash between the two, the next run finds and audits the loss again.
-    Before that, unless `is_dry`, the positions of the lanes' paused topics move back into the checkpoints, as at the start of
-    the job. With `is_dry` nothing is changed.
-    Raise CheckpointInUse if a job runs one of the lanes, LeaseRefused if the Lease cannot be used, and KafkaUnavailable or
-    RegistryUnavailable if Kafka or Postgres does not answer.
+    With `is_dry` nothing is changed. Without, the positions of the lanes' paused topics first move back into the checkpoints,
+    as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the next run finds
+    and audits the loss again.
+
+    Raise CheckpointInUse if a job runs one of the lanes, SettingsError if the checkpoint cannot be
+    written, LeaseRefused if the Lease cannot be used, and KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not
+    answer.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
@@ -70,7 +72,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
         for lane in lanes:
             folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
             checkpoint = offset_log.Checkpoint(spark, folder)
-            before = paused_topics.restored(spark, folder, checkpoint.positions)  # unless `is_dry`, these are the positions
+            before = paused_topics.restored(spark, folder, checkpoint.positions)  # without `is_dry`, nothing is left to restore
             extents = scanner.extents({*before, *_event_topics(config, scanner, lane)})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents

@@ -51,8 +51,10 @@ class Finding:
     """Result of one check."""
 
     subject: str
+    """The name of the check, such as `kafka`."""
     is_fine: bool
     text: str
+    """The state that the check found; a fault comes with its repair."""
 
     def document(self) -> dict[str, object]:
         """Return the finding as a dictionary for JSON output."""
@@ -60,14 +62,14 @@ class Finding:
 
 
 class _LaneReadiness(msgspec.Struct):
-    """One lane in the job's answer to /readyz."""
+    """One lane in the answer to /readyz."""
 
     ok: bool
     reason: str
 
 
 class _Readiness(msgspec.Struct):
-    """The job's answer to /readyz, as delivery.observability.http_endpoints writes it."""
+    """The part of the answer to /readyz that is read. delivery.observability.http_endpoints writes the answer."""
 
     lanes: dict[str, _LaneReadiness]
     """Lane name → its readiness."""
@@ -105,7 +107,10 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 
 
 def _python(_: settings.Settings) -> str:
-    """Warn of an interpreter compiled without optimisation. It works, but takes a third more CPU (docs/benchmarks)."""
+    """Return the version of Python, with a warning if workers take a third more CPU: it was compiled without optimisation.
+
+    An interpreter in /usr counts as optimised, because the distributions compile it so.
+    """
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version
@@ -113,7 +118,10 @@ def _python(_: settings.Settings) -> str:
 
 
 def _host_name(config: settings.Settings) -> str:
-    """Show the host name that Spark uses. In many containers it has no address, and Spark's JVM cannot start with it."""
+    """Return this machine's host name, and the address or name that Spark uses in its place, if any.
+
+    In many containers the host name has no address, and Spark's JVM cannot start with it.
+    """
     name = local_address.host_name()
     if added := local_address.missing(os.environ, config.spark.master, name=name):
         address = added[local_address.ADDRESS]
@@ -192,13 +200,17 @@ def _registry(config: settings.Settings) -> str:
 
 
 def _subscriptions(config: settings.Settings) -> str:
-    """Warn of subscriptions that may match no event, including rows that SQL wrote without a warning."""
+    """Raise RegistrationError for subscriptions that may match no event, including rows that SQL wrote without a warning."""
     with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:
         more = [f"… and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
         warnings = "; ".join([*map(str, found[:SHOWN]), *more])
-        raise errors.RegistrationError("", f"{len(found)} may match no event: {warnings}")
+        raise errors.RegistrationError(
+            "",
+            f"{len(found)} warnings, and the subscriptions stay in use as they are: {warnings}. Correct each that is meant to "
+            "match events with `fanout apply`, or register what it names",
+        )
     return "each can match events"
 
 
@@ -219,7 +231,7 @@ def _checkpoint(config: settings.Settings) -> str:
 
 
 def _object_store(config: settings.Spark) -> str:
-    """Write, read and delete an object with the job's client and settings. Starts a JVM, which takes some seconds."""
+    """Write, read and delete an object with the job's client, and return the result. Starts a JVM, which takes some seconds."""
     from delivery.stages.lanes import session  # noqa: PLC0415  # pyspark takes a second to import
     from fanout.jvm import libraries  # noqa: PLC0415  # likewise
 
@@ -229,7 +241,10 @@ def _object_store(config: settings.Spark) -> str:
 
 
 def _job(config: settings.Settings) -> str:
-    """Ask the job on this machine, if there is one, whether it is ready."""
+    """Ask the job on this machine, if there is one, whether it is ready. Raise LaneFailed if a lane is not ready.
+
+    `fanout archive` and `fanout serve` have the same setting `metrics.port`. If one of them has the port, its answer counts.
+    """
     if not config.metrics.port:
         return "not checked, because metrics.port is 0"
     port = config.metrics.port
@@ -249,7 +264,7 @@ def _job(config: settings.Settings) -> str:
 
 
 def _readyz(port: int) -> bytes:
-    """Return the body of the answer to /readyz. Status 503 has a body too: the lanes that are not ready."""
+    """Return the body of the answer to /readyz, at most MAX_ANSWER_BYTES. If a lane is not ready, the status is 503."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=JOB_TIMEOUT_S) as answer:
             return bytes(answer.read(MAX_ANSWER_BYTES))

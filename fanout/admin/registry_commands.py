@@ -1,6 +1,6 @@
-"""Change and show the registry, for `fanout apply`, `get`, `endpoints …` and `keys rotate`, the smoke test and the demo.
+"""Change and show the registry, for `fanout apply`, `get`, `endpoints …`, `keys rotate`, `doctor`, the smoke test and the demo.
 
-Runs in `fanout` commands.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ LISTED = (
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
     """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file.
 
-    With `dry_run`, change nothing. With `prune`, also delete rows of the manifest's customers that it does not name. Raise
-    RegistrationError with file and line if the manifest is refused or cannot be read; `strict` refuses one with warnings. Raise
-    SettingsError or RegistryOutdated if the key ring or the schema in Postgres does not fit.
+    With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
+    subscriptions of the manifest's customers that it does not name. `strict` refuses a manifest with warnings.
+
+    Raise RegistrationError if the manifest cannot be read or is refused, with the line if the mistake has one. Raise
+    SettingsError if the key ring does not open the stored secrets, and RegistryOutdated if the schema in Postgres is not
+    current. Raise RegistryUnavailable if Postgres is unavailable, or another transaction changes the same rows.
     """
     with _garbage_collection_paused():
         return _apply_file(config, file, dry_run=dry_run, prune=prune, strict=strict)
@@ -103,7 +106,7 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
 
 
 def known_types(config: settings.Settings) -> frozenset[str]:
-    """Return the event types that have a topic of their name.
+    """Return the event types that have a topic: the names of the event topics, without `source.topic_prefix`.
 
     The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request, or if its client cannot be created
     from the settings.
@@ -122,7 +125,9 @@ def apply_manifest(
 ) -> apply.Result:
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
-    With `dry_run`, change nothing. With `prune`, also delete rows of the manifest's customers that it does not name.
+    With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
+    subscriptions of the manifest's customers that it does not name. Raise
+    RegistrationError if the manifest is refused, and the other errors of `apply_file`.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
@@ -146,7 +151,7 @@ def delete_endpoints(config: settings.Settings, endpoint_ids: list[str]) -> None
 
 
 def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> None:
-    """Raise RegistryOutdated if the schema is not current, and SettingsError if the key ring does not open the stored secrets.
+    """Raise RegistryOutdated if the schema is not current, and SettingsError if the key ring does not fit the stored secrets.
 
     Without this check, a secret could be sealed with another key of the same id, and the job would quarantine its endpoint.
     """
@@ -155,9 +160,9 @@ def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> No
 
 
 def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:
-    """Print what `fanout apply` changed, the new secrets, the endpoints that still get nothing, and the warnings.
+    """Print the changes of `fanout apply`, the new secrets, the endpoints that still get nothing, and the warnings.
 
-    A new secret is shown only here.
+    `dry_run` says that nothing was changed: then no secret is printed.
     """
     marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
     for change in result.changes:
@@ -188,7 +193,7 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
-    """Return the changes of `fanout apply` as a dictionary for JSON output."""
+    """Return the result of `fanout apply` as a dictionary for JSON output. The new secrets are in it as plain text."""
     changes = [
         {
             "action": change.action,
@@ -218,7 +223,10 @@ def kind_of(text: str) -> Listed:
 
 
 def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a kind, or the one with this id. Raise RegistrationError if no row has the id."""
+    """Return the rows of a kind in the order of their ids, without secrets: all, or only the row with the id `row_id`.
+
+    Raise RegistrationError if no row has this id.
+    """
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         rows = registered_rows.document(connection)[listed.kind]
@@ -232,7 +240,7 @@ def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[d
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a person: certificates in PEM are replaced by their digests."""
+    """Return a row for a person: the beginning of its SHA-256 digest replaces a certificate in PEM."""
     return {name: _short(value) for name, value in row.items()}
 
 
@@ -293,10 +301,11 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 
 
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
-    """Ask the receiver of an endpoint for permission to deliver, record its answer, and return the state that results.
+    """Ask the receiver of an endpoint for permission to deliver, record its answer, and return the answer.
 
-    The callback of an earlier question becomes invalid, and an earlier permission stays. Raise RegistrationError if there is no
-    such endpoint, if it needs no permission or cannot be used, or if `delivery.webhook_origin` is empty.
+    The callback of an earlier question becomes invalid. An earlier permission stays valid, even if the answer is a refusal.
+    Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
+    `delivery.webhook_origin` is empty.
     """
     ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
     with connect.connect(config.database) as connection, connect.translated_errors():
@@ -333,7 +342,7 @@ async def _answer(
 
 
 def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
-    """Print the answer of the receiver to the question for permission."""
+    """Print the answer to the question for permission: its state, the permitted requests a minute, and the reason, if any."""
     rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
     console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}", markup=False)
 

@@ -53,13 +53,14 @@ class Result:
 
     url: str
     is_signature_checked: bool
-    """False if the endpoint is not the receiver of the command: then only the status of its answer is known."""
+    """True if the endpoint is the receiver of the command, which checks signatures. Otherwise only the status of its answer is
+    known."""
     published: int
     """Copies of the event. More than one: there was no proof of a delivery within PUBLISH_EVERY_S."""
     delivered_after_s: float | None
     """Seconds from the first copy to the proof; None: no proof in time."""
     seen: tuple[str, ...]
-    """Entries of the delivery log about the endpoint, in order: `200`, `timeout`, `postponed: slow`."""
+    """Entries of the delivery log about the endpoint, in order, such as `200`, `timeout` or `postponed: slow`."""
 
     def document(self) -> dict[str, Any]:
         """Return the result as a dictionary for JSON output."""
@@ -73,7 +74,10 @@ class Result:
             )
             return f"delivered to {_shown(self.url)} after {self.delivered_after_s:.1f} s: {proof}"
         if self.seen:
-            why = f"the delivery log says: {', '.join(self.seen)}. Check that the job reaches this URL, and that it answers 2xx"
+            why = (
+                f"the delivery log says: {', '.join(self.seen)}. Check that the job reaches this URL, and that the endpoint "
+                "answers 2xx. If the log has a 2xx, another program answered at this URL, or the signature is wrong"
+            )
         else:
             why = "the delivery log has no attempt: check with `fanout doctor` that the job is ready and runs the direct lane"
         return f"no delivery to {_shown(self.url)} was seen (published copies of the event: {self.published}): {why}"
@@ -92,6 +96,7 @@ def run(
 
     Give up after `timeout_s`. Raise SettingsError, before anything is published, if the job would not deliver the event. Raise
     KafkaUnavailable if there is no attempts topic or Kafka does not answer, and LocalStackError if the port cannot be opened.
+    Raise RegistryUnavailable, RegistryOutdated or SettingsError if the endpoint cannot be registered.
     """
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))
@@ -157,7 +162,8 @@ def require_readable(config: settings.Settings, message: publishing.Message) -> 
         parsing.parse(record, worker_plans.layout_of(config))
     except errors.EventRejected as exc:
         raise errors.SettingsError(
-            f"the job would reject the event ({exc.reason}: {exc.detail}), so nothing was published: check settings `source`"
+            f"the job would reject the event ({exc.reason}: {exc.detail}), so nothing was published: correct the settings "
+            "source.*, which name the fields of an event"
         ) from None
 
 
@@ -182,8 +188,8 @@ def _shown(url: str) -> str:
 def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterator[str]:
     """Register the test's tenant, customer, endpoint and subscription, and yield the endpoint's signing secret.
 
-    At the beginning, delete the endpoints that earlier tests left. At the end of the context, delete the endpoint and the
-    subscription.
+    At the beginning, delete the endpoints that earlier tests left more than LEFT_AFTER ago. At the end of the context, delete
+    the endpoint and the subscription.
     """
     kept: dict[str, Any] = {"tenants": [{"id": NAME}], "customers": [{"id": NAME, "name": "fanout smoke-test"}]}
     endpoint = {"id": endpoint_id, "customer": NAME, "url": url}
@@ -198,7 +204,7 @@ def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterato
 
 
 def _left_over(config: settings.Settings) -> list[str]:
-    """Return the ids of the endpoints that earlier tests left."""
+    """Return the ids of the endpoints that earlier tests left more than LEFT_AFTER ago."""
     before = dt.datetime.now(dt.UTC) - LEFT_AFTER
     rows = registry_commands.get(config, registry_commands.kind_of("endpoints"), None)
     return [row["id"] for row in rows if row["customer"] == NAME and row["created_at"] < before]
@@ -246,7 +252,7 @@ class Seen:
     """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a record of the attempts topic about this endpoint."""
+        """Add the entries of a record of the attempts topic about this endpoint."""
         for entry in row.get("entries", ()):
             if entry["kind"] != "attempt":
                 self.words.append(f"{entry['kind']}: {entry['reason']}")
@@ -278,7 +284,7 @@ class DeliveryLog:
         self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
 
     def poll(self) -> None:
-        """Add the records that have arrived to `seen`."""
+        """Add the records that have arrived to `seen`, at most 1,000."""
         for message in self._consumer.consume(1000, 0):
             if message.error() is None and message.key() == self._key:
                 self.seen.add(orjson.loads(message.value() or b"{}"))

@@ -1,8 +1,8 @@
 """Publish operational events, which the job delivers to their subscribers like other events.
 
-Runs in `fanout archive`. Archiving, redrives and replays never depend on the topic of operational events: a failure is logged,
-and the step is tried again later. The events are CloudEvents in binary mode, because the settings `source.*` do not change how
-the job reads that mode.
+Runs in `fanout archive`. Archiving, redrives and replays do not depend on the topic of operational events: a failure is logged,
+and the step is tried again later. With `--once` the failure ends the command. The events are CloudEvents in binary mode,
+because the settings `source.*` do not change how the job reads that mode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Create `operations.topic`, and publish operational events there. After a failure, pause for PAUSE_S."""
+    """Create `operations.topic`, and publish operational events there. After a failure of Kafka, pause for PAUSE_S."""
 
     def __init__(self, config: settings.Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
@@ -42,8 +42,8 @@ class Notifier:
     def step(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish the oldest operational events, at most one page; return their number, 0 while the step pauses.
 
-        The first step, and the first one after a failure, create the topic if it is missing. A failure is logged. With `once`,
-        raise KafkaUnavailable instead.
+        The first step, and the first one after a failure, create the topic if it is missing. A failure of Kafka is logged. With
+        `once`, raise KafkaUnavailable instead. Raise RegistryUnavailable if Postgres is unavailable.
         """
         if self._clock() < self._allowed_at:
             return 0

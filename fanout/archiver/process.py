@@ -51,7 +51,7 @@ REPORT_S = 60.0
 """Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
 """Seconds between two checks for endpoints that were disabled, or whose dead letters are due to be reported. Their customers
-get an operational event."""
+get an operational event. Without `operations.topic` there are no such checks."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
 UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
@@ -60,15 +60,16 @@ process."""
 
 
 def pause_s(failures: int) -> float:
-    """Return the seconds to pause after `failures` failures in a row. The pause doubles up to LONGEST_PAUSE_S."""
+    """Return the seconds to pause after `failures` failures in a row, at least one. The pause doubles up to LONGEST_PAUSE_S."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
     """Archive, and run redrives, replays and operational events, until `stop` is set.
 
-    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. Also
-    raise the error of an unavailable server then. Raise SettingsError for settings with which nothing can be archived.
+    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. With
+    `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError for settings with which
+    nothing can be archived.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
@@ -109,9 +110,10 @@ class Archiver:
     def follow(self, *, once: bool) -> None:
         """Archive until `stop` is set, or until a topic has new partitions, which the next call reads too.
 
-        With `once`, archive the records now in Kafka, and raise SchemaRegistryUnavailable if a replay needs a schema that
-        cannot be read now. Raise one of UNAVAILABLE if Kafka or Postgres does not answer, or if the schema in Postgres has
-        another version. Raise SettingsError if the retries topic refuses large records.
+        With `once`, return when the records now in Kafka are archived and no requested work can advance now. Then raise
+        SchemaRegistryUnavailable if a replay needs a schema that cannot be read now. Raise one of UNAVAILABLE if Kafka or
+        Postgres does not answer, or if the schema in Postgres has another version. Raise SettingsError if the retries topic
+        refuses large records.
         """
         names = [self._config.delivery.dead_letter_topic]
         if self._config.archive.attempts:
@@ -225,7 +227,8 @@ class Archiver:
     def _archived_record(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return the rows of the archive for a record.
 
-        A record that this version cannot read is logged and counted, without rows.
+        A record that this version cannot read is logged and counted, without rows. Records of the attempts topic without
+        entries, such as offset receipts, have no rows either.
         """
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)
@@ -344,7 +347,10 @@ def policy_of(config: settings.Settings) -> Policy | None:
 
 
 def _written_at(message: confluent_kafka.Message, now: dt.datetime) -> dt.datetime:
-    """Return the time of a record, at most `now`: a writer's clock that is ahead would suppress notifications until then."""
+    """Return the time of a record; `now` if the record has none, or a later or impossible one.
+
+    A time in the future would suppress notifications until that time.
+    """
     kind, epoch_ms = message.timestamp()
     if kind == confluent_kafka.TIMESTAMP_NOT_AVAILABLE:
         return now

@@ -1,6 +1,7 @@
 """Look for reached quotas between two writes, in a bounded share of the archiver's time.
 
-Runs in `fanout archive`. Archiving never depends on a look: a failed one is logged and tried again later.
+Runs in `fanout archive`. A failed look is logged and tried again later, and archiving continues. If the look has lost the
+connection to Postgres, the archive pauses.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 
 SHARE = 0.02
 """Largest share of the time for looks at quotas, because archiving waits meanwhile. A look took 1.3 to 2.5 s with 10,000
-customers and a million dead letters of 10 days, on a shared machine of two cores. So such looks are about two minutes apart."""
+customers and a million dead letters of 10 days, on a shared machine of two cores. So such looks are two to three minutes
+apart."""
 
 
 class QuotaLooks:
@@ -36,13 +38,14 @@ class QuotaLooks:
         self._clock = clock
         self._due_at = 0.0
         self._failure: str | None = None
-        """The reason of the last look, if it failed."""
+        """Why the last look failed; None: it succeeded, or there was none."""
 
     def run(self, connection: connect.Connection) -> None:
         """Look for reached quotas if a look is due, and set the metric. Call at each maintenance run.
 
-        A failed look is logged, unless the one before failed for the same reason. The next look comes after the same wait as
-        after a successful one. Raise RegistryUnavailable only if a new connection is needed.
+        A failed look is logged, unless the one before failed for the same reason, and leaves the metric as it was. A look
+        that took n seconds is due again n / SHARE seconds after its begin. Raise RegistryUnavailable only if a new connection
+        is needed.
         """
         began = self._clock()
         if began < self._due_at:
@@ -75,7 +78,7 @@ class QuotaLooks:
 
 
 def defaults_of(config: settings.Settings) -> quotas.DefaultQuotas:
-    """Return the quotas of customers and tenants without their own."""
+    """Return the quotas of customers and tenants that have no quotas of their own."""
     api = config.api
     return quotas.DefaultQuotas(
         endpoints=api.max_endpoints_per_customer,

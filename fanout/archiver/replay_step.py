@@ -34,8 +34,8 @@ from subscriptions_db.snapshot import registry_reader
 STEP_S = 1.0
 """Seconds after the begin of a step in which a chunk may begin. Archiving waits meanwhile."""
 MAX_RECORDS = 1000
-"""Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so a chunk has at most
-250 MiB."""
+"""Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so the valid
+events of a chunk have at most 250 MiB."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
 """Reasons of failed replays. ENDPOINT_DELETED: the endpoint was deleted, or has another customer now. EVENT_GONE: Kafka no
 longer has the event of the delivery at its offset, or the job would reject it now. NOT_COUNTED: `archive.attempts` is off, so
@@ -95,7 +95,7 @@ class Replayer:
         4. The replay asks for a time range, and attempts are not archived: the replay fails.
         5. The replay asks for a time range, and has not begun: the offsets to read are recorded.
         6. The endpoint is paused or disabled: the replay waits, because its deliveries would only take room in the retry lane.
-        7. Otherwise the next records are read. If none are left, the replay is done.
+        7. Otherwise the next records are read, and their due deliveries enqueued. If no record is left, the replay is done.
         """
         routes = self._routes_to(connection, seen)
         with progress.locked(connection, seen) as replay:

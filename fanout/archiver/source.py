@@ -45,7 +45,9 @@ class Start(NamedTuple):
 def start_of(archived_until: int | None, low: int, high: int) -> Start:
     """Decide where to begin in a partition of which Kafka has the offsets from `low` to before `high`.
 
-    1. The partition was never archived: begin at its first record.
+    `archived_until` is the offset after the last archived record; None: no record of the partition was archived.
+
+    1. `archived_until` is None: begin at its first record.
     2. Kafka deleted records before they were archived: begin at its first record, and report the loss.
     3. The partition ends before the archived offset: its topic was created again, or its newest records were lost.
        Begin at its first record.

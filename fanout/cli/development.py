@@ -1,4 +1,7 @@
-"""Define the commands for a developer's own machine: `fanout up`, `fanout demo` and `fanout listen`."""
+"""Define the commands for a developer's own machine: `fanout up`, `fanout demo` and `fanout listen`.
+
+Runs in `fanout` commands.
+"""
 
 from __future__ import annotations
 

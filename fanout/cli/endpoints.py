@@ -31,7 +31,9 @@ def rotate_secret(
     ] = (SignatureScheme.HMAC),
     as_json: AsJson = False,
 ) -> None:
-    """Create a new signing secret for an endpoint and show it once. Until the overlap ends, old and new secrets both sign.
+    """Create a new signing secret for an endpoint. Until the overlap ends, old and new secrets both sign.
+
+    The secret, or the public key of scheme v1a, is shown once.
 
     Running the command again creates another secret, and extends no older one. At most five secrets may be valid at once. With
     `--overlap 0s` the older secrets stop to sign now. Secrets under `signing_secrets` in a document of `fanout apply` are
@@ -74,7 +76,7 @@ def disable(
 
 @app.command("validate")
 def validate(context: typer.Context, endpoint_id: EndpointId, as_json: AsJson = False) -> None:
-    """Ask the receiver of an endpoint for permission to deliver (OPTIONS). Deliveries wait until the receiver permits them."""
+    """Ask the receiver of an endpoint for permission to deliver (OPTIONS). Deliveries wait until it has permitted them once."""
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     reply = registry_commands.validate(commands.settings_of(context), endpoint_id)

@@ -32,7 +32,7 @@ def try_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the payload of an event keeps to a schema. Exit code 1: it does not. Delivery never looks at schemas."""
+    """Show whether the payload of an event keeps to a schema. Exit code 1: it does not. Delivery ignores this schema."""
     config = commands.settings_of(context)
     tried = tried_event.read(config, event, "schema")
     wanted = _of_catalogue(config, tried.event_type) if schema is None else _of_option(schema)
@@ -59,7 +59,9 @@ def try_(
 def _of_option(text: str) -> dict[str, Any]:
     wanted: Any = yaml_document.read(tried_event.content("--schema", text, "schema"), "--schema").value
     if not isinstance(wanted, dict):
-        raise errors.RegistrationError("--schema", 'is not a schema: write an object such as {"type": "object"}')
+        raise errors.RegistrationError(
+            "--schema", 'is not a schema, so nothing was tried: write an object such as {"type": "object"}'
+        )
     try:
         event_types.check(wanted, [])
     except errors.RegistrationError as exc:

@@ -32,7 +32,9 @@ def try_(
     config = commands.settings_of(context)
     wanted: Any = yaml_document.read(tried_event.content("--filter", pattern, "filter"), "--filter").value
     if not isinstance(wanted, dict):
-        raise errors.RegistrationError("--filter", 'is not a filter: write an object such as {"data": {"amount": [5]}}')
+        raise errors.RegistrationError(
+            "--filter", 'is not a filter, so nothing was tried: write an object such as {"data": {"amount": [5]}}'
+        )
     try:
         compiled = event_pattern.compile_pattern(wanted)
     except errors.FilterError as exc:

@@ -1,6 +1,6 @@
 """Define `fanout` and its commands: their options, and the functions that they call.
 
-Each command reads the settings, calls one function and prints. For a FanoutError it prints one message to standard error.
+Most commands read the settings, call one function and print. For a FanoutError they print one message to standard error.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def keys_generate() -> None:
 
 @keys.command("rotate")
 def keys_rotate(context: typer.Context) -> None:
-    """Encrypt every secret with the active key.
+    """Encrypt again, with the active key, every secret that is encrypted with another key.
 
     Restart every API with this key first. If a second run prints 0, the other keys of the ring may be removed.
     """

@@ -64,7 +64,8 @@ def ask(
             if made is None:
                 raise errors.RegistrationError(
                     endpoint_id,
-                    "has an unfinished replay, so no other was requested: wait for it, or cancel it by `fanout replays cancel`",
+                    "has an unfinished replay, so no other was requested. Wait, or cancel it by `fanout replays cancel`; "
+                    f"`fanout replays list --endpoint {endpoint_id}` shows it",
                 )
             row = _row(made)
             fields = {name: row[name] for name in ("endpoint", "since", "until", "event_types") if row[name] is not None}

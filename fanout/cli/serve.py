@@ -31,7 +31,7 @@ def serve(context: typer.Context) -> None:
 
 
 def openapi(context: typer.Context) -> None:
-    """Print the OpenAPI document of the HTTP API. Its server is `api.public_url`."""
+    """Print the OpenAPI document of the HTTP API. Its server is `api.public_url`, or `/` if that is empty."""
     from subscriptions_db.api.server import openapi as document  # noqa: PLC0415
     from subscriptions_db.api.server.table import ROUTES  # noqa: PLC0415
 
@@ -62,7 +62,7 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key and show it once. The platform stores only its digest, and its first characters as its id."""
+    """Create a key and show it once. The platform stores the key's digest, and its first characters as its id."""
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 

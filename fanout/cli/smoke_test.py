@@ -27,7 +27,7 @@ def smoke_test(
 ) -> None:
     """Deliver one signed event through the running job, and clean up. Exit code 1: the event did not arrive.
 
-    The tenant, the customer and the topic fanout-smoke-test stay. The login in database.url needs the right to register.
+    The tenant, the customer and the topic of the test stay. The login in database.url needs the right to register.
     """
     from fanout.admin import smoke_testing  # noqa: PLC0415
 

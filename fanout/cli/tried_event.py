@@ -24,9 +24,9 @@ EventText = Annotated[
 
 
 def content(option: str, text: str, tried: str) -> bytes:
-    """Return the JSON of an option, or the content of the file that the option names; raise RegistrationError.
+    """Return the JSON in an option, standard input for `-`, or the content of the file that the option names.
 
-    `tried` is what the command tries, such as `filter`, for the message.
+    Raise RegistrationError if the file cannot be read. `tried` is what the command tries, such as `filter`, for the message.
     """
     if text == "-":
         return sys.stdin.buffer.read()

@@ -60,6 +60,6 @@ def show(console: rich.console.Console, result: expected_account.Account) -> Non
     verdict = (
         "[bold green]Nothing is lost, and every signature verified.[/]"
         if result.holds
-        else "[bold red]The account does not add up: see the lines above.[/]"
+        else "[bold red]The account does not add up: see the lines above, and the logs in .fanout/demo.[/]"
     )
     console.print(verdict)

@@ -126,8 +126,7 @@ class _Scene:
 def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> expected_account.Account:
     """Run the demo and return the account of every due delivery.
 
-    Raise Interrupted if `stop` is set while the demo waits for the job. Raise LocalStackError if a process fails, or makes no
-    progress.
+    Raise Interrupted if `stop` is set while the platform runs. Raise LocalStackError if a process fails, or makes no progress.
     """
     began = time.monotonic()
     received: list[receiver.Received] = []

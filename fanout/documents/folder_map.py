@@ -152,7 +152,7 @@ def folder_imports(root: Path) -> dict[str, set[str]]:
 
 
 def document(root: Path) -> str:
-    """Return docs/folders.md."""
+    """Return the text of docs/folders.md."""
     imports = folder_imports(root)
     floors = {folder: number for number, floor in enumerate(FLOORS, start=1) for folder in floor.split()}
     areas = _area_imports(imports)

@@ -71,7 +71,7 @@ too.
 
 
 def configuration() -> str:
-    """Return docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     parts = [HEAD]
     for name, area in settings.areas().items():
         parts.append(f"\n## `[{name}]`\n\n{area.__doc__}\n\n| setting | default | meaning |\n|---|---|---|\n")
@@ -88,7 +88,7 @@ def in_toml(default: Any) -> str:
 
 
 def metrics_table() -> str:
-    """Return docs/metrics.md."""
+    """Return the text of docs/metrics.md."""
     return METRICS_HEAD + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in metrics.declared().items())
 
 

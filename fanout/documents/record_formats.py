@@ -100,12 +100,12 @@ class Field(NamedTuple):
     type: str
     unit: str
     written: str
-    """`always`, `where set`, or since when the field is written."""
+    """`always`, `where set`, or the date since which records have the field, such as `since 2026-11-21`."""
     meaning: str
 
 
 def document() -> str:
-    """Return docs/record-formats.md."""
+    """Return the text of docs/record-formats.md."""
     parts = [HEAD]
     for title, note, records in GROUPS:
         parts.append(f"\n## {title}\n" + (f"\n{note}\n" if note else ""))

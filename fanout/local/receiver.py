@@ -1,6 +1,6 @@
 """Receive webhooks as a customer does: with an HTTP server that verifies the signature of each request.
 
-Runs in `fanout` commands, the demo and the tests. By default the package `standardwebhooks` verifies, because code of this
+Runs in `fanout` commands and the tests. By default the package `standardwebhooks` verifies, because code of this
 project must not judge its own signatures. Customers use the package, and the image does not have it. The server decompresses
 bodies, as many servers do. The signature is that of the body before compression.
 """

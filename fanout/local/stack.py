@@ -37,7 +37,8 @@ host do not hold for them."""
 class Stack:
     """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
 
-    Raise LocalStackError if a server does not start, if the port is in use, or if another process uses the folder.
+    Raise LocalStackError if a server does not start, if the jars cannot be downloaded, if the port is in use, or if another
+    process uses the folder.
     """
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
@@ -69,7 +70,7 @@ class Stack:
 
 
 def write_local_settings(root: Path, stack: Stack) -> None:
-    """Write local.toml in `root`: the addresses of the servers, an encryption key, and the settings in DEVELOPMENT.
+    """Write local.toml in `root`: the servers' addresses, an encryption key, and settings that permit local receivers.
 
     The keys of an earlier local.toml are kept, and its other settings are not.
     """

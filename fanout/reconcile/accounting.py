@@ -1,13 +1,12 @@
 """Prove from the topics that in = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
 
-Runs in `fanout` commands and the tests. The proof has three parts:
+Runs in `fanout` commands, the tests and the load tests. The proof has three parts:
 
-1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. `Terms.from_first`
-   says from where on.
+1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. With
+   `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
 2. A receipt states how many deliveries of its range were due. By the topics of results, as many must have ended or wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
-   no topic: the number of these is the due count of the receipt minus all named deliveries. A delivery may wait for the
-   longest `max_wait_s` of all endpoints.
+   no topic: the number of these is the due count of the receipt minus all named deliveries.
 
 The topics cannot prove that the registry was right, nor that an endpoint still has what it accepted.
 """
@@ -40,7 +39,7 @@ from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 LANES = ("direct", "batch")
 """The lanes that have accounts. `direct` includes the real-time lane. The retry lane's deliveries count for one of the two."""
 UNNAMED = "(not named)"
-"""Endpoint of due deliveries that no topic names. Also their event type, if their range has events of several types."""
+"""Endpoint of due deliveries that no topic names. Also their event type, unless their range has events of one type only."""
 EXPIRED = "(no longer in Kafka)"
 """Event type of a delivery whose event was not read, usually because Kafka no longer holds it."""
 GRACE_MS = 3_600_000
@@ -64,8 +63,7 @@ class Terms:
     max_wait_s: float = 86_400.0
     """Seconds that an event may wait for its batch."""
     from_first: bool = True
-    """True if a lane must have handled each partition from the partition's first record; False: from the lane's first
-    receipt."""
+    """True: a lane must have handled each partition from its first record on; False: from the lane's first receipt on."""
     retries_complete: bool = True
     """True if the retries topic still has every record of the judged time."""
     rejected_complete: bool = True
@@ -202,7 +200,6 @@ class _Walk:
         self._account_records()
 
     def _reset_range(self) -> None:
-        """Reset the counts for the next range."""
         self._named_in_range = 0
         """Deliveries of the range for which some topic has a record."""
         self._rejected = self._rejected_in_one_lane = 0

@@ -1,7 +1,7 @@
 """Store the recorded states of each delivery compactly, for `fanout reconcile`. Pure.
 
-Runs in `fanout` commands and the tests. One word of eight bytes records one state of one delivery (an event and its recipient),
-so that millions of deliveries fit into memory. An event takes two bytes, a receipt 48.
+Runs in `fanout` commands, the tests and the load tests. One word of eight bytes records one state of one delivery (an event and
+its recipient), so that millions of deliveries fit into memory. An event takes two bytes, a receipt 48.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _QUARTER_MS = 6 * 3_600_000
 _FIRST_QUARTER = 80_000
 """Quarter of a day in the year 2024 from which quarters are numbered, so that a number fits into 15 bits until 2047."""
 _CHUNK_BITS = 16
-"""Low bits of the offset in a word. Words are sorted in chunks of 2**16 offsets."""
+"""Number of low bits of the offset that a word has. The words of each 2**16 offsets are a chunk, which is sorted by itself."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
 """Numbers that stand for no single event type: one for records that are not events, one for all types after the first
 65,533."""
 
 
 class Recipient(NamedTuple):
-    """Lane, endpoint and subscription of a delivery. A state of the delivery holds only the number of its recipient."""
+    """Lane, endpoint and subscription of a delivery. A word holds only the number of the recipient."""
 
     lane: str
     endpoint_id: str

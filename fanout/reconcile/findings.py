@@ -1,6 +1,6 @@
 """Define the findings of a reconciliation, and the meaning of each kind. Pure.
 
-Runs in `fanout` commands and the tests.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_NAMED = 10
 
 
 class Kind(enum.StrEnum):
-    """The kinds of findings. MEANINGS explains each."""
+    """The kinds of contradictions in the topics. MEANINGS explains each to the operator."""
 
     UNHANDLED = "unhandled"
     EXPIRED = "expired"
@@ -111,7 +111,8 @@ class Finding(NamedTuple):
     first: int
     last: int
     total: int
-    """Number of records or deliveries, at offsets from `first` to `last`, that the finding is about. Both are included."""
+    """Number of records or deliveries, at offsets from `first` to `last`, that the finding is about. Both offsets are
+    included."""
     subscription_id: str = ""
     endpoint_id: str = ""
     detail: str = ""

@@ -26,10 +26,10 @@ class Ledger:
     attempts: int = 0
     """Number of requests. A batch is one request."""
     delivered: dict[Due, float] = field(default_factory=dict)
-    """Each delivery with the time, in ms since the epoch, of the first added attempt that the endpoint accepted. An event that
+    """Each delivery with the end, in ms since the epoch, of the first added attempt that the endpoint accepted. An event that
     the response to a batch rejects is here too, and is a dead letter as well."""
     dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
-    """By event id and subscription id."""
+    """The last added dead letter of each pair of event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
     """Skipped deliveries, each with its skip reason."""
     postponed: dict[Due, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Ledger:
     """Receipts by lane and partition."""
 
     def handled_until(self, lane: str) -> dict[Place, int]:
-        """Return the last handled offset of each partition, for a lane."""
+        """Return the last handled offset of each partition of which a lane has a receipt."""
         return {
             place: max(receipt.last_offset for receipt in receipts)
             for (name, place), receipts in self.receipts.items()

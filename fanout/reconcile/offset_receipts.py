@@ -1,8 +1,8 @@
 """Select the offset receipts that count, and find offsets without a receipt. Pure.
 
-Runs in `fanout` commands and the tests. A micro-batch that runs again writes a receipt of the same offsets again, perhaps with
-other counts. A lane that was reset, to a restored or a new checkpoint, reads the same offsets again in other ranges. Then only
-the later receipts count: they are in force.
+Runs in `fanout` commands, the tests and the load tests. A micro-batch that runs again writes a receipt of the same offsets
+again, perhaps with other counts. A lane that was reset, to a restored or a new checkpoint, reads the same offsets again in
+other ranges. Then only the later receipts count: they are in force.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
-Runs in `fanout` commands, and writes nothing. The job may run meanwhile. Records of the last seconds are not judged. The
-attempts topic is read first, so that every record that it refers to is already in the topics that are read later.
+Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Records of the last
+seconds are not judged. The attempts topic is read first, so that every record that it refers to is already in the topics that
+are read later.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Found:
 class Reader:
     """Read dead letters, and the notes of earlier redrives.
 
-    All methods raise KafkaUnavailable if Kafka does not answer or refuses a request. `redriven` and `read` raise
-    RecordUnreadable for a record that this version of the job does not write.
+    All methods raise KafkaUnavailable if Kafka does not answer or refuses a request. `read` raises RecordUnreadable if `take`
+    cannot read a record.
     """
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
@@ -238,7 +238,8 @@ def show(console: rich.console.Console, found: Found) -> None:
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
     """Write selected dead letters to `to`, unchanged and one a line; return their number.
 
-    The dead letters of one partition come in the order of their offsets. With a `limit`, write at most the first that many.
+    The dead letters of one partition come in the order of their offsets. With a `limit`, write only the first ones, at most
+    `limit`.
     """
     count = 0
 
@@ -263,7 +264,7 @@ def redrive(
 ) -> enqueue.Summary:
     """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven. Return the numbers.
 
-    With a `limit`, enqueue only that many of these, the oldest. With `dry_run`, count and write nothing. `now_ms` None: the
+    With a `limit`, enqueue only that many of these, the oldest. With `dry_run`, only count. `now_ms` None: the
     present time. Raise SettingsError if there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or
     writing fails: some dead letters may be enqueued then, and the next call leaves these out.
     """

@@ -19,8 +19,8 @@ from fanout.kafka import publishing
 from fanout.redrive import redrive_plan
 
 NOTES_PER_FLUSH = 1000
-"""Number of records of the retries topic after which the enqueuer waits for Kafka, then writes their notes to the attempts
-topic."""
+"""Number of notes after which the enqueuer waits until Kafka has their retry entries, then writes these notes to the
+attempts topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
 """Number of dead letters, or bytes of payload in base64, at which the enqueuer writes its buffer. Dead letters of one endpoint
 and one delivery mode that are written together share records. A batch stays in the buffer until all its chosen dead letters
@@ -53,7 +53,8 @@ class Summary:
 class Enqueuer:
     """Buffer dead letters by endpoint and mode, complete their batches, and write them to the retries topic with their notes.
 
-    With `dry_run`, it only counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Then
+    `chosen` are the dead letters that the caller will add: they say when a batch is complete. With `dry_run`, the enqueuer only
+    counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Then
     Kafka may have records that were sent before.
     """
 
@@ -71,7 +72,8 @@ class Enqueuer:
     def add(self, letter: DeadLetter) -> None:
         """Add one of the chosen dead letters, and write the buffer if it is full.
 
-        The chosen dead letters of one batch go in one request again, or in several of at most redrive_plan.MAX_REQUEST_BYTES.
+        The chosen dead letters of one batch go in one request again, or in several of at most redrive_plan.MAX_REQUEST_BYTES. A
+        larger dead letter goes alone.
         """
         batch = letter.batch_webhook_id
         self._buffered += 1

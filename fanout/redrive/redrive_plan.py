@@ -68,7 +68,7 @@ class Newest(NamedTuple):
 
 
 class Redriven:
-    """Which dead letters were redriven before. Keeps, for each delivery, the time of its newest dead letter with a note."""
+    """Remember the redriven dead letters: for each delivery, the time of its newest dead letter with a note."""
 
     def __init__(self) -> None:
         self._until_ms: dict[Delivery, int] = {}
@@ -152,9 +152,9 @@ class Record(NamedTuple):
 
 
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
-    """Yield the records that enqueue dead letters of one endpoint and one delivery mode, which each note names once.
+    """Yield the records that enqueue dead letters, with their notes. Each sequence in `requests` goes in one request.
 
-    Each sequence in `requests` goes in one request.
+    All dead letters have the same endpoint and delivery mode, because a note names these only once.
     """
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
@@ -170,7 +170,10 @@ def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterato
 
 
 def requests_of(batch: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES, and of at most MAX_RECORD_BYTES each."""
+    """Split the dead letters of one batch into requests of at most MAX_REQUEST_BYTES, and at most MAX_RECORD_BYTES in a record.
+
+    A larger dead letter has a request of its own.
+    """
     for request in chunking.chunks(batch, _event_bytes, MAX_REQUEST_BYTES):
         yield from chunking.chunks(request, _record_bytes, MAX_RECORD_BYTES)
 

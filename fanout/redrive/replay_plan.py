@@ -37,7 +37,7 @@ class Due(NamedTuple):
 
 
 class Routes:
-    """Decide which events are due to an endpoint. It is the only endpoint in the `registry` that the caller gives."""
+    """Decide which events are due to an endpoint, the only one in `registry`."""
 
     def __init__(
         self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout, formats: decoder.Decoder | None = None
