@@ -18,12 +18,12 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 COMMAND = "command"
-"""The actor of changes by a `fanout` command. The entry also has the login to Postgres."""
+"""The actor of changes by a `fanout` command. Each entry also has the login to Postgres."""
 JOB = "job"
 """The actor of changes by the job. Migration 0014 depends on this word."""
 
 Fields = dict[str, Any] | None
-"""Fields of the changed row. None: the row did not exist, or does not exist any more."""
+"""Fields of the changed row before or after the change. None: the entry has no such fields. A creation has none before it."""
 
 
 def note(
@@ -37,7 +37,11 @@ def note(
     before: Fields = None,
     after: Fields = None,
 ) -> None:
-    """Write one entry. `actor` is the id of an API key or token, `COMMAND`, or `callback` for the answer of a receiver."""
+    """Write one entry.
+
+    `actor` is the id of an API key or token, `COMMAND`, or `callback` for the answer of a receiver. `customer_id` is the
+    customer who may read the entry. None: only the operator reads it.
+    """
     note_many(connection, [entry(actor, action, entity, entity_id, customer_id=customer_id, before=before, after=after)])
 
 
@@ -60,7 +64,7 @@ def entry(
     before: Fields = None,
     after: Fields = None,
 ) -> dict[str, Any]:
-    """Return an entry for `note_many`."""
+    """Return an entry for `note_many`. The parameters are those of `note`."""
     change = {name: None if fields is None else _json_fields(fields) for name, fields in (("before", before), ("after", after))}
     owner = {"key_id": actor, "customer_id": customer_id}
     return owner | {"action": action, "entity": entity, "entity_id": entity_id} | change

@@ -30,12 +30,12 @@ HALF_OPEN_MS = 11_000
 
 _PREPARED_STATEMENT_CHECK = "RevalidateCachedQuery"
 """The function of Postgres that refuses a prepared statement whose columns have changed ("cached plan must not change result
-type"). The message itself is translated by the server's `lc_messages`."""
+type"). The text of the message depends on the server's `lc_messages`."""
 
 
 @contextlib.contextmanager
 def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
-    """Yield an autocommit connection whose rows are dictionaries.
+    """Yield an autocommit connection whose rows are dictionaries, and close it after the block.
 
     Raise RegistryUnavailable if the connection fails, and SettingsError if the URL is invalid. Errors of statements in the
     block are not translated here.
@@ -49,7 +49,7 @@ def connect(database: settings.Database, *, application_name: str = "fanout") ->
 
 
 def options(database: settings.Database, *, application_name: str) -> dict[str, Any]:
-    """Return the parameters of every connection, except the URL."""
+    """Return the parameters of every connection, except the URL and `row_factory`, which the caller adds."""
     return {
         "autocommit": True,
         "connect_timeout": max(2, int(database.connect_timeout_s)),
@@ -76,7 +76,10 @@ def in_transaction(connection: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def consistent_read(connection: Connection) -> Iterator[None]:
-    """Run the block in a read-only transaction on one consistent snapshot."""
+    """Run the block in a new read-only transaction on one consistent snapshot, and translate errors of Postgres.
+
+    The connection must not be in a transaction already: Postgres would refuse the isolation level.
+    """
     with translated_errors(), connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         yield
@@ -85,8 +88,8 @@ def consistent_read(connection: Connection) -> Iterator[None]:
 def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retrying:
     """Return a tenacity retryer that repeats a function while it raises RegistryUnavailable or RegistryOutdated.
 
-    Each failure is logged. Waits grow to 5 s, without end. Once `stop` is set, the retryer raises tenacity.RetryError after the
-    next failure.
+    Each failure is logged, and the waits between the calls grow up to 5 s. Without `stop` the retryer never gives up. Once
+    `stop` is set, the retryer raises tenacity.RetryError at the next failure, and does not log it.
     """
     stop = stop or threading.Event()
     return tenacity.Retrying(
@@ -99,9 +102,9 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
 
 
 def retry_for(seconds: float) -> tenacity.Retrying:
-    """Return a tenacity retryer that repeats a function each second while it raises RegistryUnavailable.
+    """Return a tenacity retryer that repeats a function one second after each RegistryUnavailable.
 
-    After `seconds` the retryer raises the last error.
+    The retryer raises the first error that comes `seconds` or more after the start. With 0, it raises the first error.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(errors.RegistryUnavailable),
@@ -125,9 +128,10 @@ def translated_errors() -> Iterator[None]:
 
     A cause whose text could contain the connection URL is dropped.
 
-    1. RegistrationError: a constraint refuses the data, or Postgres cannot store it (NUL).
-    2. RegistryOutdated: the tables do not exist.
-    3. RegistryUnavailable: a conflicting transaction, a lock that another one holds, a standby server, or a missing right.
+    1. RegistrationError: a constraint refuses the data, or Postgres cannot store a value, such as a text with NUL.
+    2. RegistryOutdated: a table does not exist.
+    3. RegistryUnavailable: a conflicting transaction, a lock that another transaction holds, a standby server, or a missing
+       right.
     4. RegistryUnavailable: a migration changed the columns of a statement that this connection has prepared. A new connection
        can run the statement.
     5. RegistryUnavailable: Postgres cannot be reached, ends the connection, or cancels the statement.
@@ -153,11 +157,14 @@ def translated_errors() -> Iterator[None]:
             "Correct the value",
         ) from exc
     except psycopg.errors.UndefinedTable as exc:
-        raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`") from exc
+        raise errors.RegistryOutdated(
+            f"Postgres lacks a table of the registry ({_said(exc.diag.message_primary)}), and the transaction was rolled back: "
+            "run `fanout db migrate`"
+        ) from exc
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:
         raise errors.RegistryUnavailable(
-            "another transaction changed the same rows meanwhile, or holds their lock. This transaction was rolled back: "
-            "try again"
+            "another transaction changed the same rows meanwhile, or locks them or their table. This transaction was rolled "
+            "back: try again. If that fails again, end the long transaction that `select * from pg_stat_activity` shows"
         ) from exc
     except psycopg.errors.ReadOnlySqlTransaction as exc:
         raise errors.RegistryUnavailable(
@@ -207,12 +214,13 @@ def needs_replacement(connection: Connection, exc: errors.RegistryUnavailable) -
 
 @contextlib.contextmanager
 def valid_url_required(setting: str = "database.url") -> Iterator[None]:
-    """Raise SettingsError for an invalid connection URL, without quoting the URL. `setting` is the name of its setting."""
+    """Raise SettingsError for an invalid connection URL, without quoting the URL. `setting` is the setting that has the URL."""
     try:
         yield
     except psycopg.ProgrammingError:  # libpq quotes the URL, password and all
         raise errors.SettingsError(
-            f"setting {setting} is not a libpq connection URL: write postgresql://user:password@host:port/database"
+            f"setting {setting} is not a libpq connection URL, so Postgres was not asked: write "
+            "postgresql://user:password@host:port/database"
         ) from None
 
 
@@ -239,7 +247,7 @@ is not percent-encoded, libpq takes a part of the password for the host."""
 
 
 def _not_connected(text: str) -> str:
-    """Return host, port and reason of a failed connection; empty if the text is of another kind."""
+    """Return the server that cannot be reached, and the reason; empty if the text is of another kind."""
     for pattern in _NOT_CONNECTED:
         if found := pattern.search(text):
             return _said(" ".join(found.groups()))

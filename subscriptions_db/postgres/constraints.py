@@ -1,4 +1,4 @@
-"""Translate violations of the registry's constraints into a field and a message. Pure.
+"""Translate violations of the tables' constraints into a field and a message. Pure.
 
 Runs wherever Postgres is used. The checks of a document find most violations earlier. Constraints find the violations
 that concurrent changes cause, and violations of rules that only the database checks.
@@ -15,9 +15,12 @@ _WORDS = {
         "every key needs a customer, except keys of scope operator, executor or publisher, which have none",
     ),
     "api_keys_only_customers_name_endpoints": ("endpoints", "only a customer's key may be limited to endpoints"),
-    "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason"),
-    "endpoints_no_binary_batches": ("content_mode", "cloudevents_binary holds one event, and mode batch sends many"),
-    "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only"),
+    "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason: remove one of the two"),
+    "endpoints_no_binary_batches": (
+        "content_mode",
+        "cloudevents_binary holds one event: with mode batch use standard or cloudevents_structured",
+    ),
+    "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only: remove it"),
     "endpoints_headers_have_names": ("headers", "a header name must be letters, digits or `-`"),
     "endpoints_headers_have_plain_values": ("headers", "a header value must be printable ASCII"),
     "endpoints_metadata_has_names": ("metadata", "a name must be 1 to 64 letters, digits, `_` `.` `/` or `-`"),
@@ -55,5 +58,5 @@ def in_words(exc: psycopg.IntegrityError) -> tuple[str, str]:
 
 
 def _column(constraint: str, table: str) -> str:
-    """Return the column in a generated constraint name: table, columns, kind of constraint."""
+    """Return the column of a constraint, from its generated name: table, column and kind of constraint, joined by `_`."""
     return constraint.removeprefix(f"{table}_").rpartition("_")[0] or constraint.removeprefix(f"{table}_")

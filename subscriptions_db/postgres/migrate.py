@@ -18,8 +18,8 @@ from subscriptions_db.postgres import connect, row_security
 from subscriptions_db.postgres.sql import query
 
 ATTEMPTS = 60
-"""Maximum attempts at one migration while a long transaction locks a table that the migration changes. Each attempt waits two
-seconds for the lock."""
+"""Maximum attempts at one migration while a long transaction locks a table that the migration changes. An attempt waits for a
+lock for at most two seconds."""
 WAIT = tenacity.wait_random(0.5, 1.5)
 """Random seconds between two attempts at one migration."""
 FOLDER = Path(__file__).parent / "migrations"
@@ -43,10 +43,13 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
 
 
 def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
-    """Apply the missing migrations and return their names. Of two concurrent calls, the second waits and applies nothing.
+    """Apply the missing migrations, by default of this version, and return their names.
 
-    Raise RegistryOutdated, before the first migration, if an applied file was changed. Raise RegistryUnavailable if a table
-    stays locked: the migrations before it stay applied. The session has no statement timeout afterwards.
+    Of two concurrent calls, the second waits, and then applies only those that are still missing.
+
+    Raise RegistryOutdated, before the first migration, if an applied file was changed. Raise RegistryUnavailable if
+    Postgres does not answer or a table stays locked: earlier migrations stay applied. The session has no statement timeout
+    afterwards.
     """
     wanted = migrations() if wanted is None else wanted
     with connect.translated_errors():
@@ -89,16 +92,18 @@ def _apply_one(connection: connect.Connection, migration: Migration) -> None:
 def require_current(connection: connect.Connection) -> None:
     """Raise RegistryOutdated unless every migration of this version is applied unchanged. Newer migrations are allowed.
 
-    Raise RegistryUnavailable if row-level security hides customers from the login.
+    Raise RegistryUnavailable if Postgres does not answer, or if row-level security hides customers from the login.
     """
     row_security.require_all_customers(connection)
     with connect.translated_errors():
         row = connection.execute(query("has_migrations")).fetchone()
         if row is None or not next(iter(row.values())):
-            raise errors.RegistryOutdated("the registry has no tables yet: run `fanout db migrate`")
+            raise errors.RegistryOutdated("the registry has no tables yet, and nothing was changed: run `fanout db migrate`")
         if missing := _missing(connection, migrations()):
             names = ", ".join(migration.name for migration in missing)
-            raise errors.RegistryOutdated(f"the registry lacks the migrations {names}: run `fanout db migrate`")
+            raise errors.RegistryOutdated(
+                f"the registry lacks the migrations {names}, and nothing was changed: run `fanout db migrate`"
+            )
 
 
 def _missing(connection: connect.Connection, wanted: list[Migration]) -> list[Migration]:

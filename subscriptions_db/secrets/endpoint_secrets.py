@@ -1,6 +1,6 @@
 """Convert the secrets of an endpoint: signing key → secret → row of `secrets`, and row → secret → signing key.
 
-Runs on the driver, in executors with look-ups, in `fanout` commands and in the API.
+Runs on the driver, in executors with look-ups, in `fanout` commands, in the API, and in programs that read `GET /v1/snapshot`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SCHEME_OF = {purpose: scheme for scheme, purpose in PURPOSE_OF.items()}
 SIGNING = list(SCHEME_OF)
 """The purposes of signing secrets."""
 FIELD_OF = {AUTH: "auth_secret", TLS_KEY: "tls_key"} | dict.fromkeys(SIGNING, "signing_secrets")
-"""Purpose → the field of an endpoint's row in registered_rows. The field has a placeholder for the secret."""
+"""Purpose → the field of an endpoint's row in registered_rows. The field has a placeholder for
+a stored secret, and None without one."""
 MAX_SIGNING_KEYS = 5
 """Maximum valid signing secrets of one endpoint. Each adds a signature to every request."""
 

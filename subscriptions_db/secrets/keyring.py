@@ -1,8 +1,8 @@
 """Seal customers' secrets for Postgres, and open them again.
 
-Runs on the driver, in executors with look-ups, in `fanout` commands and in the API. AES-256-GCM (NIST SP 800-38D) with a random
-96-bit nonce. The associated data binds a sealed secret to its row: a secret moved to another customer, endpoint or purpose
-does not open.
+Runs on the driver, in executors with look-ups, in `fanout` commands, in the API, and in programs that read `GET /v1/snapshot`.
+AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data binds a sealed secret to its row: a secret moved
+to another customer, endpoint or purpose does not open.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class KeyRing:
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
     """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
 
-    A sample has up to ten secrets of each key id. Called at the start of a process. Later, a secret that does not open
-    quarantines its endpoint. A wrong key ring would quarantine every endpoint.
+    A sample has up to ten secrets of each key id. Called before the job reads the registry, before the API uses it, and by
+    `fanout apply` and `fanout endpoints rotate-secret`. Later, a secret that does not open quarantines its endpoint. A wrong
+    key ring would quarantine every endpoint.
     """
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
@@ -124,9 +125,10 @@ def ids_in_use(connection: connect.Connection) -> frozenset[str]:
 
 
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:
-    """Re-seal every secret with the active key and return how many were re-sealed. Safe to repeat and to interrupt.
+    """Re-seal, with the active key, every secret that another key has sealed; return their number.
 
-    A secret that does not open stays unchanged. SealError reports it at the end, after all other secrets are re-sealed.
+    Safe to repeat and to interrupt. A secret that does not open stays unchanged. SealError reports the number of such secrets
+    and the first one, after all other secrets are re-sealed.
     """
     count, last = 0, uuid.UUID(int=0)
     faults: list[str] = []

@@ -133,7 +133,7 @@ def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
         [newest] = connection.execute("delete from migrations where name = (select max(name) from migrations) returning *")
         metrics = {"port": local_kafka.free_port()}
         job = platform.start("--lanes", "direct", keys={"ring": {"test": stack.new_key()}}, metrics=metrics)
-        lacks = f"trying again: the registry lacks the migrations {newest['name']}: run `fanout db migrate`"
+        lacks = f"trying again: the registry lacks the migrations {newest['name']}, and nothing was changed"
         assert_eventually(platform.log, lambda log: lacks in log, within_s=90)
         assert metric(metrics["port"], 'ready{lane="direct"}') == 0
         connection.execute("insert into migrations (name, sha256) values (%(name)s, %(sha256)s)", newest)

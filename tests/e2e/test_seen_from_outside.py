@@ -69,7 +69,10 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
         snapshot={"max_age_s": 6, "poll_interval_s": 0.2},
         logs={"format": "json", "attempt_sample": 1.0},
     )
-    paused = "paused: the registry has not been read yet: the registry has no tables yet: run `fanout db migrate`"
+    paused = (
+        "paused: the registry has not been read yet: "
+        "the registry has no tables yet, and nothing was changed: run `fanout db migrate`"
+    )
     assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (503, paused))
     assert outside.probe("/healthz") == (200, paused)
 

@@ -145,7 +145,8 @@ def test_the_registry_has_no_age_before_postgres_has_confirmed_it(database, ring
 def test_the_reason_of_a_pause_names_the_fault_of_the_last_read(database, connection, ring_key):
     connection.execute("alter table migrations rename to elsewhere")
     with following(config(database, {"k1": ring_key})) as follower:
-        fault = "the registry has not been read yet: the registry has no tables yet: run `fanout db migrate`"
+        lacks = "the registry has no tables yet, and nothing was changed: run `fanout db migrate`"
+        fault = f"the registry has not been read yet: {lacks}"
         assert_eventually(follower.pause_reason, lambda reason: reason == fault)
         connection.execute("alter table elsewhere rename to migrations")
         assert_eventually(follower.pause_reason, lambda reason: reason is None)
