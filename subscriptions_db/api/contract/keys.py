@@ -141,7 +141,10 @@ def revoke(connection: connect.Connection, key_id: str) -> None:
             }
             audit.note(connection, audit.COMMAND, "revoke", "api_key", found["key_id"], **change)
     if found is None:
-        raise errors.RegistrationError("api key", "there is no such key, so none was revoked; `fanout api-keys list` lists all")
+        named = key_id[:15]  # the id, without the secret of a whole key
+        raise errors.RegistrationError(
+            "api key", f"there is no key {named}, so no key was revoked: correct the id; `fanout api-keys list` lists all"
+        )
 
 
 def state(expires_at: dt.datetime | None, revoked_at: dt.datetime | None, now: dt.datetime) -> KeyState:

@@ -1,8 +1,8 @@
 """Authenticate the key or the token of a request, or the receiver that answers a question. Limit its rate, check its scope.
 
-Runs in the API, on its event loop. Principals are cached for seconds, so most requests need no key look-up in Postgres. Tokens
-are those of the OpenID Connect provider (subscriptions_db/api/oidc). All tokens of one subject share one rate, as the requests
-of one key do.
+Runs in the API, on its event loop. Principals of keys are cached for seconds, so most requests need no key look-up in
+Postgres. Tokens are those of the OpenID Connect provider (subscriptions_db/api/oidc). All tokens of one subject share one rate,
+as the requests of one key do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_UNKNOWN_KEYS_PER_S = 500.0
 Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
 MAX_UNKNOWN_TOKENS_PER_S = 200.0
 """Tokens a second that this process verifies, all together. A verification takes 0.1 ms of CPU, and an attacker can send any
-number of invented tokens. A token that was verified before does not count."""
+number of invented tokens. A token that is still cached (oidc/tokens.py) does not count."""
 BEARER = "bearer "
 CALLBACK = "callback"
 """The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
@@ -68,7 +68,7 @@ class KeyRate(NamedTuple):
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
-"""The key under which a request keeps the rate of its API key, once the API key is known to be valid."""
+"""The key under which a request keeps the rate of its API key or token, once that is known to be valid."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
@@ -82,7 +82,7 @@ def note_tenants(request: web.Request, room: Callable[[], limits.Room]) -> None:
 
 
 def key_headers(request: web.Request) -> dict[str, str]:
-    """Return the headers about the request's key; empty if the key is not known.
+    """Return the headers about the request's key or token; empty if none is known to be valid.
 
     The headers say how many requests the key may send now, and when it expires, if that is soon.
     """
@@ -107,7 +107,7 @@ class EventCharge:
     """The number of events for which a publishing request counts in the rate of its key.
 
     The number is the largest of three: the events, the KiB of the body, and the CPU time of the checks as events. While the
-    key is over its rate, `Admission.admit` refuses its further requests with 429.
+    key is over its rate, `Admission.admit` refuses its further publishing requests with 429.
     """
 
     def __init__(self, pace: limits.Pace, clock: Callable[[], float]) -> None:
@@ -203,8 +203,8 @@ class Admission:
     async def authenticate(self, authorization: str | None) -> Principal:
         """Return the principal of a key or token, from the cache if it is there.
 
-        Raise Refused with 401, with 429 after too many unknown ones, and with 503 if Postgres or the provider of tokens is
-        unavailable. A valid token without a scope is refused with 403.
+        Raise Refused with 401, with 429 after too many unknown keys or tokens, and with 503 if Postgres or the provider of
+        tokens is unavailable. A valid token without a scope is refused with 403.
         """
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)

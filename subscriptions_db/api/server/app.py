@@ -1,6 +1,6 @@
 """Read each HTTP request, hand it to a worker thread (handler.py), and write the answer.
 
-Runs in `fanout serve`, on an event loop.
+Runs in `fanout serve`, on an event loop. publishing.py handles requests that publish events.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ page has 1 MiB, but a single dead letter may be larger."""
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
-ON_CUT_OFF = "nothing needs to be done. If it happens often, the client or a proxy before the API reads answers too slowly"
+ON_CUT_OFF = "the connection was closed. Nothing needs to be done. If it happens often, the client or a proxy reads too slowly"
 """The field `advice` of the log line about an answer that could not be sent in time."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
@@ -283,13 +283,13 @@ def _add(app: web.Application, method: str, path: str, answer: Handler, *, has_h
 
 
 def _request_id(request: web.Request) -> str:
-    """Return the client's `X-Request-Id` if it is plain text, else a new id."""
+    """Return the client's `X-Request-Id` if it has the form of an id, else a new id."""
     given = request.headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer the request id, the rate of its key and deprecations; remove aiohttp's header with its version."""
+    """Add to an answer the request id, the rate of the request's key, and deprecations; remove the header `Server`."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
@@ -371,7 +371,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the conditions of a PUT, PATCH or DELETE; raise Refused if another route than GET gets a condition."""
+    """Return the conditions of a route that may answer 412. Raise Refused for a condition of another route that is not GET."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:

@@ -201,8 +201,8 @@ def _document(body: bytes) -> dict[str, Any]:
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
     """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
 
-    Wait while another request with the key is in flight. Raise Refused with 422 if a different request claimed it. Answers
-    older than a day are deleted first.
+    Return None if this request has claimed the key. Wait while another request with the key is in flight. Raise Refused with
+    422 if a different request claimed it. Answers older than a day, as far as the principal may see them, are deleted first.
     """
     wanted = _row(request) | {"request_digest": request.digest(route)}
     connection.execute(query("delete_old_answers"))

@@ -86,7 +86,11 @@ class KeyUse:
             try:
                 await self._write(key_ids)
             except errors.FanoutError as exc:
-                log.info("the last use of %d API keys is not stored, and their next use is: %s", len(key_ids), exc)
+                log.info(
+                    "the last use of %d API keys is not stored. Their next use is stored, once this is repaired: %s",
+                    len(key_ids),
+                    exc,
+                )
                 for key_id in key_ids:
                     self._noted.pop(key_id, None)
 

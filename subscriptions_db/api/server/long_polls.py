@@ -56,7 +56,7 @@ class LongPolls:
         """Return the first answer with a result, or the last answer when the time is over or the server stops.
 
         A disconnected client ends the wait too. The request's timeout is extended by the wait. Raise Refused if too many polls
-        wait, or if the key was revoked meanwhile: each try authenticates the key again.
+        wait, or if a try is refused. Each try authenticates the key again, which may be revoked meanwhile.
         """
         loop = asyncio.get_running_loop()
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)

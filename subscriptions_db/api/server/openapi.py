@@ -31,7 +31,7 @@ _KEY_HEADERS = {
         "description": "Requests that the key may send at once; for publishEvents, requests with one event each.",
         "schema": {"type": "integer"},
     },
-    "RateLimit-Remaining": {"description": "The part of them that is left now.", "schema": {"type": "integer"}},
+    "RateLimit-Remaining": {"description": "Requests that the key may still send at once now.", "schema": {"type": "integer"}},
     "RateLimit-Reset": {"description": "Seconds until the whole limit is left.", "schema": {"type": "integer"}},
     "Fanout-Key-Expires-At": {
         "description": "When the API key expires; only if it expires within 14 days.",

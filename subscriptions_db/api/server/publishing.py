@@ -1,7 +1,7 @@
 """Answer requests that publish events: admit, read, check, write to Kafka, answer.
 
-Runs in the API, on its event loop, without a transaction in Postgres. The bytes of all such requests are bounded together, from
-the moment before a body is read until its events are confirmed.
+Runs in the API, on its event loop. No request waits for a transaction in Postgres, except for the look-up of a key that is not
+cached. The bytes of all such requests are bounded together, from the moment before a body is read until the answer is known.
 """
 
 from __future__ import annotations
@@ -140,9 +140,10 @@ class Publishing:
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge
     ) -> tuple[bodies.EventsOfBody, list[checks.Publication]]:
-        """Return the events of a request; raise Refused if one is wrong, or if the body is slow or too large.
+        """Return the events of a request; raise Refused if one is wrong or the body is slow.
 
-        The cost of the body is charged in all cases, and the cost of the checks if the body has arrived.
+        aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
+        once, the real size when the body has arrived, and the cost of the checks after them.
         """
         # Before the body arrives: requests that come at once must not all pass before the first one is charged.
         charge.body(min(request.content_length or 0, self._max_body_bytes))

@@ -68,8 +68,8 @@ class Store:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
         A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
-        Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become RegistryUnavailable,
-        RegistryOutdated or RegistrationError.
+        `is_change` False: for reads. Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become
+        RegistryUnavailable, RegistryOutdated or RegistrationError.
         """
         self._require_ring()
         customer_id = principal.customer_id
@@ -84,7 +84,7 @@ class Store:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
 
     def note_use(self, key_ids: Sequence[str]) -> None:
-        """Write the present time as the last use of these API keys."""
+        """Write the present time as the last use of these API keys, except where a recent use is written already."""
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             keys.note_use(connection, key_ids, dt.datetime.now(dt.UTC))
 
@@ -119,7 +119,7 @@ class Store:
             self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
-        """Return True if the login bypasses row-level security. Each transaction switches roles, so this is only a warning."""
+        """Return True if the login bypasses row-level security. The caller only warns: each transaction switches to a role."""
         with connect.translated_errors(), self._pool.connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])
