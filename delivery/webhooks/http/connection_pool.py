@@ -97,7 +97,7 @@ class Connection(http_connection.Connection):
         return "while waiting for the answer"
 
     def expire(self, failure: errors.AttemptFailed) -> None:
-        """End the current exchange with `failure`, unless its response has a status already."""
+        """End the current exchange with `failure`, or with the response so far if the response has a status already."""
         self.end(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:

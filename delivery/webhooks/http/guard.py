@@ -107,8 +107,8 @@ class Guard:
     def check_url(self, url: str) -> None:
         """Raise TargetRefused if `url` must not be the URL of an endpoint or of its token server.
 
-        Called when an endpoint is registered, when its row is read, and before a process's first request to the endpoint. Looks
-        up no name. All refused addresses and names get the same text, so that the text does not help a port scan.
+        Called when an endpoint is registered, when its row is read, and when a process prepares requests to it. Looks up no
+        name. All refused addresses and names get the same text, so that the text does not help a port scan.
         """
         if len(url) > MAX_URL_CHARS:
             raise errors.TargetRefused("url", f"has {len(url)} characters; at most {MAX_URL_CHARS} are accepted: shorten it")

@@ -1,7 +1,8 @@
 """Create the TLS context for connections to an endpoint: the authorities to trust, and the client certificate to show.
 
-Runs in the executors, and where an endpoint is registered, to check the customer's settings. Chain and host name are always
-verified. Connections with the same context may be shared, so different settings never get the same context.
+Runs wherever `delivery.webhooks.sending.request` prepares a request. Registration checks the customer's TLS settings by other
+code (`subscriptions_db/snapshot/endpoint_checks.py`), and creates no context for them. Chain and host name are always verified.
+Connections with the same context may be shared, so different settings never get the same context.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Transport:
     ) -> None:
         """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
-        `max_connections` 0: half of the files that the process may open, at most 16,384. `max_extension_s`: most seconds that
-        such waits add to a timeout. `max_connections_to` returns the number of connections to the host of a URL from which a
-        new connection closes an idle one.
+        `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0: half of the files that the
+        process may open, at most 16,384. `max_connections_to` returns the number of connections to the host of a URL from which
+        a new connection closes an idle one to that host.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
@@ -61,6 +61,7 @@ class Transport:
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
         """Send one request and return its response; raise a subclass of AttemptFailed if no response comes.
 
+        A response that breaks off behind its head is returned as far as it came.
         `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the delivery's own
         header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
         `endpoint_time`: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
@@ -106,7 +107,7 @@ class Transport:
 
 
 def translated(exc: Exception) -> errors.AttemptFailed:
-    """Return the AttemptFailed for an error of aiohttp, TLS or the system. Only this function knows aiohttp's error classes."""
+    """Return the AttemptFailed for an error of aiohttp, TLS or the system. An AttemptFailed is returned unchanged."""
     if isinstance(exc, errors.AttemptFailed):
         return exc
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):

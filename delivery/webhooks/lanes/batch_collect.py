@@ -46,7 +46,7 @@ class _Due(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """The segments and the results of some records. The segments have the due events; the results, skips and rejections."""
+    """The segments with the due events of some records, and the results: skips, rejections and, at the end, receipts."""
 
     rows: list[Row] = field(default_factory=list)
     results: Results = field(default_factory=Results)

@@ -106,7 +106,8 @@ class BatchLane:
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: Sequence[int]) -> None:
         """Send the events at `places` of a batch in one request, or defer them. If `reason` is not None, skip them.
 
-        Events that an earlier run has completed are left out. An unforeseen error makes the events dead letters.
+        Events that an earlier run has completed are left out. An unforeseen error makes the events dead letters, but an
+        unreadable event raises msgspec.MsgspecError or UnicodeDecodeError.
         """
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]
@@ -138,7 +139,10 @@ class BatchLane:
             # ever.
             log.exception(
                 "an unforeseen error in one batch: its events become dead letters with the reason unforeseen. Send this "
-                "traceback to the maintainers of the platform, and redrive the dead letters when the cause is mended",
+                "traceback to the maintainers of the platform. When the cause is mended, redrive the dead letters: `fanout "
+                "dead-letters redrive --endpoint %s --reason %s`",
+                batch.endpoint_id,
+                intake.UNFORESEEN,
                 extra={"endpoint_id": batch.endpoint_id},
             )
             self._ended.append(BatchOutcome(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=intake.UNFORESEEN)))

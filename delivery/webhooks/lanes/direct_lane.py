@@ -32,12 +32,12 @@ class _Due(NamedTuple):
 
 
 class DirectLane:
-    """Deliver the records of one Spark partition of a micro-batch, as they are read. Used once.
+    """Deliver the records of one Spark partition of a micro-batch, or of one slice of the real-time lane. Used once.
 
     Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred to the retry lane.
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
-    micro-batch, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its partition: this
-    record and later ones are left out. Otherwise `submit` raises SchemaRegistryUnavailable.
+    micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its
+    partition: this record and later ones are left out. Otherwise `submit` raises SchemaRegistryUnavailable.
     """
 
     def __init__(

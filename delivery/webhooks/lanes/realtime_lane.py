@@ -78,7 +78,7 @@ class RealtimeLane:
 
     `begin` creates a slice, in the loop. `next_offsets` has, for partitions where it is known, the offset at which the task
     begins to read. With this offset a slice's receipt also covers offsets without a record, such as the end of a transaction.
-    `with_worker_state` adds the worker's own state to the last results of a slice.
+    `with_worker_state` adds the worker's own state to the results with which a slice's DirectLane finishes.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RealtimeLane:
     def feed(self, records: Sequence[Record]) -> bool:
         """Queue records for the event loop. Wait while too many records or results are queued, or the lane is paused.
 
-        Return False once the lane is stopped. Raise the failure of a lane that has failed.
+        Return False, and queue nothing, once `stop` or `close` was called. Raise the failure of a lane that has failed.
         """
         with self._may_read:
             self._may_read.wait_for(self._is_open)
@@ -165,14 +165,14 @@ class RealtimeLane:
         self._wake()
 
     def fail(self, failure: BaseException) -> None:
-        """Let `feed` and `finish` raise `failure`, or an earlier failure if there was one. No receipt follows."""
+        """Let `feed` and `finish` raise `failure`, or an earlier failure if there was one. No further receipt is queued."""
         self._failure = self._failure or failure
         self._wake()
 
     def end_slice(self) -> None:
         """Ask for the end of the current slice, so that the next slice has a new registry. Does not wait.
 
-        The slice ends at the lane's next check (CHECK_EVERY_S).
+        The slice ends within CHECK_EVERY_S, or as soon as it takes no records. If there is no slice now, the next one ends so.
         """
         self._must_end_slice = True
 

@@ -2,7 +2,7 @@
 
 A lease is a set of retry entries that a shard gives to a worker for a limited time. A RetryLane lives as long as its worker
 process. A micro-batch waits for its leases for a moment only. Attempts that take longer continue, and their results leave with
-a later micro-batch of this process. Each lease ends before its shard considers it expired (`lease_timeout_s`).
+a later task of this process, of any lane. Each lease ends before its shard considers it expired (`lease_timeout_s`).
 
 This module decides which leases are delivered, and when their results leave. For one lease:
 * delivery.webhooks.leases.lease_triage decides what happens to each entry.
@@ -125,13 +125,14 @@ class RetryLane:
         return self._drain()
 
     async def wait_for_leases(self, wait_s: float) -> bool:
-        """Wait at most `wait_s` for the leases begun since the last `finish_task`; return True if all have ended."""
+        """Wait at most `wait_s` for the leases that `start` got since the last `finish_task`; return True if all have ended."""
         return await self._book.wait(wait_s)
 
     async def finish_task(self, wait_s: float) -> LeaseResults:
-        """Wait at most `wait_s` for the leases begun since the last call; return all results so far, also of earlier leases.
+        """Wait at most `wait_s` for the leases that `start` got since the last call; return the results so far of all leases.
 
-        Leases that have not ended go on. Their other results leave with a later call.
+        Leases that have not ended go on. Their other results leave with a later call. The results include the destinations that
+        responded or were unreachable since the last call.
         """
         await self._book.wait(wait_s)
         self._book.finish_task()

@@ -50,7 +50,7 @@ from delivery.webhooks.state import chunking
 log = logging.getLogger(__name__)
 
 MAX_PACES = 20_000
-"""Most endpoints whose pace is remembered. Fewer endpoints have a limit per second."""
+"""Most endpoints whose pace is remembered. The least recently used are forgotten."""
 MAX_RESPONSE_TIMES = 20_000
 """Most endpoints whose response time is remembered. The least recently used are forgotten."""
 MAX_BREAKERS = 20_000
@@ -94,7 +94,7 @@ class Worker:
             logged_response_bytes=self._plan.logged_response_bytes,
         )
         self._gate = drain_gate.DrainGate(self._sender)
-        """The gate of the current task, or of its newest slice."""
+        """The gate of the newest task of a fast lane that sends requests, or of the newest slice."""
         self._formats = decoder.decoder_of(plan.formats, plan.layout)
         self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self._is_orphan = False
@@ -125,7 +125,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Close the connections and end the event loop. For tests: a process of Spark ends with its worker."""
+        """Cancel the leases, close the connections and end the event loop. For tests: Spark ends a worker's process instead."""
         self._thread.run(self._retry.close())
         self._thread.run(self._network.close())
         self._thread.close()
@@ -208,7 +208,9 @@ class Worker:
     def collect(
         self, batches: Iterable[Iterable[Record]], source: registries.Source, *, shards: int, immediate_flush_s: float
     ) -> Iterator[batch_collect.Collected]:
-        """Collect the records of a task of the batch lane into segments, by the registry in `source`; yield these.
+        """Collect the records of a task of the batch lane into segments, by the registry in `source`.
+
+        Yield the segments, with the skips and rejections. The last Collected also has the offset receipts.
 
         `shards` is the number of shards. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` do not wait.
         Called in the task's thread, by one task at a time.
@@ -242,8 +244,8 @@ class Worker:
     def mark_orphaned(self) -> None:
         """Record that the JVM of this worker is gone. Called in the task's thread, by the handler of a signal.
 
-        A task of a fast lane then begins no further attempt, lets its attempts in flight end, and fails. A task of the retry
-        lane begins no further attempt, and reports its other entries as requeued.
+        A delivering task of a fast lane then begins no further attempt, lets its attempts in flight end, and fails. A task of
+        the retry lane begins no further attempt, and reports its other entries as requeued.
         """
         self._is_orphan = True
         self._thread.call_soon(self._retry.stop)

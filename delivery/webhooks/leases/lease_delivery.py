@@ -27,7 +27,7 @@ def without_body(
     """Return the events at `places` of a retry entry as a delivery or batch, without a body.
 
     1. The endpoint was deleted, or is of another customer now: the result has an endpoint with only ids and mode.
-    2. The subscription was deleted: the result has a subscription with only ids.
+    2. The subscription of a delivery was deleted: the result has a subscription with only ids.
 
     Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
     """

@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
 class LeaseInFlight:
     """A lease in one worker: the retry entries that wait for an attempt, the end of the time for attempts, and the report.
 
-    `ended` has the keys of deliveries that were accepted already, read when a micro-batch or task runs again.
+    `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed.
     """
 
     __slots__ = ("_ended", "_view", "message", "report", "until", "waiting")

@@ -73,7 +73,10 @@ class LeaseReport:
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
     def count_failure(self, disposition: Disposition, retry_after_s: float | None) -> None:
-        """Count a failed attempt, and keep the longest `retry_after_s`. None: the response asked for no wait."""
+        """Count a failed attempt if the endpoint is unhealthy or refused the entry. Keep the longest `retry_after_s`.
+
+        `retry_after_s` None: the response asked for no wait.
+        """
         self._failed += disposition.is_unhealthy
         self._refused += disposition.is_refusal
         if retry_after_s is not None:
