@@ -4,7 +4,7 @@ Used in every process. Imports the standard library only. All classes can be pic
 
     FanoutError
     ├── SettingsError            before the start: a setting is unknown or wrong
-    ├── LocalStackError          the embedded Postgres or Kafka, the demo or a local receiver cannot run here
+    ├── LocalStackError          Java, the jars, the embedded Postgres or Kafka, the demo or a receiver cannot be used here
     ├── KafkaUnavailable         Kafka gives no answer, or refuses a request or a record
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
     ├── SchemaRegistryUnavailable  the schema registry gives no usable answer now; records that need a schema wait
@@ -19,8 +19,8 @@ Used in every process. Imports the standard library only. All classes can be pic
     ├── SealError                a sealed secret cannot be opened, or an endpoint has no signing secret
     ├── StateUnreadable          a lane's state, or a record of the retries topic, is of another version; nothing is changed
     ├── RecordUnreadable         a record in a topic of the job cannot have been written by the job
-    ├── Orphaned                 the JVM of a worker is gone; Spark runs the task again elsewhere
-    ├── EventRejected            a Kafka record is not an event; it goes to the operator, not to a customer
+    ├── Orphaned                 the JVM of a worker is gone, or did not end a stopped query; the task's records are read again
+    ├── EventRejected            a Kafka record, or a document to publish, is refused as an event; no customer gets it
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             any time: our sockets, memory or CPU are exhausted; never the endpoint's fault
         ├── AddressBlocked           before: the guard refused the address
@@ -28,11 +28,13 @@ Used in every process. Imports the standard library only. All classes can be pic
         ├── DnsFailed                before: the host name did not resolve
         ├── ConnectFailed            before: refused or unreachable
         ├── TlsFailed                before: no trustworthy connection
-        ├── AttemptTimedOut          during: no response in time; the endpoint may have processed the event
+        ├── AttemptTimedOut          any time: no response in time; the endpoint may have processed the event
         ├── ConnectionLost           during: reset or closed; the endpoint may have processed the event
         └── ResponseInvalid          during: the response is not HTTP, or its head is too large
 
-The word below `AttemptFailed` says when the attempt failed, and so whether the endpoint may have seen the event.
+The first words of each line below `AttemptFailed` say when the attempt failed: before or during the request to the endpoint.
+With `before`, the endpoint may have seen the event all the same, in an earlier request of the attempt. That request was on a
+reused connection that broke, or was answered with 401.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class SettingsError(FanoutError):
 
 
 class LocalStackError(FanoutError):
-    """The embedded Postgres or Kafka, the demo or a local receiver cannot run here (no Java, port taken, no network)."""
+    """Java, the jars, the embedded Postgres or Kafka, the demo or a local receiver cannot be used on this machine."""
 
 
 class KafkaUnavailable(FanoutError):
@@ -88,7 +90,7 @@ class LaneFailed(FanoutError):
 class RegistrationError(FanoutError):
     """A document, a row or a request is refused. `path` is the place of the mistake, such as `endpoints[3].url`.
 
-    `file` and `line` are set if the document is a file.
+    `file` is the name of the document; empty: it has none. `line` is the line of the mistake; None: unknown.
     """
 
     def __init__(self, path: str, problem: str, file: str = "", line: int | None = None) -> None:
@@ -168,11 +170,14 @@ class RecordUnreadable(FanoutError):
 
 
 class Orphaned(FanoutError):
-    """The JVM of a worker is gone, so the worker's task cannot be committed. Spark runs the task again in another worker."""
+    """The JVM of a worker is gone, so the worker's task cannot be committed. Its records are read again in another worker.
+
+    Also raised in a stopped task of the real-time lane whose query did not end in time.
+    """
 
 
 class EventRejected(FanoutError):
-    """A Kafka record is rejected: it is not an event of an active tenant, or reuses an id that must be new.
+    """A Kafka record, or a document to publish, is refused as an event.
 
     `reason` is a word of a closed set. `detail` is for a person.
     """
@@ -217,25 +222,25 @@ class DnsFailed(AttemptFailed):
 
 
 class ConnectFailed(AttemptFailed):
-    """The connection was refused, unreachable, or reset while connecting. No request was sent."""
+    """A connection could not be opened: it was refused, unreachable, or reset while connecting."""
 
     error_class = "connect"
 
 
 class TlsFailed(AttemptFailed):
-    """The endpoint's TLS is not trustworthy: expired, unknown issuer, wrong host or old protocol. No request was sent."""
+    """TLS failed: the endpoint's certificate is expired, of an unknown issuer or of another host, or its protocol is old."""
 
     error_class = "tls"
 
 
 class AttemptTimedOut(AttemptFailed):
-    """The attempt's total time ran out before the response."""
+    """The attempt's total time ran out before a response's status arrived."""
 
     error_class = "timeout"
 
 
 class ConnectionLost(AttemptFailed):
-    """The connection broke after the request had begun."""
+    """The connection was open, and broke before a response's status arrived."""
 
     error_class = "connection_lost"
 

@@ -25,7 +25,7 @@ from delivery.stages.scaling import controller, executors
 log = logging.getLogger(__name__)
 LANES = ("direct", "batch", "retry", realtime_lane.NAME)
 HANDLED = "all records that were in Kafka at the start are handled"
-COMMITTED = "every micro-batch that had started is committed, and the next start continues after it"
+COMMITTED = "all results are written, and the next start continues after the records that are handled"
 
 
 def run(
@@ -36,7 +36,11 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` (None: all with topics) until `stop` is set; with `once`, until the start's records are handled."""
+    """Run the lanes `names` until `stop` is set, or with `once` until the records that are in Kafka at the start are handled.
+
+    `names` None: all lanes, the real-time lane only if `source.realtime_pattern` is set. Return at once if `stop` is set before
+    this job has the checkpoint's lock. Raise the failure of the first lane that failed.
+    """
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)

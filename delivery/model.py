@@ -52,7 +52,7 @@ class Event(NamedTuple):
     (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""
     content: Any
     """The payload, parsed once, for the filters. Opaque text is a string. Opaque bytes, and no payload, are an empty object:
-    filters see no field. None: the event was stored meanwhile, and its payload was not parsed again."""
+    filters see no field. None: the payload is `null`, or the event was stored meanwhile and not parsed again."""
     record: Record
     attributes: Attributes = ()
     """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer wrote them."""
@@ -82,7 +82,7 @@ class Sendable(Protocol):
 
     @property
     def signed(self) -> bytes:
-        """The bytes that are signed: the body before compression."""
+        """The body as it is signed: before compression."""
 
     @property
     def content_headers(self) -> bytes:
@@ -105,7 +105,7 @@ class Delivery(NamedTuple):
     webhook_id: str
     """The `webhook-id` of every attempt, by which the receiver recognises a repeat."""
     body: bytes
-    """The body, signed and sent. Deliveries of one event in one content mode share it."""
+    """The body, signed and sent. Deliveries of one event in the same content mode and payload form share it."""
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF. Shared like the body."""
     order_key: str | None = None
@@ -118,7 +118,7 @@ class Delivery(NamedTuple):
 
     @property
     def kept_response_bytes(self) -> int:
-        """Return the number of bytes of a response's body that a dead letter keeps."""
+        """Return the most bytes of a response's body that a dead letter keeps."""
         return KEPT_RESPONSE_BYTES
 
 
@@ -134,8 +134,8 @@ class SkipReason(enum.StrEnum):
     TENANT_DELETED = "tenant_deleted"
     """The event's tenant was deleted while the event waited."""
     BROUGHT_FORWARD = "brought_forward"
-    """A resend asked for a delivery that waits in the retry lane already. The next attempt of that delivery is brought forward.
-    Only the resend is skipped."""
+    """A resend asked for a delivery that waits in the retry lane already, or that another resend put there. The next attempt of
+    that delivery is brought forward. Only this resend is skipped."""
 
 
 class LeaveReason(enum.StrEnum):
@@ -166,7 +166,7 @@ class Attempt(NamedTuple):
     response: bytes = b""
     """Beginning of the response's body."""
     retry_after_s: float | None = None
-    """Seconds to wait, as the response to a failed attempt asked for (`Retry-After`), up to a cap. None: it asked for none."""
+    """Seconds to wait, as the response to a failed attempt asked for, up to a cap. None: no readable `Retry-After`."""
 
 
 class OutcomeKind(enum.StrEnum):
@@ -183,7 +183,7 @@ class NextAttempt(NamedTuple):
     at_ms: int
     """Earliest time of the next attempt, milliseconds since the epoch."""
     retries: int
-    """Number of waits of the endpoint's schedule that are used up, including the wait until `at_ms`."""
+    """Number of waits of the endpoint's schedule that are used up. The wait until `at_ms` counts if the schedule has it."""
 
 
 class Outcome(NamedTuple, Generic[Sent]):
@@ -193,8 +193,8 @@ class Outcome(NamedTuple, Generic[Sent]):
     kind: OutcomeKind
     attempts: tuple[Attempt, ...] = ()
     reason: str | None = None
-    """Skipped: a SkipReason. Dead-lettered or postponed: the error class of the last attempt, or why there was none (a word of
-    delivery.webhooks.policy.retry_reasons). Else None."""
+    """Skipped: a SkipReason. Dead-lettered or postponed: the error class of the last attempt, or another cause, a word that
+    delivery.webhooks.policy.retry_reasons names. Delivered: None."""
     next_attempt: NextAttempt | None = None
     """Set if the delivery is postponed."""
     earlier: tuple[Attempt, ...] = ()

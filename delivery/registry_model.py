@@ -21,9 +21,9 @@ Revision = NewType("Revision", int)
 """Number of a committed change of the registry; grows by at least one with each commit."""
 
 PLATFORM = TenantId("fanout")
-"""Tenant of operational events. The sub-tenant of an operational event is the customer of the endpoint that the event is about.
-This tenant is active without a row in the registry, so that `fanout apply --prune` cannot remove it. The registry refuses a
-tenant of this name."""
+"""Tenant of operational events. The sub-tenant of an operational event is the customer that the event is about. An event about
+a tenant's quota has no sub-tenant. This tenant is active without a row in the registry, so that `fanout apply --prune` cannot
+remove it. The registry refuses a tenant of this name."""
 
 
 class TenantStatus(enum.StrEnum):
@@ -137,10 +137,12 @@ class Retrying:
     """Retry policy of one endpoint in the retry lane."""
 
     schedule_s: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-    """Seconds to wait before each attempt of the retry lane, randomised by ±20 %. Empty: a failed delivery is given up at once,
-    also in the retry lane, where it may have waited for another reason."""
+    """Seconds to wait after each failed attempt until the next one, randomised by ±20 %. A delivery that fails after the last
+    wait is given up. Empty: a failed delivery is given up at once, also in the retry lane, where it may have waited for another
+    reason."""
     max_age_s: float = 259_200.0
-    """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter."""
+    """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter. A failed delivery
+    becomes one at once if its next attempt would be later."""
     timeout_s: float = 15.0
     """Seconds of one attempt in the retry lane, in total."""
 

@@ -57,7 +57,7 @@ def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
 
 
 def admin(kafka: Kafka) -> AdminClient:
-    """Return a new client that lists and creates topics. Raise SettingsError if librdkafka refuses an option."""
+    """Return a new client for topics, offsets and brokers. Raise SettingsError if librdkafka refuses an option."""
     with _translated(kafka):
         return AdminClient(for_librdkafka(kafka))
 

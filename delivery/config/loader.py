@@ -33,7 +33,7 @@ IN_A_FILE = "_file"
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
-    """Return the checked settings; raise a SettingsError that names every wrong setting and its correction.
+    """Return the checked settings. Raise a SettingsError that names all wrong settings, or the first file that cannot be read.
 
     `config` is the file named on the command line; `root` is the folder of the default files. With a named file, the default
     files are not read: a file that `fanout up` once wrote could open the address guard of a production job.
@@ -126,7 +126,7 @@ def _cause(exc: OSError | UnicodeDecodeError) -> str:
 
 
 def _explain(error: Any) -> str:
-    """Turn one pydantic error into a line that names the setting, the problem and the nearest right name."""
+    """Turn one pydantic error into a line that names the setting and the problem. An unknown setting: also the nearest name."""
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
     if error["type"] != "extra_forbidden":

@@ -41,9 +41,10 @@ class Operations(Area):
     backlog_events: Annotated[int, Field(gt=0)] = 1000
     """A backlog is reported as growing when this many deliveries to an endpoint are postponed unattempted within `quiet_s`."""
     quiet_s: Seconds = 3600
-    """Each kind of operational event (failing, backlog, …) is sent at most once per endpoint, or per quota, in this time."""
+    """Each kind of operational event (failing, backlog, …) is sent at most once per endpoint, or per quota, in this time. One
+    exception: `recovered` follows once after each `failing`."""
     key_expiring_days: Annotated[int, Field(gt=0, le=365)] = 14
-    """A customer's API key that expires within so many days is reported to the customer, once."""
+    """A customer's API key that expires within this number of days is reported to the customer, once."""
 
 
 class Api(Area):

@@ -32,9 +32,9 @@ class Database(Area):
     url: SecretStr = SecretStr("postgresql://fanout@127.0.0.1:5432/fanout")
     """libpq connection URL. TLS and all other libpq options go into its query."""
     connect_timeout_s: Seconds = 5
-    """Longest time for opening one connection."""
+    """Longest time for opening one connection, in whole seconds, at least 2."""
     statement_timeout_s: Seconds = 30
-    """Longest time of one statement, before Postgres cancels it."""
+    """Longest time of one statement, before Postgres cancels it. `fanout apply` and `fanout db migrate` have no limit."""
 
 
 class Keys(Area):
@@ -89,7 +89,7 @@ class Source(Area):
     """Prefix that is removed from a topic's name to get the event type, if the event itself has none."""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
     """The records at which a lane's first start begins: `earliest`, the first record of each topic, or `latest`, only records
-    that come later. A topic that is found later is always read from its first record."""
+    that come later. A topic that is found later is always read from its first record, and so is the retries topic."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
     """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up; most records in a
     micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
@@ -177,7 +177,7 @@ class Delivery(Area):
     it to at least the longest `timeout_s` of an endpoint. The process manager must allow this time and one micro-batch."""
     max_connections: Annotated[int, Field(ge=0)] = 0
     """Most open connections of one worker process, idle ones included; beyond that the least recently used are closed.
-    0: half of the files that the process may open (`ulimit -n`)."""
+    0: half of the files that the process may open (`ulimit -n`), at most 16,384."""
     max_connections_per_host: Annotated[int, Field(ge=0)] = 128
     """Most connections to one host over all workers and all customers. Each worker has an equal share, by `spark.parallelism`,
     by the executors' cores with scaling, or by the partitions in the real-time lane. The share is at least one. 0: no limits
@@ -197,7 +197,7 @@ class Delivery(Area):
     """The platform's DNS name as a sender, such as `fanout.example.com`. Receivers of endpoints with `validation` are asked to
     permit deliveries from this name. Empty: no receiver can be asked, and nothing is sent to endpoints without a permission."""
     result_partitions: Annotated[int, Field(gt=0)] = 6
-    """Partitions of each topic of results (attempts, dead letters, rejected records, retries) that the job creates."""
+    """Partitions of each new topic of results: attempts, dead letters, rejected records, retries."""
     attempts_topic: str = "fanout.attempts"
     """Topic of the delivery log: an entry for each attempt, and for each skip and postponement without an attempt. One record
     has many entries of one endpoint. The topic also has the offset receipts."""
@@ -206,8 +206,8 @@ class Delivery(Area):
     rejected_topic: str = "fanout.rejected-events"
     """Topic for the operator: records that are no events of a known tenant, or are rejected for another reason."""
     retries_topic: str = "fanout.retries"
-    """Topic that the retry lane reads: deliveries that wait for their next attempt, and reports of leases. The topic's
-    retention must be longer than any standstill of the retry lane."""
+    """Topic that the retry lane reads: deliveries that wait for their next attempt, reports of leases, and other messages to
+    the lane. The topic's retention must be longer than any standstill of the retry lane."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
     @classmethod
@@ -317,7 +317,8 @@ class Scaling(Area):
     """Fewest executors, and the number at the start."""
     max_executors: Annotated[int, Field(ge=0)] = 0
     """Most executors; 0: the number is fixed. With scaling, a micro-batch has as many tasks as the executors have cores, not
-    `spark.parallelism`, and the limit of events in a micro-batch holds for each executor."""
+    `spark.parallelism`, and the limit of events in a micro-batch holds for each executor. Micro-batches of the real-time lane
+    keep both numbers."""
     drain_within_s: Seconds = 60
     """The job adds executors when the lag of a lane would not drain within this time."""
     scale_in_after_s: Seconds = 60

@@ -71,7 +71,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return where a plain JSON event has its id, type, tenant and time, and the rules for topics and repeated ids."""
+    """Return the places of the attributes in a plain JSON event, and the rules for sizes, times, topics and repeated ids."""
     source = config.source
     return parsing.Layout(
         id_path=_path(source.id_field),

@@ -42,7 +42,7 @@ class Facts:
     pause_reason: str | None
     """Why the lane is paused; None: it is not paused."""
     lag: int | None
-    """Records that wait in Kafka; None: unknown."""
+    """Records that wait in Kafka, without those of paused topics; None: unknown."""
     stalled_s: float
     """Seconds since the last progress. Time in which the lane has no reason to make progress does not count."""
     is_source_up: bool = True
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def should_progress(phase: Phase, pause_reason: str | None, lag: int | None) -> bool:
-    """Return True if a lane that is not paused should make progress now: it starts, or it runs and records wait."""
+    """Return True if a lane should make progress now: it is not paused, and it starts, or it runs and records wait."""
     return pause_reason is None and (phase is Phase.STARTING or (phase is Phase.RUNNING and bool(lag)))
 
 
@@ -112,11 +112,11 @@ class Backlog:
     at_s: float = 0.0
     """When Kafka was last asked; monotonic seconds."""
     lag: int | None = None
-    """Records that no committed micro-batch has handled; None: unknown."""
+    """Records that no committed micro-batch has handled, without those of paused topics; None: unknown."""
     handled: int = 0
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float = 0.0
-    """When the last committed micro-batch with records was committed; monotonic seconds."""
+    """When the committed positions last changed, by records or wake-ups; monotonic seconds."""
     partitions: int = 0
     """Number of Kafka partitions that the lane reads; 0: unknown."""
 

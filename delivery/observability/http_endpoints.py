@@ -55,7 +55,8 @@ class _Server(http.server.ThreadingHTTPServer):
     watches: Mapping[str, health.Watch]
 
     def handle_error(self, *_: Any) -> None:
-        log.debug("the client closed a scrape or probe", exc_info=True)  # noqa: LOG014  # called in the exception handler
+        # Called in the exception handler.
+        log.debug("a scrape or probe failed, mostly because its client closed the connection", exc_info=True)  # noqa: LOG014
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Format a record as one line for a person, followed by its fields. A traceback follows in lines of its own."""
+    """Format a record as one line for a person, with its fields at the end. A traceback follows in lines of its own."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")

@@ -49,7 +49,8 @@ class _MergedHistogram(Collector):
 RECORDS = Counter(
     "fanout_records",
     "Records handled in committed micro-batches: events and rejected records. The batch lane includes its wake-ups. The retry "
-    "lane counts postponed deliveries, reports and wake-ups, a large record once for each 4 KiB.",
+    "lane counts postponed deliveries, reports and wake-ups, a large record once for each 4 KiB. The real-time lane counts "
+    "records when its tasks read them.",
     ["lane"],
 )
 REJECTED = Counter(
@@ -61,7 +62,10 @@ DELIVERIES = Counter(
     ["lane", "outcome", "reason"],
 )
 BATCHES = Counter(
-    "fanout_batches", "Batches that were sent, by the bound that they reached: count, bytes or time.", ["lane", "reason"]
+    "fanout_batches",
+    "Batches that were sent, by cause: the bound that they reached (count, bytes, time), or redrive (a redrive or a replay). A "
+    "retried batch counts again.",
+    ["lane", "reason"],
 )
 ATTEMPTS = Counter("fanout_attempts", "Requests to endpoints by error class; `none`: accepted.", ["lane", "error_class"])
 RETRIES = Counter("fanout_retries", "Attempts that were not a delivery's first.", ["lane"])
@@ -70,7 +74,8 @@ LATENCY_SECONDS = _MergedHistogram(
 )
 IN_FLIGHT_PEAK = Gauge(
     "fanout_in_flight_peak",
-    "Most requests in flight at once in one worker process, in the last micro-batch; bounded by delivery.max_in_flight.",
+    "Most requests in flight at once from the lane in one worker process, in the last micro-batch; at most "
+    "delivery.max_in_flight. The real-time lane counts the records of each second alone.",
     ["lane"],
 )
 PENDING_EVENTS = Gauge(
@@ -90,7 +95,11 @@ HELD_ENDPOINTS = Gauge(
     "fanout_held_endpoints",
     "Suppressed endpoints: the retry lane probes them or lets them recover slowly, and all their deliveries wait there.",
 )
-FAILING_ENDPOINTS = Gauge("fanout_failing_endpoints", "Endpoints that have accepted no delivery for retry.disable_after_s.")
+FAILING_ENDPOINTS = Gauge(
+    "fanout_failing_endpoints",
+    "Endpoints to disable, as the last micro-batch of the retry lane found: they accepted nothing for retry.disable_after_s "
+    "and an eighth of it.",
+)
 PAUSED_TOPICS = Gauge(
     "fanout_paused_topics",
     "Topics that the lane leaves out because the schema registry gives no schema of their records. They wait in Kafka.",
