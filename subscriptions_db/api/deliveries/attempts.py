@@ -25,7 +25,7 @@ class AttemptQuery(record_pages.RecordQuery, expansion.ExpandQuery):
     """Search criteria for attempts. An omitted field matches everything."""
 
     q: Text | None = None
-    """Only attempts with this text in the ids of event and delivery, in the result in words or in the response."""
+    """Only attempts with this text in the ids of event and delivery, in `detail` or in the response, in upper or lower case."""
     status: Annotated[int, Field(ge=100, le=999)] | None = None
     """Only attempts with this HTTP status in the response."""
     error_class: Text | None = None
@@ -62,15 +62,16 @@ class Attempt(expansion.Expandable):
     status: int | None
     """HTTP status. Null: no response arrived."""
     error_class: str | None
-    """Null: the endpoint accepted the request."""
+    """The kind of the failure. Null: the endpoint accepted the request."""
     detail: str
-    """The result in words, for people. Empty: the endpoint accepted the request."""
+    """Why no response arrived, for people. Empty: a response arrived, and `status` and `error_class` say the result."""
     response_headers: dict[str, str]
     """Harmless headers of the response to a failed attempt, by name in lower case, at most 1 KiB. Values that look like
-    credentials are `***`."""
+    credentials are `***`. Empty: the endpoint accepted the request, no response arrived, or it had no such header."""
     response: str
     """The beginning of the response to a failed attempt, as text, at most 1 KiB. Secrets of the endpoint and texts that look
-    like credentials are `***`. Empty: no response arrived, it had no body, or the operator keeps none."""
+    like credentials are `***`. Empty: the endpoint accepted the request, no response arrived, it had no body, or the operator
+    keeps none."""
 
 
 class Attempts(record_pages.RecordPage):

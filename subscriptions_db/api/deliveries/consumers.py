@@ -71,8 +71,8 @@ class Consumer(described.DescribedModel):
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
     waiting: int
-    """Dead letters that polls will give: not leased yet, or returned, or with an expired lease. Discarded and redriven
-    ones do not count."""
+    """Dead letters that are not leased yet, or were returned, or have an expired lease. Polls give them, or park them after
+    `max_receives` leases. Discarded and redriven ones do not count."""
     waiting_is_exact: bool
     """False: `waiting` is the least number, because only the oldest dead letters are examined: 10,000 that were not leased yet,
     and 10,000 that were returned or have an expired lease. For each consumer of a list, 1,000 take the place of 10,000."""
@@ -123,9 +123,9 @@ def create(call: Call) -> Consumer:
     Raise Refused:
 
     * 409: the name is taken.
-    * 422: the key is limited to endpoints and the selection is not, the request names more than one place, or the customer is
-      missing or not the key's own.
-    * 429: the customer has the maximum of consumers.
+    * 422: the key is limited to endpoints and the selection is not one of them, the request names more than one place, or the
+      customer is missing or not the key's own.
+    * 429: the customer has the maximum of consumers, also for an operator's key.
     """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
     own = call.principal.endpoints

@@ -1,7 +1,7 @@
 """Request the redrive of dead letters, or discard dead letters: one, or all that match.
 
-Runs in the API, which only changes their state in the archive. `fanout archive` then enqueues the dead letters to redrive
-in the retry lane.
+Runs in the API, which only changes their state in the archive. For a redrive, `fanout archive` then enqueues
+the dead letters in the retry lane.
 """
 
 from __future__ import annotations

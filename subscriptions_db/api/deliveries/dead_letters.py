@@ -89,13 +89,13 @@ class DeadLetter(expansion.Expandable):
     id: str
     """The id: the position in the archive."""
     state: LetterState
-    """The state: only waiting dead letters are listed and counted."""
+    """The state. `GET /v1/dead-letters` lists and counts waiting dead letters only."""
     state_since: dt.datetime
     """When the dead letter came into this state."""
     archived_at: dt.datetime
     """When the archive took the dead letter."""
     payload_base64: str
-    """The payload, byte for byte as its producer wrote it. The record in the topic has an opaque payload as a JSON string."""
+    """The payload, byte for byte as its producer wrote it. A value of a schema registry is JSON here."""
     record: dict[str, Any]
     """The record of the dead-letter topic without the payload. docs/delivery-contract.md lists the fields."""
 
@@ -112,9 +112,10 @@ class DeadLetters(described.DescribedModel):
     previous_cursor: str | None
     """Cursor of the page before. Null: there is none."""
     total: int | None
-    """With `total=true`, the number of matching dead letters."""
+    """The number of matching dead letters. Null without `total=true`."""
     is_total_exact: bool | None
-    """Null without `total=true`. False: there may be more, because only the oldest waiting dead letters are examined."""
+    """Null without `total=true`. False: there may be more than `total`, because only the oldest waiting dead letters are
+    examined."""
 
 
 def customer_of(call: Call) -> str:
@@ -133,7 +134,7 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
 
 
 def position(call: Call) -> int:
-    """Return the position of the dead letter in the request's path; raise Refused with 404 if it is not valid."""
+    """Return the position that the request's path has as the id of a dead letter; raise Refused with 404 if it is no id."""
     text = call.path["letter_id"]
     if not text.isdecimal() or int(text) > cursor.MAX_POSITION:
         raise problems.not_found("dead letter")
@@ -197,7 +198,7 @@ def list_(call: Call) -> DeadLetters | LongPoll:
 def _fitting(
     call: Call, page: archived_dead_letters.LetterPage, expand: str | None, *, is_backwards: bool
 ) -> tuple[list[DeadLetter], int, bool]:
-    """Return the dead letters of a page that fit into one answer, in order, and `until` and `has_more` for them.
+    """Return the dead letters of a page that fit into one answer, in order, and the `until` and `has_more` of this part.
 
     Expanded endpoints may make the page too large. Then only the dead letters nearest to its start are returned.
     """

@@ -26,7 +26,8 @@ class DeliveryQuery(record_pages.RecordQuery, expansion.ExpandQuery):
     """Search criteria for deliveries. An omitted field matches everything."""
 
     q: Text | None = None
-    """Only deliveries with this text in the ids of event, delivery and subscription, or in the event type."""
+    """Only deliveries with this text in the ids of event, delivery and subscription, or in the event type, in upper or lower
+    case."""
     # A Literal instead of the enum: OpenAPI describes query parameters inline, and an enum would become a reference.
     status: (
         Literal[DeliveryStatus.DELIVERED, DeliveryStatus.WAITING, DeliveryStatus.DEAD_LETTERED, DeliveryStatus.SKIPPED] | None
@@ -60,8 +61,8 @@ class Delivery(expansion.Expandable):
     status: DeliveryStatus
     """The present status."""
     reason: str | None
-    """Why it is not delivered: the reason of its newest dead letter; else the error class of the newest attempt, or the reason
-    for no attempt. Null: it is delivered."""
+    """Why the delivery has not arrived: the reason of its newest dead letter; else the error class of the newest attempt, or
+    the reason for no attempt. Null: the delivery has arrived."""
     began_at: dt.datetime
     """Time of the first record: the first attempt, or an earlier outcome without an attempt."""
     newest_at: dt.datetime
@@ -69,11 +70,11 @@ class Delivery(expansion.Expandable):
     attempts: int
     """Attempts in the archive, among the newest 200 records of the delivery."""
     dead_letters: int
-    """Dead letters of the newest attempt. A delivered batch has one for each event that the receiver rejected."""
+    """Dead letters of the newest attempt or outcome. A delivered batch has one for each event that the receiver rejected."""
     dead_letter: str | None
-    """The id of the newest dead letter. Null: there is none."""
+    """The id of the newest of these dead letters. Null: there is none."""
     dead_letter_state: LetterState | None
-    """The state of the newest dead letter. Null: there is none."""
+    """The state of the dead letter `dead_letter`. Null: there is none."""
 
 
 class Deliveries(record_pages.RecordPage):

@@ -44,7 +44,7 @@ class LeasedDeadLetter(DeadLetter):
     receipt: str
     """The receipt handle for ack, nack and extend."""
     times: int
-    """Number of leases of the dead letter by this consumer, including this lease."""
+    """Number of leases of the dead letter by this consumer, including this lease. A seek and an unpark begin again at 0."""
     leased_until: dt.datetime
     """When the lease ends."""
 
@@ -80,12 +80,12 @@ class ExtendRequest(ReceiptHandles):
 
 
 class RefusedReceipt(described.DescribedModel):
-    """A receipt handle that is not valid. The other receipt handles of the request are handled."""
+    """A text in `receipts` that is no receipt handle. The other receipt handles of the request are handled."""
 
     index: int
-    """The place of the receipt handle in `receipts`; the first is 0."""
+    """The place of the text in `receipts`; the first is 0."""
     problem: str
-    """Why the receipt handle is not valid."""
+    """Why the text is no receipt handle."""
 
 
 class SettledReceipt(described.DescribedModel):
@@ -102,11 +102,11 @@ class SettledReceipt(described.DescribedModel):
     receipt handle, as after an ack, a nack or a seek. `leased_again`: the dead letter has another receipt handle since.
     `parked`: the dead letter is parked, and can only be acked. `too_long`: the lease has existed for 12 hours."""
     leased_until: dt.datetime | None = None
-    """The new end of an extended lease."""
+    """The new end of an extended lease. Null: the lease was not extended."""
 
 
 class SettledLetters(described.DescribedModel):
-    """The ids of the dead letters that the request acked, nacked or leased for longer, and the result of each receipt handle.
+    """The dead letters that the request acked, nacked, or gave a new end of their lease; and the result of each receipt handle.
 
     `letters` has no dead letter whose receipt handle was refused. `results` gives the reason of each refusal.
     """
@@ -114,7 +114,7 @@ class SettledLetters(described.DescribedModel):
     letters: list[str]
     """The ids of the dead letters, without those of refused receipt handles."""
     refused: list[RefusedReceipt] = Field(default=[])
-    """The receipt handles that are not valid. `results` has the other refusals too."""
+    """The texts that are no receipt handles. `results` has the other refusals too."""
     results: list[SettledReceipt]
     """One for each receipt handle, in the order of the request."""
 
@@ -145,7 +145,7 @@ def lease(call: Call) -> LeasedDeadLetters | LongPoll:
 
 
 def ack(call: Call) -> SettledLetters:
-    """Acknowledge dead letters: the consumer does not get them again."""
+    """Acknowledge dead letters: the consumer does not get them again, except after a seek to an earlier place."""
     return _settled(call, "acknowledged", receipts.ack)
 
 

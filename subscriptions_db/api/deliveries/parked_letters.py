@@ -33,7 +33,7 @@ class ParkedDeadLetter(DeadLetter):
     """A dead letter that a consumer does not get again, because it was leased `max_receives` times without an ack."""
 
     times: int
-    """Number of leases of the dead letter by this consumer."""
+    """Number of leases of the dead letter by this consumer until it was parked. An unpark begins again at 0."""
     parked_at: dt.datetime
     """When the dead letter was parked."""
 
@@ -59,7 +59,10 @@ class UnparkRequest(NoParameters):
 
 
 class UnparkedDeadLetters(described.DescribedModel):
-    """The ids of the dead letters that the consumer gets again. An id is missing if the dead letter was not parked."""
+    """The ids of the dead letters that the consumer gets again.
+
+    An id is missing if the dead letter was not parked, or, with `has_more`, if it still is.
+    """
 
     letters: list[str]
     """The ids of the dead letters."""
@@ -80,7 +83,11 @@ def list_(call: Call) -> ParkedDeadLetters:
 
 
 def unpark(call: Call) -> UnparkedDeadLetters:
-    """Return parked dead letters to their consumer; raise Refused with 409 if the consumer has no room."""
+    """Return parked dead letters to their consumer.
+
+    Raise Refused with 404 if there is no such consumer, with 409 if the consumer has no room, and with 422 if the request does
+    not name the dead letters in exactly one way.
+    """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.everything == (wanted.letters is not None):
         raise problems.invalid(("letters", "name dead letters, or set everything to true, and not both"))

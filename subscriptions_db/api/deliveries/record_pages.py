@@ -21,22 +21,22 @@ class RecordQuery(CustomerQuery, ListQuery):
     """Search criteria for attempts and for deliveries. An omitted field matches everything."""
 
     endpoint: manifest.Id | None = None
-    """Only those of this endpoint."""
+    """Only attempts or deliveries of this endpoint."""
     url: Text | None = None
-    """Only those of endpoints with this text in their present URL, in upper or lower case."""
+    """Only attempts or deliveries of endpoints with this text in their present URL, in upper or lower case."""
     event_type: Text | None = None
     """An exact type, or a prefix wildcard such as `order.*`. A batch has no type."""
     tenant: manifest.Id | None = None
-    """Only those for events of this tenant."""
+    """Only attempts or deliveries of events of this tenant. A batch has no tenant."""
     webhook_id: Text | None = None
-    """Only those with this `webhook-id`."""
+    """Only attempts or deliveries with this `webhook-id`."""
     since: AwareDatetime | None = None
     """Started at this time or later."""
     until: AwareDatetime | None = None
     """Started before this time."""
 
     def start(self) -> cursor.PageStart:
-        """Return where the page begins."""
+        """Return where the page begins; raise RegistrationError for a cursor that is not valid."""
         return cursor.PageStart.read(self.cursor) if self.cursor else records.NEWEST
 
 
@@ -65,7 +65,7 @@ def fields(
     """Return the cursors of a page and its total.
 
     `places` are those of the shown rows, the nearest to the page's start first. `further` is where to continue in the direction
-    of the page. `count` returns the total.
+    of the page; None: nothing follows. `count` returns the total, and is called only if the request asks for it.
     """
     start, total = wanted.start(), count() if wanted.total else None
     nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)

@@ -51,13 +51,13 @@ class Replay(expansion.Expandable):
     until: dt.datetime | None
     """End of the time range. Null: a resent delivery."""
     event_types: list[str] | None
-    """The event types. Null: all."""
+    """The event types of the time range. Null: all, or a resent delivery."""
     webhook_id: str | None
     """The resent delivery. Null: a time range."""
     state: ReplayState
     """`done`: every delivery is enqueued in the retry lane. The outcomes of the deliveries are still counted."""
     reason: str | None
-    """Why the replay failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`."""
+    """Why the replay failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`. Null: it has not failed."""
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime

@@ -23,7 +23,7 @@ from subscriptions_db.archive.search.statistics import Granularity
 DEFAULT_RANGE = dt.timedelta(days=1)
 """Length of the time range if a request does not name its beginning."""
 STATISTICS_COST = 5
-"""Requests for which a request for statistics counts. The longest range by hour reads 168 rows, with a histogram in each."""
+"""Requests for which a request for statistics counts. The longest range, 31 days, reads up to 768 rows, with histograms."""
 FIRST, LAST = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 """Bounds of a time range. Beyond them, arithmetic with times would leave the calendar."""
 

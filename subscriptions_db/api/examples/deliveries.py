@@ -31,14 +31,14 @@ ATTEMPT: dict[str, Any] = _EVENT | {
     "attempt": 1,
     "duration_ms": 20.4,
     "status": 503,
-    "error_class": "server_error",
-    "detail": "503 Service Unavailable",
+    "error_class": "unavailable",
+    "detail": "",
     "response_headers": {"retry-after": "120"},
     "response": '{"error": "the database is away"}',
 }
 DELIVERY: dict[str, Any] = _EVENT | {
     "status": "waiting",
-    "reason": "server_error",
+    "reason": "unavailable",
     "began_at": CHANGED_AT,
     "newest_at": CHANGED_AT,
     "attempts": 1,
