@@ -63,7 +63,7 @@ class Axis:
     trigger_s: float = 3.0
     """Seconds from one micro-batch to the next. The events of a pass must be published within this time."""
     ready_within_s: float = 180.0
-    """Seconds from the first registered row until the job must be ready. Larger values are left out if it is not."""
+    """Seconds from the first registered row until the job must be ready. Otherwise this value and larger ones are left out."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the job (`area.field`) besides those of all axes."""
 

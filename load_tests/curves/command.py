@@ -27,9 +27,10 @@ class Files:
 
 
 def chosen(names: Sequence[str], at_most: int | None) -> list[Axis]:
-    """Return the axes of these names, all axes if there is no name. `at_most` leaves out larger values.
+    """Return the axes of these names, all axes if there is no name.
 
-    Raises RegistrationError for a name that is no axis.
+    `at_most` leaves out the larger values of an axis, but never its smallest value. Raises
+    RegistrationError for a name that is no axis.
     """
     unknown = [name for name in names if name not in AXES]
     if unknown:
@@ -48,9 +49,10 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def measure(axes: Sequence[Axis], deliveries: int | None, terms: stage.Terms, files: Files) -> list[str]:
-    """Measure the axes, write the files after each job, and return a text for each value that must not be trusted.
+    """Measure the axes, write the files, and return a text for each value that must not be trusted.
 
-    An interrupted run leaves the files with the values that were measured until then.
+    The JSON file is written after each job, and all files at the end. An interrupted run also writes all files, with the values
+    that were measured until then.
     """
     known = read(files.json_file) if files.json_file is not None and files.json_file.is_file() else {}
     measured: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class Pass:
     events: int
     deliveries: int
     took_s: float
-    """Seconds from the first arrival to the last one, up to POLL_S too long."""
+    """Seconds from the first arrival to the last one, up to twice POLL_S too long."""
     used: usage.Usage
     """CPU of the job, from before the first event was published until its micro-batches were committed."""
     micro_batches: int
@@ -73,9 +73,10 @@ class JobRun:
     peak_mb: Mapping[str, int] = field(default_factory=dict)
     """Peak resident size by role; for `worker` that of the largest worker, for `jvm` that of the largest JVM."""
     checks: Mapping[str, Any] | None = None
-    """Lost, repeated, unexpected and unverified deliveries, and the account of the topics. None: the job was interrupted."""
+    """Lost, repeated, unexpected and unverified deliveries, and the account of the topics. None: the job was interrupted, or
+    has a `problem`."""
     problem: str | None = None
-    """Reason for which the values were not measured."""
+    """Reason for which the values were not measured; None: they were, or the job was interrupted."""
 
 
 class _Scene(NamedTuple):

@@ -27,8 +27,10 @@ VERBS = (
 
 
 def named(count: int) -> list[str]:
-    """Return so many names, at most 2,000, such as `load.order.created`. Raise ValueError above."""
+    """Return `count` names, such as `load.order.created`. Raise ValueError for a `count` above 2,000."""
     names = [f"{PREFIX}{noun}.{verb}" for verb, noun in itertools.product(VERBS, NOUNS)]
     if count > len(names):
-        raise ValueError(f"{count} event types: there are names for {len(names)}")
+        raise ValueError(
+            f"there are names for {len(names)} event types, and {count} are wanted, so nothing was started: use fewer --topics"
+        )
     return names[:count]

@@ -94,9 +94,9 @@ def requests_between(report: receiver.Report, first: int, end: int) -> int:
 def delivered(report: receiver.Report, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, int]:
     """Return the numbers of lost, repeated, unexpected and unverified deliveries.
 
-    A delivery is unexpected at an endpoint to which its event is not due. It is unverified if its signature is wrong. `due`
-    has the endpoint of each event, by the event's number. With `fan_out`, it is the first of as many endpoints with
-    consecutive numbers.
+    A delivery is unexpected at an endpoint to which its event is not due. `unverified` counts requests with a wrong signature.
+    `due` has the endpoint of each event, by the event's number. `fan_out` has the number of each event's endpoints, which have
+    consecutive numbers from the one in `due` on. None: each event has one endpoint.
     """
     starts = list(itertools.accumulate(itertools.repeat(1, len(due)) if fan_out is None else fan_out, initial=0))
     times, unexpected = [0] * starts[-1], 0
@@ -136,9 +136,9 @@ def _overtook(numbers: Sequence[int]) -> int:
 
 
 def reconciled(account: accounting.Account, report: receiver.Report) -> dict[str, Any]:
-    """Return the counts of outcomes by the topics.
+    """Return the numbers of deliveries by outcome, as the topics say.
 
-    `holds` is True if the topics have no finding, and as many deliveries as arrived at the receiver, each counted once.
+    `holds` is True if the topics have no finding, and `delivered` is the number of different deliveries that the receiver got.
     """
     lanes = account.lanes.values()
     delivered = sum(lane.counts.delivered for lane in lanes)

@@ -90,7 +90,7 @@ class Plan:
     first: Phase
     second: Phase
     seconds: int
-    """Seconds of each phase."""
+    """Measured seconds of each phase."""
     warm_up: int
     """Events of the warm-up."""
     seed: int

@@ -61,7 +61,7 @@ class Platform:
         self.config = loader.read({}, folder / "local.toml", root=folder)
 
     def register(self, document: dict[str, Any]) -> None:
-        """Register the rows of `document`, as `fanout apply` does."""
+        """Migrate the schema, and register the rows of `document` as `fanout apply` does."""
         with connect.connect(self.config.database) as connection:
             migrate.migrate(connection)
         registry_commands.apply_manifest(self.config, manifest.check(document, worker_plans.guard_of(self.config.delivery)))
@@ -143,7 +143,10 @@ class Command:
         while not is_so():
             if self.has_ended() or time.monotonic() > deadline:
                 why = "the command has ended" if self.has_ended() else f"not reached within {within_s:.0f} s"
-                raise errors.LocalStackError(f"{goal}: {why}\n{self.condition()}\n{self._log.read_text()[-4000:]}")
+                raise errors.LocalStackError(
+                    f"{goal}: {why}, so the load test ends. The condition of the command, and the end of its log {self._log}:\n"
+                    f"{self.condition()}\n{self._log.read_text()[-4000:]}"
+                )
             time.sleep(0.01)
         return self.elapsed_s()
 
@@ -206,7 +209,10 @@ class Job(Command):
     def work_off(
         self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
     ) -> figures.Throughput:
-        """Wait until the receiver has `until` events; return the throughput after the first `warm_up` events of this job."""
+        """Wait until the receiver has `until` events in all, and return the throughput.
+
+        The first `warm_up` events of this job are its warm-up.
+        """
         before = customers.count
 
         def reached(count: int) -> Callable[[], bool]:
@@ -231,13 +237,18 @@ class Job(Command):
         )
 
     def kill(self, role: str, rng: random.Random) -> None:
-        """Send SIGKILL to the `driver`, the `jvm` or a random `worker`. After driver or JVM, wait for the job's end."""
+        """Send SIGKILL to the `driver`, the `jvm` or a random `worker`. After driver or JVM, wait for the job's end.
+
+        Raise LocalStackError if the job has no such process.
+        """
         processes = self.meter.processes()
         found = sorted((process for process, its_role in processes if its_role == role), key=lambda process: process.pid)
         if role == "worker":
             found = [process for process in found if process.parent() in found]  # without the daemons that forked them
         if not found:
-            raise errors.LocalStackError(f"the job has no process with the role {role}")
+            raise errors.LocalStackError(
+                f"the job has no process with the role {role}, so none was killed, and the load test ends: see {self._log}"
+            )
         rng.choice(found).kill()
         if role != "worker":
             psutil.wait_procs([process for process, _ in processes], timeout=END_TIMEOUT_S)

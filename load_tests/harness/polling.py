@@ -283,7 +283,9 @@ class Pollers:
     def __enter__(self) -> Self:
         self._process.start()
         if not self._pipe.poll(START_TIMEOUT_S):
-            raise TimeoutError("the pollers did not start")
+            raise TimeoutError(
+                f"the polling process did not begin within {START_TIMEOUT_S} s: run the load test again with less load"
+            )
         self._pipe.recv()
         return self
 

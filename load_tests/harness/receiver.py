@@ -1,7 +1,7 @@
 """Receive webhooks in a load test: an HTTP server in its own process, cheap enough that the platform is measured.
 
-The server understands only the HTTP that the platform sends. It verifies every signature and records every event, single or in
-a batch. One process serves all endpoints: endpoint 7 has the path `/ep7`.
+The server understands only the HTTP that the platform sends. It verifies the signature of every request that it accepts, and
+records the request's events. One process serves all endpoints: endpoint 7 has the path `/ep7`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GZIP = 31
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """The arrivals: number, endpoint and age of each event, in the order of arrival. A repeated event has two entries."""
+    """The arrivals: number, endpoint and age of each event, in the order of arrival. Each repeat of an event is an arrival."""
 
     numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
     endpoints: array.array[int] = field(default_factory=lambda: array.array("l"))
@@ -73,7 +73,10 @@ class _Shared(NamedTuple):
 
 
 class _Protocol(asyncio.Protocol):
-    """Answer each request of a persistent connection with 200; while the receiver is disturbed, by the endpoint's behaviour."""
+    """Answer each request of a persistent connection with 200; while the receiver is disturbed, by the endpoint's behaviour.
+
+    A request to the hanging endpoint is not answered.
+    """
 
     def __init__(self, seen: Report, known: set[int], shared: _Shared, disturbed: behaviour.Behaviour) -> None:
         self._seen = seen
@@ -155,7 +158,10 @@ def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) ->
 
 
 class Receiver:
-    """A context in which the receiver's process runs. `disturbed` is the behaviour of endpoints while it is disturbed."""
+    """A context in which the receiver's process runs.
+
+    `disturbed` is the behaviour of the endpoints while the receiver is disturbed.
+    """
 
     def __init__(self, disturbed: behaviour.Behaviour = behaviour.HEALTHY) -> None:
         context = multiprocessing.get_context("spawn")
@@ -166,7 +172,7 @@ class Receiver:
     def __enter__(self) -> Self:
         self._process.start()
         if not self._pipe.poll(START_TIMEOUT_S):
-            raise TimeoutError("the receiver did not start")
+            raise TimeoutError(f"the receiver does not serve after {START_TIMEOUT_S} s: run the load test again with less load")
         self.url = f"http://127.0.0.1:{self._pipe.recv()}"
         return self
 

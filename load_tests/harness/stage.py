@@ -39,7 +39,10 @@ class Terms:
         topics: traffic.Topics = traffic.TOPICS,
         disturbed: behaviour.Behaviour = behaviour.HEALTHY,
     ) -> Iterator[Stage]:
-        """Start the servers, register the population, and create the topics. `disturbed` is the argument of `Receiver`."""
+        """Start the servers, register the population, and create the topics.
+
+        `disturbed` is the behaviour of the endpoints while the receiver is disturbed.
+        """
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver(disturbed) as customers:
             servers.register(registered.registry(customers.url))

@@ -1,4 +1,4 @@
-"""Define the customers of a load test, and publish events to them. Each event is due to one endpoint, by its type and tenant.
+"""Define the customers of a load test, and publish events that are due to them, by event type and tenant.
 
 Events have numbers, from 0 in the order of publishing. Endpoints have numbers too: endpoint 7 has the id `ep7`. Poison: records
 that are not events, which the job must reject.
@@ -97,7 +97,7 @@ class Customers:
         return EVENT_TYPES
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types. The share `hot` goes to the hot endpoint."""
+        """Draw an event of one of these types. The share `hot` of all events is of type 0, and due to the hot endpoint."""
         type_number, tenant = rng.choice(types), rng.randrange(self.tenants)
         if hot and rng.random() < hot:
             type_number, tenant = 0, 0  # due to HOT_ENDPOINT
@@ -202,7 +202,8 @@ class Traffic:
     ) -> range:
         """Publish `per_s` events a second for `for_s` seconds; return the numbers of the events.
 
-        The share `hot` of the events is due to the hot endpoint. `poison_per_s` poison records a second come in addition.
+        The share `hot` of the events is due to the hot endpoint. `poison_per_s` poison records a second come in addition. Both
+        rates are rounded down to a multiple of TICKS_PER_S.
         """
         first, began = len(self.due), time.monotonic()
         for tick in range(1, for_s * TICKS_PER_S + 1):

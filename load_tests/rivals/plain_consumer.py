@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 GROUP = "rival"
 """The consumer group in Kafka."""
 CHUNK_RECORDS = 1_000
-"""Most records of a chunk. In a larger chunk, the slowest response delays less. After SIGKILL, a larger chunk repeats more."""
+"""Most records of a chunk. With larger chunks, the consumer waits for a slowest response less often, and repeats more after
+SIGKILL."""
 POLL_S = 0.1
 """Seconds to wait for the first record of a chunk. SIGTERM takes effect after at most this long."""
 RECORDS_BETWEEN_IO = 32
@@ -97,7 +98,10 @@ class PlainConsumer:
         self._consumer.subscribe([f"^{config.source.topic_pattern}$"])
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver chunk after chunk until `stop` is set. Every event with a committed offset is delivered or dropped."""
+        """Deliver chunk after chunk until `stop` is set.
+
+        Every record with a committed offset is delivered, dropped or rejected.
+        """
         loop = asyncio.get_running_loop()
         has_news, commit_at = False, loop.time()
         with concurrent.futures.ThreadPoolExecutor(1) as polling, contextlib.closing(self._consumer):
@@ -156,7 +160,10 @@ class PlainConsumer:
         """Return the unchanging parts of requests to an endpoint, and keep them for its next request."""
         target = request_heads.prepare(endpoint, self._guard)
         if target.grant is not None:
-            raise errors.TargetRefused("auth", "the plain consumer has no OAuth")
+            raise errors.TargetRefused(
+                "auth",
+                f"endpoint {endpoint.endpoint_id} has OAuth, which the plain consumer lacks, so it ends: remove the endpoint",
+            )
         _, _, lines = target.head.partition(b"\r\n")
         made = Destination(target.url, routed_requests.fields_of(lines), asyncio.Semaphore(self._bound))
         self._destinations[endpoint.endpoint_id] = made

@@ -37,9 +37,10 @@ def record_of(message: confluent_kafka.Message) -> Record:
 
 
 def requests_of(record: Record, router: matching.Router, layout: parsing.Layout) -> Iterator[Request]:
-    """Yield the requests that are due to active endpoints in direct mode; raise EventRejected if the record is no event.
+    """Yield the requests that are due to active endpoints in direct mode.
 
-    Events for paused, disabled and quarantined endpoints are dropped, where the platform would keep them.
+    Events for paused, disabled and quarantined endpoints are dropped, where the platform would keep them. Raise EventRejected
+    if the record is not an event of an active tenant.
     """
     event = parsing.parse(record, layout)
     if router.tenant_status(event.tenant_id) is not TenantStatus.ACTIVE:

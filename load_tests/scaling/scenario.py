@@ -24,7 +24,7 @@ docs/benchmarks/2026-11-21-direct-lane.md, its last table."""
 MICRO_BATCH_S = 0.3
 """Seconds of the fixed part of a micro-batch: docs/adr/0029-small-micro-batches.md."""
 START_S = (6.0, 20.0)
-"""Seconds until an executor's pod is registered: deploy/helm/fanout/README.md, "Tried"."""
+"""Shortest and longest time in seconds until an executor's pod is registered: deploy/helm/fanout/README.md, "Tried"."""
 PLAN_S = 5.0
 """Seconds for a new plan of a lane's query, assumed. docs/adr/0038-scale-on-what-waits.md has measurements."""
 CORES = 2

@@ -100,7 +100,7 @@ def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
 
 
 def _away(away_s: int, at: Scene) -> float:
-    """Stop the broker for `away_s` seconds, and start it; return the seconds until the job reported that."""
+    """Stop the broker for `away_s` seconds, and start it; return the seconds until the job reported the outage."""
     job = at.job
     at.say(f"the broker is away for {away_s} s")
 
@@ -113,7 +113,9 @@ def _away(away_s: int, at: Scene) -> float:
     noticed_s = job.wait_until(is_reported, within_s=NOTICED_S, goal="the report that Kafka is unavailable") - began_s
     while job.elapsed_s() - began_s < away_s:
         if job.has_ended() or not is_reported():
-            raise errors.LocalStackError("the job has ended, or reports Kafka as available while the broker is stopped")
+            raise errors.LocalStackError(
+                "the job has ended, or reports Kafka as available while the broker is stopped. The load test ends: see job.log"
+            )
         time.sleep(1)
     at.servers.kafka.start()
     return noticed_s

@@ -39,7 +39,7 @@ class Scenario:
     per_s: int = 1_000
     """Measured events a second."""
     seconds: int = 60
-    """Seconds of each of the two phases."""
+    """Measured seconds of each of the two phases."""
     hot: float = 0.8
     """Share of the hot tenant in all events of the second phase, for the load `hot`."""
     flood: flood.Flood = field(default_factory=flood.Flood)

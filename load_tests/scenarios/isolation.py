@@ -27,7 +27,7 @@ class Scenario:
     """Seconds of the steady pace before the two phases."""
     per_s: int = 500
     seconds: int = 60
-    """Seconds of each phase: long enough that one micro-batch has less than a hundredth of the events."""
+    """Measured seconds of each phase: long enough that one micro-batch has less than a hundredth of the events."""
     share: float = 0.05
     """Share of the events that are due to the hanging endpoint."""
     seed: int = 1

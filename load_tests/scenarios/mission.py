@@ -33,7 +33,7 @@ SETTINGS = {
 `delivery.max_connections` times six workers leaves the receiver, one process for all endpoints, below 20,000 open files."""
 LANES = "direct,batch,retry"
 WHOLE_TYPE = "audit.everything"
-"""Event type to which one endpoint subscribes without a filter."""
+"""Event type of which endpoint 0 gets all events, of every tenant."""
 DEPARTMENTS = 3
 """Departments (sub-tenants) of each tenant."""
 BATCH = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 5}}

@@ -79,7 +79,7 @@ class Throughput(NamedTuple):
     before: float
     disturbed: float
     back_after_s: float
-    """Seconds from the end of the disturbance until the throughput had recovered."""
+    """Seconds from the end of the disturbance to the begin of the first window in which the throughput had recovered."""
 
 
 @dataclass(slots=True)
@@ -153,7 +153,9 @@ def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
 
     job.wait_until(is_back, within_s=BACK_WITHIN_S, goal=f"{BACK_SHARE:.0%} of the throughput before the disturbance")
     if customers.count >= len(scene.sent.due):
-        raise errors.LocalStackError("all events were delivered before the throughput could be measured: use more --events")
+        raise errors.LocalStackError(
+            "all events were delivered before the throughput could be measured, so there are no figures: use more --events"
+        )
     return Throughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))
 
 

@@ -20,7 +20,8 @@ from subscriptions_db.snapshot import registry_reader
 CONNECTIONS = 4
 """Connections to Postgres, one for each thread. A single connection made 55 changes a second on two busy cores."""
 KINDS = 4
-"""Kinds of changes, in turn: disable an endpoint, pause its subscription, enable the endpoint, resume the subscription."""
+"""Number of kinds of changes. In turn: disable an endpoint, pause its subscription, enable the endpoint, resume the
+subscription."""
 
 
 class Change(NamedTuple):
@@ -43,7 +44,7 @@ class Churn:
     now_s: Callable[[], float]
     """The clock of the sampler (`Sampler.now_s`)."""
     changes: list[Change] = field(default_factory=list)
-    """Committed changes; by revision after the context's end."""
+    """Committed changes. After the context's end they are sorted by revision."""
 
     def __enter__(self) -> Self:
         self._failure: Exception | None = None

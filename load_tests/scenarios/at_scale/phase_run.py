@@ -187,7 +187,7 @@ class Runner:
 def is_growing(samples: Sequence[Sample], per_s: float) -> bool:
     """Return True if the mean of the undelivered events grew, from first to last third of the samples, beyond the bounds.
 
-    The bounds are MAY_GROW_S of the rate `per_s`, and FEW events in addition.
+    The bounds are MAY_GROW_S of the rate `per_s`, and FEW events in addition. With fewer than three samples, return False.
     """
     third = len(samples) // 3
     if not third:

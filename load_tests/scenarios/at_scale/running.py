@@ -22,7 +22,8 @@ from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 SPARE = 100
 """Number of spare endpoints, and of their subscriptions, in scenarios that change the registry."""
 SAMPLES = 900
-"""Largest number of samples of a long run. Runs of at most this many seconds have a sample a second."""
+"""Number of regular samples of a run whose phases last longer than this many seconds together. Any other run has a sample a
+second."""
 WARM_UP_S = 300
 """Seconds within which the events of the warm-up must arrive."""
 RECOVERED = 1.5

@@ -27,9 +27,9 @@ class Sample:
     cpu_s: Mapping[str, float]
     """CPU seconds by process: `jvm`, `driver`, `worker` (all workers), `kafka`, `publisher` (the scenario's process)."""
     lag: Mapping[str, float] = field(default_factory=dict)
-    """By lane: records that no committed micro-batch has handled."""
+    """By lane: records that no committed micro-batch has handled. Empty if the job did not answer."""
     revision: float = 0.0
-    """Revision of the registry by which the job routes."""
+    """Revision of the registry by which the job routes. If the job did not answer, that of the sample before."""
     memory_mb: Mapping[str, float] = field(default_factory=dict)
     """Resident size in MB by process."""
     files: Mapping[str, int] = field(default_factory=dict)

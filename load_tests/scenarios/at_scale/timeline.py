@@ -85,7 +85,8 @@ def recovered_s(samples: Sequence[Sample], from_s: float, threshold: float) -> f
 def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, float]:
     """Return p50, p90, p99 and max, over the samples, of the seconds by which the job's registry is behind.
 
-    In each sample, it is the age of the oldest committed change that the job does not route by.
+    It is the age of the oldest committed change that the job does not route by, or 0. Samples before the first and after the
+    last change do not count.
     """
     revisions = [change.revision for change in changes]
     found = []
@@ -97,9 +98,10 @@ def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, 
 
 
 def growth(samples: Sequence[Sample], latency_rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the mean of the last quarter divided by the mean of the second quarter, by figure; NaN with too few samples.
+    """Return the mean of the last quarter divided by the mean of the second quarter, by figure.
 
-    The first quarter is left out, because caches fill and the JVM's heap grows to its size.
+    NaN: there are too few samples, or the mean of the second quarter is 0. The first quarter is left out, because caches fill
+    and the JVM's heap grows to its size.
     """
     return {
         **{
