@@ -3,5 +3,5 @@
 In: retry messages and a shard's state. Out: leases of retry entries to attempt now, and the new state. Pure, except that
 `health_hints` draws random numbers. Runs in the executors. A shard is one key of Spark's state: it has the retry entries of a
 fixed part of all endpoints. The archive and the commands write and read `retry_messages` and `retry_records` too. The driver
-makes the settings of `window` and `health_hints`.
+reads both, and makes the settings of `window` and `health_hints`.
 """

@@ -112,7 +112,7 @@ class EndpointState(msgspec.Struct, array_like=True):
     def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
         """Return the time, in ms since the epoch, at which the endpoint needs a decision, if nothing happens before.
 
-        A message for the endpoint, or a due entry in the timer wheel, causes a decision earlier. The cases:
+        A message for the endpoint, or a due entry in the timer wheel, causes a decision earlier. The earliest counts:
         1. A lease begins to be unreported.    4. A further lease may begin.
         2. A lease expires.                    5. The state, or a completion in it, may be dropped.
         3. An entry expires.
@@ -146,7 +146,8 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When the oldest entry in the FIFOs arrived; entries in the timer wheel do not count. NEVER_MS: the FIFOs are empty. An
     entry that has left counts until its slice is rewritten."""
     suppressed_until_ms: int
-    """Time until which other lanes defer the endpoint's events to the retry lane. 0: no entry without order key waits."""
+    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: they do not. 0 if no
+    entry without order key waits."""
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int

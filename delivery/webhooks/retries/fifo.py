@@ -35,8 +35,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     leased: int = 0
     """Number of leased entries, always the first entries of the FIFO. 0: there is no lease."""
     unreported_since_ms: int = 0
-    """Time of the first later decision that had no report of the FIFO's last lease. From then on the lease may expire. 0: there
-    was none yet. The decision that made the lease may have run long before the worker got the lease."""
+    """Time of the first later decision that had no report of the FIFO's last lease. `lease_timeout_s` counts from this time. 0:
+    there was none yet. The decision that made the lease may have run long before the worker got the lease."""
     not_before_ms: int = 0
     """Earliest time of the first entry's next attempt. The entries behind the first one wait as well. 0: unknown."""
     slices: list[segment_store.Slice] = []

@@ -85,9 +85,9 @@ class Search:
         return True
 
     def results(self, owner: str) -> tuple[list[retry_messages.RetryEntry], list[retry_messages.RetryEntry]]:
-        """Return the entries of resends to an endpoint in two lists: those to deliver, and those whose delivery waits already.
+        """Return the entries of resends to an endpoint in two lists: those to deliver, and those to skip.
 
-        If a delivery does not wait and has several resends, the shard delivers the first resend and skips the others.
+        If a delivery waits already, all its resends are skipped. Otherwise the first is delivered, and the others are skipped.
         """
         to_deliver, waits_already = [], []
         for key, entries in self._resent[owner].items():

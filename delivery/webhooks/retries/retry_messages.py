@@ -1,8 +1,8 @@
 """Define the messages of the retry lane, write them as bytes, and read them: retry entries, leases and reports.
 
-Runs in the executors, the archive and the commands. The bytes stay in the retries topic and in the lane's state over restarts
-and upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises when that is not
-enough.
+Runs in the executors, on the driver, in the archive and in the commands. The bytes stay in the retries topic and in the lane's
+state over restarts and upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises
+when that is not enough.
 
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
@@ -33,7 +33,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A delivery, or a batch, that waits in the retry lane for its next attempt."""
 
     packed: list[bytes]
-    """Events of the delivery or batch, each as the msgpack bytes of a Packed. One event: a delivery in direct mode."""
+    """Events of the delivery or batch, each as the msgpack bytes of a Packed. A delivery in direct mode has one."""
     subscriptions: list[SubscriptionId]
     """Subscriptions by which the events are due, each once."""
     subscription_places: list[int]
@@ -51,7 +51,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     retries: int = 0
     """Number of waits of the endpoint's schedule that are used up."""
     attempts: int = 0
-    """Number of attempts so far, in all lanes."""
+    """Number of attempts with a result so far, in all lanes."""
     history: tuple[Attempt, ...] = ()
     """The last ten attempts."""
     order_key: str | None = None
@@ -139,7 +139,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     """Health hint of a fast lane. True: the endpoint accepted a request lately. False: a request failed and left no entry.
     Null: no hint. Since 2026-11-23."""
     at_ms: int = 0
-    """When the health hint was made. 0 in a completion. Since 2026-11-23."""
+    """When the health hint was made. 0 in a deferral and in a completion. Since 2026-11-23."""
     resends: bool = False
     """True if the entries are resends. If the delivery of a resend waits already, its next attempt is brought forward, and the
     resend is skipped. Since 2026-11-25."""
@@ -173,7 +173,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
-    """The result of a lease, from its worker to its shard. Entries of the lease that are not in `requeued` have ended."""
+    """The result of a lease, from its worker to its shard. Without `blocked`, entries that are not in `requeued` have ended."""
 
     endpoint_id: EndpointId
     """Endpoint of the lease."""

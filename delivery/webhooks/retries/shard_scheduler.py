@@ -37,7 +37,7 @@ Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 VERSION = 2
 """Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
 MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of events that one decision leases or gives up as expired; the last lease may exceed it. The leases of a
+"""Maximum of bytes of events that one decision leases or gives up as expired; the last of them may exceed it. The leases of a
 decision are in memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
 
 
@@ -82,7 +82,7 @@ def encoded(index: Index) -> bytes:
 def decoded(written: bytes | None) -> Index:
     """Return the index of a shard from its bytes; an empty index for a new shard, which has None.
 
-    Raise StateUnreadable if another version wrote the bytes.
+    Raise StateUnreadable if a newer version wrote the bytes, and msgspec.MsgspecError if they are no index.
     """
     if not written:
         return Index()
@@ -218,7 +218,8 @@ class _Scheduler:
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
         """Add entries to the state of an endpoint, and apply their reasons to its window.
 
-        Entries beyond `max_pending` are given up. Entries whose background attempt has completed already are dropped.
+        Entries beyond `max_pending` are given up, except those whose background attempt is in flight. Entries whose background
+        attempt has completed already are dropped.
         """
         self._decision.changed = True
         endpoint = self._opened(key)
@@ -237,15 +238,15 @@ class _Scheduler:
         self._give_up(key, None, excess, retry_reasons.NO_ROOM)
 
     def _apply_resends(self, messages: list[retry_messages.Postponed]) -> None:
-        """Bring the next attempt of each resent delivery forward that waits in this shard. Admit the other resends.
+        """Bring forward the next attempt of each resent delivery that waits in this shard. Admit the other resends.
 
         Called after all other messages, because a report may have put the delivery back just now.
         1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
         2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
         3. The entry is leased, or its background attempt is in flight: nothing changes, because this attempt is the delivery.
-        4. No entry has the delivery: the resend becomes an entry.
+        4. No entry has the delivery: its first resend becomes an entry.
 
-        In cases 1 to 3 the resend is skipped. A batch always becomes an entry.
+        All other resends are skipped. A batch, or an unreadable resend, always becomes an entry.
         """
         search = resends.Search()
         for message in messages:
@@ -271,7 +272,7 @@ class _Scheduler:
         return self._opened(key).has_completed(waiting)
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
-        """Put an entry into the timer wheel. An entry that is due now, or has an order key, goes to the end of its FIFO."""
+        """Put an entry that is due now, or has an order key, at the end of its FIFO. Put any other into the timer wheel."""
         item, at_ms = fifo.item(entry), min(entry.again_at_ms, entry.expires_ms)
         if entry.order_key is not None or at_ms <= self._now_ms:
             self._store.append(endpoint.fifos[entry.order_key].slices, item)
@@ -285,8 +286,8 @@ class _Scheduler:
 
         1. The endpoint is paused, disabled or quarantined: all entries stay where they are.
         2. An entry that is not requeued has ended.
-        3. An entry with an order key goes back to the front of its FIFO. So does an entry without an attempt, unless it waits
-           for a newer registry.
+        3. An entry with an order key goes back to the front of its FIFO. So does an entry without an attempt in this lease,
+           unless it waits for a newer registry.
         4. Any other entry goes into the timer wheel, or to the end of its FIFO if it is due.
         """
         self._decision.changed = True
@@ -313,7 +314,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """End expired leases. Give up expired entries until the decision has MAX_LEASED_BYTES."""
+        """Mark leases without a report, and end expired ones. Give up expired entries, up to MAX_LEASED_BYTES a decision."""
         expired_ms = self._now_ms - round(self._policy.lease_timeout_s * 1000)
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint, expired_ms)

@@ -3,9 +3,9 @@
 Runs in the executors. Pure: the caller passes `now_ms`.
 
 The longer the wait, the wider the bucket. An entry goes into a bucket at most a quarter as wide as the entry's wait. When the
-first entry of a bucket is due, the others move to buckets at most an eighth as wide. So an entry that waits ten hours is
-written six times, whatever the number of micro-batches. There are about eight buckets for each doubling of the wait, whatever
-the number of entries.
+first entry of a bucket is due, the others move to buckets at most an eighth as wide. No bucket is narrower than a second
+(FINEST). So an entry that waits ten hours is written at most six times, whatever the number of micro-batches. There are about
+eight buckets for each doubling of the wait, whatever the number of entries.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from delivery.webhooks.state import segment_store
 OWNER = ""
 """Name by which the segment store knows the timer wheel as an owner of slices. No endpoint has this key."""
 FINEST = 10
-"""Log2 of the width of the narrowest bucket, in ms. Its entries are due within about a second, and are returned together when
-the last of them is due."""
+"""Log2 of the width of the narrowest bucket, in ms. The entries of such a bucket are due within about a second of each other,
+and are returned together when the last of them is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
 """Maximum of bytes that one decision takes out of buckets. Entries beyond it stay due, and the next decision comes at once."""
 

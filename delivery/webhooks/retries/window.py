@@ -17,22 +17,23 @@ from delivery.webhooks.retries import health_hints, retry_messages
 from delivery.webhooks.scheduling import circuit_breaker
 
 INITIAL_WINDOW = 8
-"""Requests that may be in flight to an endpoint of which no report has come."""
+"""Requests that may be in flight to an endpoint of which the shard remembers no report."""
 RECOVERED_WINDOW = 64
 """Size of the window from which on an endpoint counts as recovered from a back-off. A smaller `max_lease_entries` counts
 instead. Until then the endpoint is suppressed."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds for which the report of a lease is current, after its arrival or the back-off. A current report outweighs
-reasons from other lanes, which may be older than a recovery. The window of an endpoint without entries is kept while its last
-report is current."""
+"""Milliseconds for which a report, or a back-off by a deferral, is current: after the report arrived, or after the end of the
+back-off. Then reasons from other lanes, which may be older than a recovery, cause no back-off. The window of an endpoint
+without entries is kept at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
 """Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too."""
+"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too, unless a report
+or an earlier back-off is current (KNOWLEDGE_MS)."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 
@@ -70,14 +71,14 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     backoffs: int = 0
     """Number of back-offs in a row."""
     has_recovered: bool = True
-    """False from a back-off until `size` is RECOVERED_WINDOW."""
+    """False from a back-off until `size` is RECOVERED_WINDOW, or `max_lease_entries` if that is smaller."""
     failing_since_ms: int | None = None
-    """Time of the first failure after which the endpoint accepted no request, in any lane. None: there was none, or the
-    endpoint was paused, disabled or quarantined since."""
+    """Time of the first failure after which the endpoint accepted no request in any lane. A silence longer than MAX_SILENCE
+    starts the time again. None: there was none, or the endpoint was paused, disabled or quarantined since."""
     failed_ms: int = 0
     """Time of the last failure in any lane."""
     known_until_ms: int = 0
-    """Time until which the last report is current."""
+    """Time until which the last report, or the last back-off by a deferral, is current (KNOWLEDGE_MS)."""
     has_only_failed: bool = False
     """True if the last report that tells the endpoint's health had only failures."""
 
@@ -85,8 +86,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Apply the reason for which another lane deferred a delivery at `since_ms`.
 
         A failure in the other lane counts for disabling the endpoint, even while a report of the retry lane is current. A
-        paused, disabled or quarantined endpoint is not failing. A reason in BACKOFF_REASONS causes a back-off, unless a report
-        is current.
+        paused, disabled or quarantined endpoint is not failing. A reason in BACKOFF_REASONS causes a back-off,
+        unless `known_until_ms` is in the future.
         """
         if reason in BLOCKED:
             self.failing_since_ms = None
@@ -116,10 +117,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         2. Only failures: back off and probe. With order keys, the window halves: one key's failures do not stop the others.
         3. Failures and answers: the endpoint is unstable. The window halves, without a back-off.
         4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
-        5. Neither, because of faults of the platform: nothing changes.
+        5. Neither, because of faults of the platform: the window stays as it is.
 
-        In each case the endpoint's `Retry-After` is kept. If no entry was accepted, failures and refusals (4xx, redirects)
-        count for disabling the endpoint.
+        In each case the endpoint's `Retry-After` is kept, and the report is current for KNOWLEDGE_MS. If no entry was accepted,
+        failures and refusals (4xx, redirects) count for disabling the endpoint.
         """
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False
@@ -170,7 +171,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def kept_until_ms(self, policy: ShardPolicy) -> int:
         """Return the time, in ms since the epoch, until which the window of an endpoint without retry entries is kept.
 
-        The window is kept while its last report is current, and while another failure would continue the failing time.
+        The window is kept until `known_until_ms`, and while another failure would continue the failing time.
         """
         if self.failing_since_ms is None:
             return self.known_until_ms
@@ -179,7 +180,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def without_report(self) -> Window:
         """Return a new window with only the times of the first and the last failure.
 
-        Called for an endpoint without retry entries after `known_until_ms`, the time until which its last report counts.
+        Called for an endpoint without retry entries after `known_until_ms`.
         """
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 

@@ -1,4 +1,4 @@
-"""Split a sequence into lists of bounded size. Runs in the executors and in the commands."""
+"""Split a sequence into lists of bounded size. Runs in the executors, in the archive and in the commands."""
 
 from __future__ import annotations
 

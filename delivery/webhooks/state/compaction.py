@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import msgspec
 
 MAX_RUNS = 4
-"""Number of runs of one compaction level that are merged. A run: the segments that one decision wrote. Merging costs one
-rewrite of the backlog whenever its wait quadruples. It saves two thirds of the reads when items are removed."""
+"""Number of runs of one compaction level from which on they are merged. A run: the segments that one decision wrote. Merging
+costs one rewrite of the backlog whenever its wait quadruples. It saves two thirds of the reads when items are removed."""
 MIN_MERGED_SIZE = 64 * 1024
 """Minimum of bytes of segments that are merged because most of their items were removed."""
 MAX_MERGED_SIZE = 64 * 1024 * 1024

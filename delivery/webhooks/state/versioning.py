@@ -1,6 +1,6 @@
 """Put the version of a format in front of stored bytes, and refuse bytes of other versions.
 
-Runs in the executors and in the commands. Each format counts its own versions.
+Runs in the executors, on the driver, in the archive and in the commands. Each format counts its own versions.
 """
 
 from __future__ import annotations
