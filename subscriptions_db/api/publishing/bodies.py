@@ -52,6 +52,7 @@ class EventsOfBody(NamedTuple):
 def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
     """Return the events of a body; raise Refused with 413, 415 or 422. `content_type` is without parameters.
 
+    The first case that fits decides:
     1. `application/cloudevents-batch+json` is an array of CloudEvents.
     2. `application/cloudevents+json` is one CloudEvent.
     3. With a `ce-` header, the body is the payload of one CloudEvent, of any content type. An empty body without a content

@@ -7,7 +7,7 @@ Postgres commits, the counts may be added twice.
 
 A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
 tenants only. An event of a tenant that is not registered is due to nobody. Each process counts such a tenant alone, if the
-registry can have its id. Events with other ids do not count.
+registry can have its id. Events of tenants with other ids do not count.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ WRITE_AFTER_S = 1.0
 RETRY_AFTER_S = 10.0
 """Seconds after which counts that Postgres did not take are written again. A failed write occupies a worker thread for 2 s."""
 MAX_TENANTS = 10_000
-"""Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. Its
-sum is read again about a second after its next event."""
+"""Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. The
+sum of a forgotten tenant is read again about a second after the tenant's next event."""
 MAX_PENDING = 100_000
 """Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest are not counted. A
 key with 10,000 events a second, each of another tenant, reaches it after 10 s without Postgres."""
@@ -157,7 +157,10 @@ class DailyQuotas:
             self._writing = asyncio.create_task(self._write_pending())
 
     async def _write_pending(self) -> None:
-        """Write the counts of each `WRITE_AFTER_S` together, until none is pending. Write failed counts again later."""
+        """Write the counts of each `WRITE_AFTER_S` together, until none is pending.
+
+        Write failed counts again later, unless the server stops.
+        """
         wait_s = self._write_after_s
         while self._pending:
             with contextlib.suppress(TimeoutError):

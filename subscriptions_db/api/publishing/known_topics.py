@@ -19,7 +19,8 @@ MAX_AGE_S = 30.0
 """Seconds after which the topics are read again, because one may have been deleted. Requests to known topics do not wait for
 the reading."""
 MAX_STALE_S = 300.0
-"""Seconds after which requests to known topics wait for a reading too. If it fails, they use the names from before."""
+"""Age of the names, in seconds, beyond which requests to known topics wait for a reading too. If the reading fails, they use
+the names from before."""
 MIN_AGE_S = 1.0
 """Seconds for which a missing topic stays missing. So requests with unknown types cost Kafka one request a second, while Kafka
 answers."""
@@ -41,7 +42,7 @@ class KnownTopics:
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
         """Return those of `wanted` that Kafka did not have at the last reading. Concurrent calls share one reading.
 
-        Raise KafkaUnavailable if the topics cannot be read, and the last reading did not have all of `wanted`.
+        Raise KafkaUnavailable if a reading is needed and fails, and the last reading did not have all of `wanted`.
         """
         are_known = wanted <= self._names
         age_s = self._clock() - self._read_at

@@ -30,7 +30,7 @@ TOPICS_TIMEOUT_S = 3.0
 """Seconds in which Kafka must list its topics."""
 REQUEST_SHARE = 0.5
 """Longest wait for a confirmation, as a share of `api.request_timeout_s`. The longest wait for a list of topics is half of it.
-So the answer names the reason before the request's own time is over."""
+So the answer names the reason before the request's own time is over, unless the body was slow."""
 POLL_S = 0.002
 """Seconds between two polls for confirmations, while events wait for them. The event loop polls, because a separate thread
 would wait for the interpreter's lock."""
@@ -232,7 +232,9 @@ class EventProducer:
             try:
                 made = kafka_clients.producer(self._kafka, _OPTIONS, ours)
             except (errors.SettingsError, confluent_kafka.KafkaException) as exc:
-                raise errors.KafkaUnavailable(f"no Kafka client can be made: {exc}") from exc
+                raise errors.KafkaUnavailable(
+                    f"no Kafka client can be made. Check the settings of the area kafka: {exc}"
+                ) from exc
             self._current[is_alone] = made
         return self._current[is_alone]
 

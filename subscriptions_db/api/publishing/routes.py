@@ -41,7 +41,7 @@ class CloudEvent(described.DescribedModel):
     time: str | None = None
     """RFC 3339. Without it: when Kafka appended the event."""
     data: Any = None
-    """The payload. It is delivered byte for byte."""
+    """The payload, which is delivered byte for byte. `data_base64` takes its place for a payload of bytes."""
 
 
 class CloudEventBatch(pydantic.RootModel[Annotated[list[CloudEvent], Field(max_length=bodies.MAX_EVENTS)]]):

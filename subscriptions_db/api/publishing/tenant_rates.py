@@ -1,6 +1,6 @@
 """Limit the events a second that all API keys together publish for one tenant.
 
-Pure, apart from the clock that the caller passes.
+Pure, apart from the clock.
 
 Runs in the API. Each process counts the events that it accepts, so a tenant has its whole rate in each process.
 """
