@@ -31,7 +31,10 @@ class OwnDelay:
         self._last = self._read()
 
     def delay_since_last_call_s(self) -> float:
-        """Return the seconds of delay since the last call, or since the object was created."""
+        """Return the seconds of delay since the last call, or since the object was created.
+
+        Raise OSError if the file of a counter can no longer be read.
+        """
         before, self._last = self._last, self._read()
         return max((now - then for now, then in zip(self._last, before, strict=True)), default=0.0)
 

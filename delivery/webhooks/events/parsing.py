@@ -56,9 +56,11 @@ class Layout:
     """True: an event in plain JSON whose time is not an RFC 3339 time gets the time of its record. False: it is rejected. An
     event without a time gets the time of its record in both cases."""
     tells_ids_apart: bool = False
-    """True: the `webhook-id` depends on the payload too, so two events with one id and different payloads have two."""
+    """True: the `webhook-id` of a tenant's event depends on the payload too. Two events with one id and different payloads
+    then have two. Operational events are left out."""
     rejects_reused_ids: bool = False
-    """True: an event is rejected if a worker remembers an event of its tenant with its source and id, and another payload."""
+    """True: a lane rejects a due event if its worker remembers a due event of the same tenant, source and id with another
+    payload."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144

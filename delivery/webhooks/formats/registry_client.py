@@ -109,8 +109,8 @@ class RegistryClient:
 
     def _unavailable(self, schema_id: int, cause: str) -> errors.SchemaRegistryUnavailable:
         return errors.SchemaRegistryUnavailable(
-            f"the schema registry gives no usable answer for schema {schema_id} ({cause}): the records that need it wait. "
-            "Start the schema registry, or correct schema_registry.url, username, password and ca_file"
+            f"the schema registry gave no usable answer when it was asked for schema {schema_id} ({cause}): records whose "
+            "schema is not cached wait. Start the schema registry, or correct schema_registry.url, username, password and ca_file"
         )
 
 

@@ -93,7 +93,7 @@ class RetryLane:
         self._memory = memory_budget.MemoryBudget()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits by this worker's share of `bounds`. A lease in flight keeps the bounds with which it began."""
+        """Replace the limits of endpoints by this worker's share of `bounds`. Leases in flight keep their limits."""
         self._runner.set_bounds(bounds)
 
     @property

@@ -260,7 +260,7 @@ class Worker:
         """Attempt the entries of leases that shards of the retry lane have given out; yield the results.
 
         Called in the task's thread, by one task at a time. Attempts that take longer than `settle_s` continue after the task. A
-        later call, or `drain_leases`, returns their results. If the task fails, its results are lost, and the leases expire.
+        later call, or `drain_leases`, returns their results. If the task fails, unwritten results are lost: the leases expire.
         """
         registry = self._thread.run(self._registry_for_leases(source))
         written = iter(leases)
