@@ -30,7 +30,7 @@ class AuditEntry(described.DescribedModel):
     """The API key of the change; or `oidc:…` (the subject of a token), `command` (a `fanout` command), `job` (the job itself),
     `callback` (a receiver)."""
     login: str | None
-    """The login to Postgres; operators only. Null: an older version wrote the entry."""
+    """The login to Postgres. Null: the key is a customer's, or an older version wrote the entry."""
     customer: str | None
     """The customer that the changed row belongs to. Null: the row belongs to no customer."""
     action: str
@@ -38,11 +38,11 @@ class AuditEntry(described.DescribedModel):
     entity: str
     """The kind of the changed row, such as `endpoint`."""
     entity_id: str
-    """The id of the changed row."""
+    """The id of the changed row. For a change of many dead letters: the id of their customer."""
     before: dict[str, Any] | None
-    """The changed fields before the change; of a deleted row, all fields."""
+    """The changed fields before the change; of a deleted row, all fields. Null: the entry has none, as for a created row."""
     after: dict[str, Any] | None
-    """The changed fields after the change."""
+    """The changed fields after the change. Null: the entry has none, as for a deleted row."""
 
 
 class AuditEntries(described.DescribedModel):

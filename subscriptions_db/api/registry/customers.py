@@ -109,8 +109,8 @@ def get(call: Call) -> Customer:
 def put(call: Call) -> Customer | routes.Created:
     """Create a customer, or replace its fields.
 
-    Raise RegistrationError for the id of a deleted customer. Raise Refused with 412 if `If-Match` or `If-None-Match` does not
-    hold, and with 422 if it is malformed.
+    Raise RegistrationError for the id of a customer whose deletion is in the audit log. Raise Refused with 412 if `If-Match` or
+    `If-None-Match` does not hold, and with 422 if it is malformed.
     """
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
     is_known = crud.lock(call, "customer", customer_id)

@@ -91,10 +91,10 @@ class ChangedEndpoint(described.DescribedModel):
     result: BulkResult
     """The result of the action. In a dry run: the result without `dry_run`."""
     detail: str = ""
-    """The reason of a refusal, for people."""
+    """Why the endpoint was refused or not found, for people. Empty for other results."""
     rotated: schemas.RotatedSecret | None = None
-    """The new signing secret, shown once. Null in a dry run, for other actions, and in the repeated answer for an
-    `Idempotency-Key`."""
+    """The new signing secret, shown once. Null in a dry run, for other actions and other results than `changed`, and in the
+    repeated answer for an `Idempotency-Key`."""
 
 
 class ChangedEndpoints(described.DescribedModel):

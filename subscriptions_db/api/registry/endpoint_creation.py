@@ -36,7 +36,7 @@ class EndpointsToCreate(described.DescribedModel):
     customer: manifest.Id | None = None
     """Required with an operator's key: the owner of the endpoints."""
     dry_run: bool = False
-    """Create nothing, and refuse what the same request would be refused for without `dry_run`."""
+    """Create nothing. Refuse the request for the same reasons as without `dry_run`."""
 
 
 class NamedEndpoint(described.DescribedModel):

@@ -28,7 +28,7 @@ class EventType(described.DescribedModel):
     json_schema: Any
     """JSON Schema 2020-12 of the payload. Null: no schema."""
     examples: list[Any]
-    """Example payloads. A test event of this type sends the first."""
+    """Example payloads. A test event of this type without `data` sends the first."""
     deprecated: bool
     """True: new subscriptions should not use the type."""
     changed_at: dt.datetime
@@ -94,8 +94,8 @@ def _shown(row_id: str, row: dict[str, Any]) -> EventType:
 def put(call: Call) -> EventType | routes.Created:
     """Create an event type, or replace its fields.
 
-    Raise RegistrationError if the schema or an example is refused, and Refused with 412 if `If-Match` or `If-None-Match` does
-    not hold.
+    Raise RegistrationError if the schema or an example is refused. Raise Refused with 412 if `If-Match` or `If-None-Match` does
+    not hold, and with 422 if it is malformed.
     """
     row_id = call.path["event_type_id"]
     is_known = crud.lock(call, "event_type", row_id)

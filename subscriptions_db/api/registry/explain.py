@@ -105,7 +105,10 @@ class Explanations(described.DescribedModel):
 
 
 def for_endpoint(call: Call) -> Explanations:
-    """Explain an event for the first MAX_EXPLAINED subscriptions of an endpoint; raise Refused with 404 if there is none."""
+    """Explain an event for the first MAX_EXPLAINED subscriptions of an endpoint.
+
+    Raise Refused with 404 if there is no such endpoint.
+    """
     endpoint_id = call.path["endpoint_id"]
     asked = {"endpoint_id": endpoint_id, "limit": MAX_EXPLAINED}
     ids = [row["id"] for row in call.connection.execute(query("subscriptions_to_endpoint"), asked)]
@@ -113,7 +116,7 @@ def for_endpoint(call: Call) -> Explanations:
 
 
 def for_subscription(call: Call) -> Explanations:
-    """Explain an event for one subscription; raise Refused with 404 if there is none."""
+    """Explain an event for one subscription; raise Refused with 404 if there is no such subscription."""
     subscription_id = call.path["subscription_id"]
     row = crud.existing_row(call, "subscription", subscription_id)
     return _explanations(call, row["endpoint"], [subscription_id])

@@ -21,11 +21,11 @@ class ValidationResult(described.DescribedModel):
     """The reply of the receiver. An earlier permission stays valid, whatever the reply."""
 
     state: handshake.State
-    """The state of the permission after the reply."""
+    """The result of the question. `asked`: the receiver has not answered, and may still permit deliveries by the callback."""
     permitted_per_minute: int | None
-    """With state `permitted`, the permitted requests a minute. Null: any number."""
+    """The permitted requests a minute. Null: any number, or the state is not `permitted`."""
     reason: str
-    """Why the receiver did not permit deliveries."""
+    """Why the result is not `permitted`, for people. Empty: it is."""
 
 
 class PermitResult(described.DescribedModel):
@@ -40,8 +40,8 @@ class PermitResult(described.DescribedModel):
 def validate(call: Call) -> PendingQuestion:
     """Prepare a question for permission, whatever the endpoint's status. The event loop has it recorded, and sends it.
 
-    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot be
-    used, or if the operator has set no `delivery.webhook_origin`.
+    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission, cannot be used
+    or was deleted meanwhile, or if the operator has set no `delivery.webhook_origin`.
     """
     endpoint_id = call.path["endpoint_id"]
     row, asked = (
@@ -73,9 +73,10 @@ def _concluded(
 
 
 def permit(call: Call) -> PermitResult:
-    """Record the permission that a receiver gives at the callback URL; raise Refused with 404 if the question is not open.
+    """Record the permission that a receiver gives at the callback URL.
 
-    Only the first answer to a question counts; a repeat returns what was recorded.
+    Raise Refused with 404 if the question is not open, and RegistrationError if the header with the rate is malformed. Only
+    the first answer to a question counts; a repeat returns what was recorded.
     """
     endpoint_id, token = call.path["endpoint_id"], receiver_permission.digest(call.path["token"])
     per_minute = None if call.header is None else handshake.per_minute(call.header)

@@ -1,8 +1,9 @@
 """Create, change, pause and delete subscriptions with their filters.
 
-Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py). The
-operator may make a subscription beyond the customer's grants. The customer may pause, resume and delete this subscription,
-but not change it: another event type would widen it.
+Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py), and to its
+own operational events. The operator may make a subscription beyond the customer's grants. The customer may pause, resume and
+delete this subscription. A change by the customer is refused while a tenant of the subscription is not granted: another event
+type would widen the subscription.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def update(call: Call) -> schemas.RegisteredSubscription:
 
     * 404: there is no such subscription.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: a tenant is not granted, or a scope field has too many entries.
+    * 422: a tenant is not granted, a scope field has too many entries, or a condition is malformed.
     """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)

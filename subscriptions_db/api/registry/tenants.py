@@ -89,7 +89,8 @@ def get(call: Call) -> Tenant:
 def put(call: Call) -> Tenant | routes.Created:
     """Create a tenant, or replace its fields. Omitted `sub_tenants` and `quotas` stay unchanged.
 
-    Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold.
+    Raise RegistrationError for the platform's own id. Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold,
+    and with 422 if it is malformed.
     """
     tenant_id, wanted = call.path["tenant_id"], call.body_as(TenantFields)
     is_known = crud.lock(call, "tenant", tenant_id)

@@ -45,7 +45,7 @@ MAX_KNOWN = 10_000
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
 """Source and tenant of every test event."""
 TEST_SUBSCRIPTION = SubscriptionId("test")
-"""The subscription id of every test event. No registered subscription has this id."""
+"""The subscription id of every test event, in place of the id of a registered subscription."""
 
 
 class TestEvent(parts.ManifestPart):
@@ -56,7 +56,7 @@ class TestEvent(parts.ManifestPart):
     type: str = Field("fanout.test", min_length=1, max_length=255, pattern=mistakes.VISIBLE_ASCII_PATTERN)
     """The type of the event."""
     data: Any = Field(default_factory=lambda: {"test": True})
-    """The payload. Omitted: the first example of the type in the catalogue, if there is one."""
+    """The payload. Omitted: the first example of the type in the catalogue; without an example, `{"test": true}`."""
 
 
 class TestResult(described.DescribedModel):
@@ -73,9 +73,9 @@ class TestResult(described.DescribedModel):
     error_class: str | None
     """The error class of the attempt. Null: the endpoint accepted the event."""
     detail: str
-    """The result in words, for people."""
+    """Why no response arrived, for people. Empty: a response arrived."""
     response: str
-    """The beginning of the response body."""
+    """The beginning of the response body. Empty: no response arrived, or it had no body."""
     duration_ms: float
     """Milliseconds from the start of the request to its result."""
 
