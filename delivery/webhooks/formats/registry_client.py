@@ -110,7 +110,8 @@ class RegistryClient:
     def _unavailable(self, schema_id: int, cause: str) -> errors.SchemaRegistryUnavailable:
         return errors.SchemaRegistryUnavailable(
             f"the schema registry gave no usable answer when it was asked for schema {schema_id} ({cause}): records whose "
-            "schema is not cached wait. Start the schema registry, or correct schema_registry.url, username, password and ca_file"
+            "schema is not cached wait. Start the schema registry, or correct schema_registry.url, username, password and "
+            "ca_file"
         )
 
 
