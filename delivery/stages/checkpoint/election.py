@@ -73,7 +73,7 @@ def decide(identity: str, observed: Observed, renewed_at: float | None, now: flo
 
     1. This driver holds the Lease, and its last successful write is RENEW_DEADLINE_S old: LOST, even if no other driver has
        taken the Lease yet.
-    2. This driver held the Lease, and the record names another holder: LOST.
+    2. This driver held the Lease, and the record names another holder or none: LOST.
     3. This driver holds the Lease: RENEW. If the Lease was deleted, the renewal creates it again.
     4. The Lease does not exist, nobody holds it, or its record names this driver (the answer to this driver's write was lost):
        ACQUIRE.

@@ -189,7 +189,7 @@ class Holder:
                 self._fence()
 
     def _fence(self) -> None:
-        """Kill this process and its JVM now. There is no time for an orderly stop."""
+        """Kill this process and its JVM now, after one log line. There is no time for an orderly stop."""
         with self._ending:  # never released: the process ends
             alarm = threading.Timer(LAST_WORDS_S, self._end)
             alarm.daemon = True
@@ -210,8 +210,8 @@ class Holder:
         record = self._observed.record
         if record is not None and record.holder != self._identity:
             return (
-                f"lost the Lease {self._leases.name} to {record.holder or 'nobody'}: find out why this process stalled, or who "
-                "changed the Lease"
+                f"this driver lost the Lease {self._leases.name} to {record.holder or 'nobody'}: find out why this process "
+                "stalled, or who changed the Lease"
             )
         cause = self._problem or "this process stalled"
         return (

@@ -3,7 +3,7 @@
 delivery.webhooks.results.completed_work interprets the result records. Runs on the driver before a query, and in an executor
 where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the
 settings: a worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka
-does not answer, the lane starts anyway, and deliveries whose results could not be read are repeated.
+does not answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_S = 60.0
-"""Seconds for reading the results. Deliveries whose results are not read by then are repeated."""
+"""Seconds for reading the results. Deliveries whose results are not read by then are repeated. For offset receipts: longest
+time without a message."""
 _ASKED_S = 10.0
 """Seconds for one request to Kafka, for partitions or for offsets."""
 _LEADER_WAIT_S = 0.2

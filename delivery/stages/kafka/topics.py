@@ -122,7 +122,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
     if takes < needed:
         raise errors.SettingsError(
             f"topic {name} takes records of up to {takes} bytes, and a batch that is postponed to the retry lane may have "
-            f"{needed} bytes. Neither the job nor the archiver starts with it. "
+            f"{needed} bytes. Neither `fanout run` nor `fanout archive` starts with this topic. "
             f"Run kafka-configs --bootstrap-server {kafka.bootstrap_servers} "
             f"--alter --entity-type topics --entity-name {name} --add-config {option}={needed}"
         )

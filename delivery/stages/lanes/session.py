@@ -204,7 +204,7 @@ def _end(spark: SparkSession) -> None:
 
 
 def _name_an_address(master: str) -> None:
-    """Set Spark's address in the environment: without it the JVM would fail before it reads any other setting."""
+    """Set Spark's address in the environment, if it is needed: without it the JVM would fail before it reads other settings."""
     name = local_address.host_name()
     if added := local_address.missing(os.environ, master, name=name):
         log.warning(

@@ -102,7 +102,7 @@ class StatefulLane:
     def _deliver(self, due: DataFrame) -> Result:
         """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read.
 
-        Raise RowsLost if that happens again after MOST_RESTARTS consecutive restarts.
+        Raise RowsLost if that happens again after MOST_RESTARTS consecutive restarts, and Spark's error if a task failed.
         """
         try:
             with self._context.sizing.shuffles.in_use():

@@ -77,8 +77,8 @@ class Channel:
     def receive(self) -> Any:
         """Wait for the peer's next message, and return it.
 
-        Raise ChannelBroken if the peer is gone or sends nothing for CONNECT_S, or if the message is too large or was not sealed
-        for this connection.
+        Raise ChannelBroken if the peer is gone, if the message is too large, or if it was not sealed for this connection.
+        Before a call of `wait_without_timeout`, also raise it if the peer sends nothing for CONNECT_S.
         """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if length > self._most:
@@ -104,7 +104,7 @@ class Channel:
 
 
 def connect(address: Address) -> Channel:
-    """Return a task's end of a new connection to the driver. Raise ChannelBroken if the driver does not answer in CONNECT_S."""
+    """Return a task's end of a new connection. Raise ChannelBroken if the driver is gone or silent for CONNECT_S."""
     try:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     except OSError as exc:

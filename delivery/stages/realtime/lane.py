@@ -47,7 +47,7 @@ POLL_S = 0.1
 TOPICS_EVERY_S = 10.0
 """Seconds between two checks for new partitions. A running batch does not read new partitions, so the query must restart."""
 MOST_RESTARTS = 5
-"""Consecutive restarts after a fault without any delivery. At the next fault the lane fails."""
+"""Consecutive restarts after a fault without any handled record. At the next fault the lane fails."""
 STOPS_WITHIN_S = 10.0
 """Seconds in which stopping tasks must write their results, in addition to `delivery.stop_within_s` for background attempts."""
 CATCH_UP_INTERVAL = "0 seconds"
@@ -71,7 +71,7 @@ class Outcome(enum.Enum):
     REPLAN = enum.auto()
     """The plan must change, because the mode or the number of partitions has changed."""
     FAULT = enum.auto()
-    """A task failed or was lost. Its deliveries in flight may continue for a moment."""
+    """A task failed, was lost or stopped reporting. Its deliveries in flight may continue for a moment."""
     KAFKA_AWAY = enum.auto()
     """Kafka, or the schema registry, did not answer."""
 
@@ -157,7 +157,7 @@ class RealtimeLane:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if Spark has too few slots at the start, LaneFailed if a restart fails or the checkpoint is damaged.
+        Raise SettingsError if Spark has too few slots at the start, LaneFailed if the checkpoint is damaged or no restart helps.
         """
         self._topics.find(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
@@ -386,7 +386,7 @@ class RealtimeLane:
         self._restarts += 1
         if self._restarts > MOST_RESTARTS:
             raise errors.LaneFailed(
-                f"lane {NAME} has restarted {MOST_RESTARTS} times without delivering anything, and all lanes stop: "
+                f"lane {NAME} has restarted {MOST_RESTARTS} times without handling a record, and all lanes stop: "
                 f"{fault}. Written results are kept. Fix the cause, and start again: {LOOK_AT}"
             )
 

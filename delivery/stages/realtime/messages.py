@@ -37,7 +37,7 @@ class Known:
     base_id: str = ""
     """The id of the snapshot on which the worker's registry is based; empty: the worker has no registry."""
     revision: Revision | None = None
-    """The revision that the worker has reached: that of its snapshot, or of the last change that it applied."""
+    """The revision that the worker has reached: of its snapshot, or of the last change that it applied. None: no registry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class DriverUpdate:
     base_id: str = ""
     """The id of the newest snapshot; empty: the driver has not read the registry yet."""
     base: Snapshot | None = None
-    """The newest snapshot; None: the worker has this snapshot already."""
+    """The newest snapshot; None: the worker has this snapshot already, or the driver has not read the registry yet."""
     changes: SnapshotChanges | None = None
     """All changes of the registry since the newest snapshot; None: there are none, or the worker has them."""
     suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)

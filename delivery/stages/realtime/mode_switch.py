@@ -16,7 +16,8 @@ EVERY_S = 1.0
 """Seconds between two judgements, each by the oldest record since the judgement before. The driver polls more often than tasks
 report, so a poll without a report says nothing."""
 LEAST_S = 10.0
-"""Shortest duration of the first catch-up, in seconds. Each change of the mode stops delivery for some seconds."""
+"""Shortest duration of a catch-up that begins after more than LASTED_S of real time, in seconds. Each change of the mode stops
+delivery for some seconds. After less real time, also after the start, the shortest duration doubles."""
 MOST_S = 300.0
 """Upper bound of a catch-up's shortest duration, in seconds. A lane that gets more records than it can deliver one by one
 reaches this bound."""
@@ -42,8 +43,8 @@ class ModeSwitch:
     since: float
     """When the lane entered this mode."""
     least_s: float = LEAST_S
-    """Shortest duration of the present catch-up, in seconds. In real time: the value of the last catch-up, or LEAST_S before
-    the first."""
+    """Shortest duration of the present catch-up, in seconds. In real time: the value of the last catch-up; before the first,
+    LEAST_S."""
     differs_since: float | None = None
     """Since when the age of the records calls for the other mode; None: the age fits the present mode."""
     oldest_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Read the real-time lane's topics, and add a filler row after each record.
+"""Read the real-time lane's topics. For the real-time trigger, add a filler row after each record.
 
 Runs on the driver. Spark closes an Arrow batch of one record only after it has asked the source for the next row. Under the
 real-time trigger the source blocks until the next row exists, so each record would wait for the following record. The filler
@@ -50,7 +50,7 @@ def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offset
 def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
     """Return the stream of records at or after `start_offsets` for micro-batches of `spark.parallelism` tasks.
 
-    Used while the lane catches up, and with `--once`.
+    Used while the lane catches up or has too few slots, and with `--once`.
     """
     records = source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
     return _from(records, start_offsets).coalesce(config.spark.parallelism)

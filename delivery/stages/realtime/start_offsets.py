@@ -66,8 +66,8 @@ def read(
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
-    KafkaUnavailable if the receipts cannot be read in TRIES tries, or if no further one comes for `completed_reader.READ_S`
-    seconds: without receipts, records since the last commit would be sent again.
+    KafkaUnavailable if the receipts cannot be read in TRIES tries, or if no message of the attempts topic comes for
+    `completed_reader.READ_S` seconds. Without receipts, records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -101,8 +101,8 @@ def _receipts_patiently(
             break
         except Exception as exc:  # noqa: BLE001  # any failure means: no receipts
             log.warning(
-                "the offset receipts of lane realtime could not be read (%s): the lane waits, and a retry follows in %.0f s. "
-                "Check that Kafka answers, and that the job may read the attempts topic", exc, RETRY_S,
+                "the offset receipts of lane realtime could not be read (%s): the lane waits, and tries %d times, %.0f s apart. "
+                "Check that Kafka answers, and that the job may read the attempts topic", exc, TRIES, RETRY_S,
             )  # fmt: skip
             why = str(exc)
             time.sleep(RETRY_S)

@@ -87,7 +87,7 @@ class EndpointDisabler:
         """Request to disable those of these endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
         Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request, that
-        request's reason stays.
+        request's reason stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored.
         """
         with self._changed:
             for endpoint_id in endpoint_ids:

@@ -107,7 +107,10 @@ class Controller:
             self._planned = self._policy.bounded(self._registered)
 
     def _remove(self, names: tuple[str, ...]) -> None:
-        """Decommission these executors. The caller names the newest: the oldest executors have the state of most shards."""
+        """Decommission these executors, unless a lane has shuffled rows in use for REMOVE_WITHIN_S.
+
+        The caller names the newest: the oldest executors have the state of most shards.
+        """
         if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
             log.info(
                 "no executor was removed: for %.0f s a lane with state always had a micro-batch in flight. A retry follows",

@@ -132,7 +132,7 @@ class _Need:
     more: int
     """Number of executors that drains the lag in time; the wanted number, if it does that or the lag is unknown."""
     useful: int
-    """Largest number of executors that all have a partition to read."""
+    """Largest number of executors that all have a partition to read; the wanted number, if the partitions are unknown."""
     sufficient: int
     """Number of executors that would suffice with only HEADROOM of their throughput in use."""
 

@@ -35,11 +35,11 @@ class Load:
     at_s: float
     """When Kafka was asked; monotonic seconds."""
     lag: int | None
-    """Records in Kafka that no committed micro-batch has handled; None: unknown."""
+    """Records in Kafka that no committed micro-batch has handled, without those of paused topics; None: unknown."""
     handled: int
     """Records in committed micro-batches, since the process started."""
     handled_at_s: float
-    """When the last micro-batch with records was committed; monotonic seconds."""
+    """When the committed positions last changed, by records or wake-ups; monotonic seconds."""
     partitions: int
     """Number of Kafka partitions that the lane reads; 0: unknown."""
     pause_reason: str | None = None

@@ -30,7 +30,7 @@ def deliver_batches(
     """Return a frame without rows, whose tasks deliver due batches and write the results to Kafka.
 
     `task_context.run` runs the tasks. `batches` is the result of `shard_state.decide_shards`, without further columns. Batches
-    for `suppressed` endpoints go to the retry lane. Batches that ended according to `work_log` are left out.
+    for `suppressed` endpoints go to the retry lane. Events whose deliveries ended according to `work_log` are left out.
 
     The shards are coalesced to `parallelism` tasks, so that the shards of one task share a dispatcher. The dispatcher waits for
     unresponsive endpoints of all its shards at the same time, not for one shard after the other.

@@ -124,6 +124,6 @@ class RetryDecision:
                 f"({str(exc).partition('. ')[0]}), so the retry lane stops before the record, and its state is unchanged. If a "
                 "newer version of fanout wrote the record, start that version. If another program wrote it, stop that program, "
                 f"delete the partition's records before offset {offset + 1} (kafka-delete-records), and run `fanout "
-                "accept-loss`. That also deletes earlier records that the lane has not read: `fanout reconcile` then names the "
-                "lost deliveries"
+                "accept-loss --yes`. The deletion also removes earlier records that the lane has not read: `fanout reconcile` "
+                "then names the lost deliveries"
             ) from exc
