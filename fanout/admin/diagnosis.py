@@ -153,7 +153,7 @@ def _topics(config: settings.Settings) -> str:
         names = known.list_topics(timeout=topics.TIMEOUT_S).topics
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
-            "not checked, because the request to Kafka failed: see the finding `kafka`, or if that is ok, run this again"
+            "not checked, because the request to Kafka failed: see the finding `kafka`. If it is ok, run `fanout doctor` again"
         ) from exc
     topics.require_apart(config)
     topics.require_room(config.kafka, config.delivery.retries_topic)
@@ -172,7 +172,9 @@ def _postgres(config: settings.Settings) -> str:
     with connect.connect(config.database) as connection:
         version = connection.info.server_version // 10_000
         if version < 15:  # noqa: PLR2004
-            raise errors.RegistryOutdated(f"Postgres {version} is too old: upgrade it to 15 or later")
+            raise errors.RegistryOutdated(
+                f"Postgres {version} is too old for the platform, so its tables were not checked: upgrade it to 15 or later"
+            )
         migrate.require_current(connection)
     return f"version {version}, the schema is current"
 
@@ -187,8 +189,8 @@ def _registry(config: settings.Settings) -> str:
         shown = "; ".join([*(f"{row}: {fault}" for row, fault in list(faults.items())[:SHOWN]), *more])
         raise errors.RegistrationError(
             "",
-            f"{len(faults)} rows are quarantined, and nothing is delivered by them: {shown}. Add a key that is missing to "
-            "keys.ring; correct any other fault with `fanout apply`",
+            f"{len(faults)} rows are quarantined: deliveries to such an endpoint wait, and events of such a subscription are "
+            f"skipped. {shown}. Add a key that is missing to keys.ring; correct any other fault with `fanout apply`",
         )
     counts = f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
     if not other_keys:
@@ -254,7 +256,8 @@ def _job(config: settings.Settings) -> str:
         return f"no job answers on port {port} of this machine"
     except (http.client.HTTPException, msgspec.MsgspecError) as exc:
         raise errors.LaneFailed(
-            f"port {port} of this machine is answered by a program that is not the job: stop it, or change metrics.port"
+            f"port {port} of this machine is answered by a program that is not the job, so the job was not checked: stop the "
+            "program, or change metrics.port"
         ) from exc
     if reasons := {name: lane.reason for name, lane in answer.lanes.items() if not lane.ok}:
         raise errors.LaneFailed(

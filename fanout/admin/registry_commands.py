@@ -233,7 +233,7 @@ def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[d
     if row_id is not None:
         if row_id not in rows:
             raise errors.RegistrationError(
-                row_id, f"there is no such {listed.singular}; `fanout get {listed.plural}` lists them"
+                row_id, f"there is no such {listed.singular}, so nothing is shown; `fanout get {listed.plural}` lists them"
             )
         rows = {row_id: rows[row_id]}
     return [{"id": key, **{name: _plain(value) for name, value in row.items()}} for key, row in sorted(rows.items())]

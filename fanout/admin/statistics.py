@@ -38,7 +38,9 @@ def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: 
         migrate.require_current(connection)
         row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
         if row is None:
-            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+            raise errors.RegistrationError(
+                endpoint_id, "there is no such endpoint, so nothing is shown; `fanout get endpoints` lists them"
+            )
         return statistics.read(connection, row["customer"], endpoint_id, since=first, until=until, by=by)
 
 

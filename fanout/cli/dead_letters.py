@@ -125,7 +125,7 @@ def export(
                 count = dead_letters.export(reader, wanted, to, limit)
         except OSError as exc:
             raise errors.SettingsError(
-                f"{file} cannot be written ({exc.strerror}), and may be incomplete: name another file"
+                f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another"
             ) from exc
     commands.console.print(f"{count} dead letters written to {file}")
 

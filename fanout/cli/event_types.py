@@ -65,7 +65,9 @@ def _of_option(text: str) -> dict[str, Any]:
     try:
         event_types.check(wanted, [])
     except errors.RegistrationError as exc:
-        raise errors.RegistrationError("--schema" + exc.path.removeprefix("json_schema"), exc.problem) from None
+        raise errors.RegistrationError(
+            "--schema" + exc.path.removeprefix("json_schema"), f"{exc.problem}. Nothing was tried"
+        ) from None
     return wanted
 
 

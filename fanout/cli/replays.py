@@ -98,7 +98,9 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
         with connection.transaction():
             before = _found(connection, replay_id)
             if not requests.cancel(connection, before.customer_id, replay_id, now=dt.datetime.now(dt.UTC)):
-                raise errors.RegistrationError(replay_id, f"is {before.state} already, so there is nothing to cancel")
+                raise errors.RegistrationError(
+                    replay_id, f"is {before.state} already, so there is nothing to cancel, and nothing was changed"
+                )
             audit.note(
                 connection, audit.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,
                 before={"state": before.state}, after={"state": requests.ReplayState.CANCELLED},

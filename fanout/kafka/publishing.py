@@ -84,7 +84,7 @@ class Publisher:
             if error is not None:
                 self._failure = _refusal(message, error)
             elif (offset := record.offset()) is None:  # not a confirmation: see delivery.stages.kafka.sink
-                self._failure = f"topic {message.topic}: the broker's answer has no offset"
+                self._failure = f"topic {message.topic}: the broker's answer has no offset, so the record may be missing"
             else:
                 self._on_placed(
                     Placed(

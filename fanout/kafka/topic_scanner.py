@@ -118,7 +118,7 @@ class Scanner:
                 if time.monotonic() - last > TIMEOUT_S:
                     raise errors.KafkaUnavailable(
                         f"Kafka at {self._kafka.bootstrap_servers} has sent no more {name} for {TIMEOUT_S} s, and some were "
-                        "not read: check the brokers, then try again"
+                        "not read, so reading stopped: check the brokers, then try again"
                     )
                 for message in messages:
                     _consume(message, consume)

@@ -65,8 +65,8 @@ class EmbeddedPostgres:
         except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
             guardian.dismiss(watching)
             raise errors.LocalStackError(
-                f"Postgres did not start, and the local stack is stopped. The reason is at the end of {self._server.log}: "
-                "remove it, and start again"
+                f"Postgres did not start, and the local stack is stopped. The reason is at the end of {self._server.log}. "
+                "Remove the cause, and start again"
             ) from exc
         self._guardian = watching
         self.create_database(DATABASE)

@@ -126,7 +126,10 @@ def test_doctor_names_a_port_that_another_program_answers(answer):
         thread.join()
     assert (finding.is_fine, finding.text) == (
         False,
-        f"port {port} of this machine is answered by a program that is not the job: stop it, or change metrics.port",
+        (
+            f"port {port} of this machine is answered by a program that is not the job, so the job was not checked: stop the "
+            "program, or change metrics.port"
+        ),
     )
 
 
