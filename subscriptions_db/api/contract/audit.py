@@ -18,9 +18,10 @@ def write(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> None:
-    """Write an audit entry about the thing `entity_id` of the kind `entity`. Its author is the request's principal.
+    """Write an audit entry about the thing `entity_id` of the kind `entity`. The author is the request's principal.
 
-    `customer_id` is the customer who may read the entry. None: only the operator reads it.
+    `before` and `after` have the changed fields. `customer_id` is the customer who may read the entry. None: only the operator
+    reads it.
     """
     key_id, fields = call.principal.key_id, {"before": before, "after": after}
     audit.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)

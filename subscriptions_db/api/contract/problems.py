@@ -133,7 +133,10 @@ def unavailable(detail: str) -> Refused:
 
 
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
-    """Return the 422 for a body or a query that pydantic refuses. `model` is its type. None: its fields are not known."""
+    """Return the 422 for a body or a query that pydantic refuses.
+
+    `model` is the type of the body or query, whose fields the answer suggests for an unknown one. None: it suggests none.
+    """
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 DISCOVERY = "/.well-known/openid-configuration"
 REFRESH_S = 600.0
 """Age of the keys, in seconds, from which the next request with a token has them read again in the background. A key that the
-provider has withdrawn works until that read succeeds."""
+provider has withdrawn works until that read succeeds, or until the keys are older than MAX_AGE_S."""
 ASK_EVERY_S = 10.0
 """Least seconds between the starts of two reads of the keys. Tokens with invented key ids must not make the API flood the
 provider."""

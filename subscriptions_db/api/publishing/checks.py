@@ -1,7 +1,12 @@
 """Check the events of a publishing request, and find their topics. Pure.
 
-Runs in the API. The job's own parser checks each event, so the job rejects no event that was accepted here. The only exception
-is an event of a tenant that is not registered or not active, because no check asks Postgres.
+Runs in the API. The job's own parser checks each event. The job rejects an event that was accepted here in three cases only:
+
+1. The tenant is not registered or not active. No check asks Postgres.
+2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
+3. The payload begins with a zero byte, and the topic is one of the schema registry's. The job then reads a schema's id in the
+   payload, and rejects the event if it finds no schema or cannot decode the payload.
+
 The API refuses an event without an id, though the job takes it, because its publisher could not repeat it.
 """
 
