@@ -78,7 +78,7 @@ def in_transaction(connection: Connection) -> Iterator[None]:
 def consistent_read(connection: Connection) -> Iterator[None]:
     """Run the block in a new read-only transaction on one consistent snapshot, and translate errors of Postgres.
 
-    The connection must not be in a transaction already: Postgres would refuse the isolation level.
+    The connection must not be in a transaction of another isolation level: Postgres would refuse the change.
     """
     with translated_errors(), connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")

@@ -1,10 +1,11 @@
 """Register a manifest: compute the differences to the registry, then write them in one transaction.
 
-Runs in `fanout` commands and in the API. Applying the same manifest twice changes nothing. Rows that the manifest does not name
-stay unchanged, with two exceptions:
+Runs in `fanout` commands and in the API. The second application of a manifest changes nothing. Rows that the manifest does not
+name stay unchanged, with two exceptions:
 
 1. A tenant in the manifest has `sub_tenants`: its other sub-tenants are deleted.
-2. `prune` deletes the endpoints and subscriptions that the manifest does not name, of customers that it names.
+2. `prune` deletes the endpoints and subscriptions that the manifest does not name, of the customers that it names, also as
+   owner of an endpoint.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tena
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The changes that `apply` has written, or would write without `dry_run`."""
+    """The changes that `apply` or `apply_rows` has written, or that `apply` would write without `dry_run`."""
 
     changes: tuple[diff.Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
     """Endpoint id → the signing secret `whsec_…` that the platform created for it. Shown once, stored only sealed. Empty with
     `dry_run`."""
     still_disabled: dict[str, str] = field(default_factory=dict)
-    """Endpoint id → disabled reason, for endpoints that stay disabled because the manifest gives them no status."""
+    """Endpoint id → disabled reason, for endpoints that stay disabled: they have a reason, and the manifest no status."""
     awaiting_permission: tuple[str, ...] = ()
-    """The endpoints of the manifest whose receivers have not permitted deliveries."""
+    """The endpoints of the manifest that need their receivers' permission for deliveries, and do not have it."""
     warnings: tuple[errors.RegistrationError, ...] = ()
     """The lint's warnings about the manifest's subscriptions (subscriptions_db/manifest/lint.py)."""
 
@@ -71,9 +72,11 @@ def apply(
     """Register the manifest in one transaction, with audit entries.
 
     `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes endpoints and subscriptions that
-    the manifest leaves out, of the customers that it names. `known_types` are event types that exist in addition to the
-    catalogue's. `strict` refuses manifests with lint warnings. Raise RegistrationError if a check or a constraint refuses the
-    manifest. If another transaction changes the same rows, RegistryUnavailable is raised and nothing is written: call again.
+    the manifest leaves out, of the customers that it names, also as owner of an endpoint. `known_types` are event types that
+    exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
+
+    Raise RegistrationError if a check or a constraint refuses the manifest, and RegistryUnavailable if Postgres does not answer
+    or another transaction changes the same rows: then call again. The session has no statement timeout afterwards.
     """
     with connect.translated_errors(), exclusive(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")
@@ -88,7 +91,7 @@ def apply_rows(
 ) -> Result:
     """Register a manifest in the caller's transaction, which has locked the rows that the manifest names.
 
-    Only these rows and those that they refer to are read, so the size of the registry does not matter. Writes no audit entries.
+    Only these rows, their customers and endpoints, and the event types of the catalogue are read. Writes no audit entries.
     Raise RegistrationError if a check or a constraint refuses the manifest, and RegistryUnavailable if Postgres is unavailable.
     `strict` refuses manifests with lint warnings.
     """
@@ -131,7 +134,7 @@ def _register(
 
 
 def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]]:
-    """Return the ids of the manifest's rows and of the rows that they refer to."""
+    """Return the ids of the manifest's rows and of their customers and endpoints."""
     return {
         "tenant": [row.id for row in wanted.tenants],
         "customer": [*(row.id for row in wanted.customers), *(row.customer for row in wanted.endpoints)],
@@ -143,10 +146,10 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 
 @contextlib.contextmanager
 def exclusive(connection: connect.Connection) -> Iterator[None]:
-    """Wait until no other session holds the lock of `apply` and `rotation.rotate`, and hold it during the block.
+    """Run the block while no other session runs such a block: wait for a lock, and hold it.
 
-    Another `apply` would change the rows from which differences are computed. The API's changes do not take this lock. The
-    session has no statement timeout afterwards.
+    `apply`, `rotation.rotate` and commands that delete endpoints hold this lock. Another `apply` would change the rows from
+    which differences are computed. The API's changes do not take the lock. The session has no statement timeout afterwards.
     """
     connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))
@@ -173,7 +176,7 @@ class _Secrets:
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.ManifestEndpoint) -> dict[str, Any]:
-        """Return secret field → placeholder: SECRET_KEPT if the stored secret stays, another text for a new one, else None."""
+        """Return secret field → placeholder: SECRET_KEPT for a stored secret that stays, `*** (new)` for a new one, or None."""
         return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
     def _mark(self, endpoint_id: str, name: str, wanted: list[EndpointSecret] | None) -> str | None:
@@ -189,9 +192,9 @@ class _Secrets:
             return None  # cannot be compared, so the manifest's secret replaces it
 
     def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
-        """Replace the stored secrets that differ from the manifest's, and delete those that it does not have.
+        """Replace the stored secrets that differ from the manifest's, and delete other secrets that the manifest leaves out.
 
-        Create a signing secret for each endpoint that has none, neither in the manifest nor stored.
+        Stored signing secrets stay if the manifest has none. An endpoint with neither gets a new signing secret.
         """
         replaced, rows = [], []
         for endpoint in endpoints:
@@ -235,8 +238,8 @@ def _still_disabled(wanted: manifest.Manifest, current: registered_rows.Register
     """Return the endpoints that stay disabled, with the reasons.
 
     Machines apply the same document again and again. A document without a status must not enable an endpoint that was
-    disabled for a reason, such as failures. A document with `status: active` does. An endpoint that was disabled without a
-    reason becomes active in both cases.
+    disabled with a reason, such as failures. A document with `status: active` enables it. An endpoint that was disabled
+    without a reason becomes active in both cases.
     """
     reasons = {row.id: current["endpoint"].get(row.id, {}).get("disabled_reason") for row in wanted.endpoints if not row.status}
     return {row_id: reason for row_id, reason in reasons.items() if reason is not None}
@@ -278,9 +281,7 @@ def _require_new(connection: connect.Connection, wanted: manifest.Manifest, curr
     if not numbers:
         return
     for row in connection.execute(query("deleted_customers"), {"ids": list(numbers)}):
-        problem = (
-            f"{row['id']} is the id of a deleted customer, whose data may be in the archive and the audit log: choose another"
-        )
+        problem = f"{row['id']} is the id of a deleted customer, whose data may be in archive and audit log: choose another id"
         raise errors.RegistrationError(f"customers[{numbers[row['id']]}].id", problem)
 
 
@@ -381,7 +382,7 @@ def _as_json(secret: dict[str, Any]) -> dict[str, Any]:
 
 
 def _execute_all(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement that writes many rows at once."""
+    """Execute a statement that writes many rows at once, at most ROWS_AT_ONCE."""
     for first in range(0, len(rows), ROWS_AT_ONCE):
         cursor.execute(query(name), {"rows": Jsonb(rows[first : first + ROWS_AT_ONCE])})
 

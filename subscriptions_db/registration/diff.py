@@ -1,4 +1,4 @@
-"""Compute the changes to the registry that make it equal a manifest. Pure.
+"""Compute the changes by which the registry gets the rows of a manifest. Pure.
 
 Runs in `fanout` commands and in the API.
 """
@@ -20,13 +20,14 @@ MOST_COMPARED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference between the registry and the manifest. Secrets appear as `***`."""
+    """One difference between the registry and the manifest. A secret appears as `***`, a new one as `*** (new)`."""
 
     action: Literal["create", "update", "delete"]
     kind: registered_rows.RowKind
     id: str
     fields: tuple[tuple[str, Any, Any], ...] = ()
-    """(name, before, after) of each field that differs. With `create`, before is None. With `delete`, there are no fields."""
+    """(name, before, after) of each field that differs. With `create`, before is None, and empty, false or zero fields are
+    left out. With `delete`, there are no fields."""
 
     def audit_fields(self) -> dict[str, dict[str, Any] | None]:
         """Return the fields before and after the change for the audit log. Must not be called for `delete`."""

@@ -1,4 +1,4 @@
-"""Disable and enable endpoints.
+"""Change the status of endpoints: disable, enable, pause and resume them.
 
 Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. The author of a
 change decides what writes its audit entry:
@@ -22,9 +22,10 @@ from subscriptions_db.postgres.sql import query
 def disable_active(
     connection: connect.Connection, endpoint_ids: Iterable[str], reason: str, *, active_s: float = 0.0
 ) -> list[str]:
-    """Disable those endpoints that have been active for at least `active_s` seconds, and return their ids. Safe to repeat.
+    """Disable those of these endpoints that have been active for at least `active_s` seconds, and return their ids.
 
-    Other endpoints stay unchanged, so that failures from an earlier time do not disable an endpoint that was enabled since.
+    Endpoints that have been active since an unknown time are disabled too. Others stay unchanged, so that failures from an
+    earlier time do not disable an endpoint that was enabled since. Safe to repeat.
     """
     asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
     with connect.translated_errors(), connection.transaction():
@@ -34,14 +35,17 @@ def disable_active(
 
 
 def disable(connection: connect.Connection, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint for a `fanout` command, whatever its status; raise RegistrationError if it does not exist."""
+    """Disable an endpoint for a `fanout` command, whatever its status, and store the reason in place of an earlier one.
+
+    Raise RegistrationError if the endpoint does not exist.
+    """
     _set_by_command(connection, endpoint_id, EndpointStatus.DISABLED, reason)
 
 
 def enable(connection: connect.Connection, endpoint_id: str) -> None:
     """Make an endpoint active for a `fanout` command, whatever its status, and clear the reason why it was disabled.
 
-    Raise RegistrationError if it does not exist, or if its receiver has not permitted deliveries.
+    Raise RegistrationError if the endpoint does not exist, or if it needs its receiver's permission and does not have it.
     """
     _set_by_command(connection, endpoint_id, EndpointStatus.ACTIVE, None)
 
@@ -59,16 +63,19 @@ def _set_by_command(connection: connect.Connection, endpoint_id: str, status: En
 def set_status(
     connection: connect.Connection, endpoint_id: str, status: EndpointStatus, reason: str | None
 ) -> Mapping[str, Any]:
-    """Set an endpoint's status; return its customer, status, reason and permission from before the change.
+    """Set an endpoint's status and disabled reason; return fields of the row from before the change.
 
-    Raise RegistrationError if the endpoint does not exist, or for `active` before the receiver has permitted deliveries. Call
-    in a transaction, which keeps the row locked. Writes no audit entry.
+    The fields are `customer_id`, `status`, `disabled_reason` and `awaits_permission`. Raise RegistrationError if the endpoint
+    does not exist, or if `status` is active and the endpoint awaits permission. Call in a transaction, which keeps the row
+    locked. Writes no audit entry.
     """
     wanted = {"endpoint_id": endpoint_id, "status": status.value, "reason": reason}
     with connect.translated_errors():
         found = connection.execute(query("lock_endpoint_status"), wanted).fetchone()
         if found is None:
-            raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+            raise errors.RegistrationError(
+                endpoint_id, "there is no such endpoint, so nothing was changed; `fanout get endpoints` lists them"
+            )
         if status is EndpointStatus.ACTIVE and found["awaits_permission"]:
             raise errors.RegistrationError(
                 endpoint_id,

@@ -52,8 +52,9 @@ def prepare(
 ) -> ReceiverQuestion:
     """Return a question to an endpoint's receiver. Change nothing.
 
-    `row` is the endpoint's row of registered_rows. Raise RegistrationError if the endpoint needs no permission, cannot be used
-    or was deleted since `row` was read, or if `origin` is empty.
+    `row` is the endpoint's row of registered_rows. With an empty `public_url`, the question has no callback URL. Raise
+    RegistrationError if the endpoint needs no permission, cannot be used or was deleted since `row` was read, or if `origin` is
+    empty.
     """
     if row["validation"] == "none":
         raise errors.RegistrationError(
@@ -105,10 +106,12 @@ def record(connection: connect.Connection, asking: ReceiverQuestion) -> None:
 
 
 def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Response | errors.AttemptFailed) -> Reply:
-    """Record the reply to a question, and return the state that results. An earlier permission stays valid, whatever the reply.
+    """Record the permission, if the reply to a question gives one, and return the state that results.
+
+    A reply without a permission leaves an earlier permission valid.
 
     1. The reply permits deliveries: return the reply, or a refusal if the endpoint was changed or asked again meanwhile.
-    2. The receiver has permitted deliveries by the callback meanwhile: return a permission.
+    2. The receiver has permitted deliveries by the callback meanwhile: return a permission without its rate.
     3. Otherwise return the reply, or a refusal if none came.
     """
     if isinstance(answer, errors.AttemptFailed):
@@ -132,12 +135,18 @@ def audit_fields(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the origin and the requests a minute that an endpoint's receiver permits, from the endpoint's row."""
+    """Return the origin and the requests a minute that an endpoint's receiver permits, from the endpoint's row.
+
+    Both are None without a permission. The requests are None if the receiver sets no limit.
+    """
     return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
 
 def open_question(connection: connect.Connection, endpoint_id: str, token: bytes) -> dict[str, Any] | None:
-    """Return the row of the question with this token digest; None if it cannot be answered, or not any more."""
+    """Return the row of the question with this token digest, also if it was answered.
+
+    None: there is none, it has expired, or the endpoint has another URL or needs no permission now.
+    """
     asked = {"endpoint_id": endpoint_id, "token_digest": token}
     return connection.execute(query("open_validation"), asked).fetchone()
 
@@ -147,7 +156,8 @@ def permit(
 ) -> bool:
     """Record that the receiver permits deliveries.
 
-    Return False, without a permission, if the endpoint was deleted since the question, has a new URL, or needs none now.
+    `asked` is the row of the question. `per_minute` None: without a limit. Return False, and record no permission, if the
+    endpoint was deleted since the question, has a new URL, or needs no permission now.
     """
     wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)

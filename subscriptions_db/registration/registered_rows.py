@@ -52,10 +52,10 @@ def rows_of(connection: connect.Connection, only: Mapping[RowKind, list[str]] | 
 
 
 def lock(connection: connect.Connection, kind: RowKind, ids: list[str]) -> None:
-    """Lock these rows until the end of the caller's transaction. Locked rows of others are waited for.
+    """Lock these rows until the end of the caller's transaction; wait for rows that another transaction has locked.
 
-    If the transaction is REPEATABLE READ and another one changed or deleted a row since its snapshot, Postgres raises
-    SerializationFailure.
+    In a REPEATABLE READ transaction, Postgres raises SerializationFailure if another transaction changed or deleted one of the
+    rows since the snapshot.
     """
     _found(connection, f"lock_{kind}s", ids)
 

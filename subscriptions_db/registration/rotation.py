@@ -31,7 +31,7 @@ class Rotation:
 
     key: SigningKey
     others_end_at: tuple[dt.datetime, ...]
-    """When each earlier secret stops signing, the earliest first."""
+    """The ends of the earlier secrets that still sign, the earliest first."""
     customer_id: str
     """The owner of the endpoint."""
 
@@ -52,8 +52,9 @@ def rotate(
 
     Earlier secrets end after `overlap`, or at the end that an earlier rotation gave them, whichever is first.
 
-    Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. If the endpoint does not
-    exist, or would have more than MAX_SIGNING_KEYS valid secrets, RegistrationError is raised and nothing changes.
+    Safe to repeat: each call adds one secret, and no call lets an earlier secret sign for longer. Writes an audit entry. Raise
+    RegistrationError, and change nothing, if the endpoint does not exist, or would have more valid signing secrets than
+    endpoint_secrets.MAX_SIGNING_KEYS. The session has no statement timeout afterwards.
     """
     with connect.translated_errors(), apply.exclusive(connection), connection.transaction():
         rotated = rotate_in_transaction(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
@@ -72,16 +73,19 @@ def rotate_in_transaction(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret in the caller's transaction. The transaction locks the endpoint's row until its end.
+    """Create a signing secret in the caller's transaction, which keeps the endpoint's row locked.
 
     Earlier secrets end after `overlap`, or at an earlier end. Raise RegistrationError if the endpoint does not exist, or would
-    have more than MAX_SIGNING_KEYS valid secrets. Writes no audit entry.
+    have more valid signing secrets than endpoint_secrets.MAX_SIGNING_KEYS. The caller must then roll back, because earlier
+    secrets have got their ends already. Writes no audit entry.
     """
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
     owner = connection.execute(query("lock_owned_endpoint"), of).fetchone()
     if owner is None:
-        raise errors.RegistrationError(endpoint_id, "there is no such endpoint; `fanout get endpoints` lists them")
+        raise errors.RegistrationError(
+            endpoint_id, "there is no such endpoint, so no secret was created; `fanout get endpoints` lists them"
+        )
     connection.execute(query("delete_expired_secrets"), of)
     ends_before = [row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of)]
     connection.execute(query("expire_signing_secrets"), of | {"overlap_s": overlap.total_seconds()})
@@ -111,7 +115,10 @@ def _too_many(count: int, first_end: dt.datetime | None) -> str:
 
 
 def secret_document(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:
-    """Return a rotation as a document for the customer. An ed25519 key shows its public part only."""
+    """Return a rotation as a document for the customer.
+
+    For HMAC it has the secret, and null as the public key; for ed25519 the public key, and null as the secret.
+    """
     is_public = rotated.key.scheme is SignatureScheme.ED25519
     return {
         "endpoint": endpoint_id,

@@ -47,7 +47,10 @@ def resumable(connection: connect.Connection, *, after: int, max_pending: int) -
 
 @contextlib.contextmanager
 def locked(connection: connect.Connection, replay: ReplayRequest) -> Iterator[ReplayRequest | None]:
-    """Lock a replay and yield its present state; None if it is finished, or locked by another process."""
+    """Lock a replay in a transaction, and yield the replay as it is now.
+
+    Yield None if the replay has ended or was deleted, or if another process has locked it.
+    """
     with connect.translated_errors(), connection.transaction():
         row = connection.execute(query("lock_replay"), {"replay_id": replay.replay_id}).fetchone()
         yield None if row is None else ReplayRequest.from_row(row)
@@ -102,14 +105,17 @@ def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: boo
 def end(
     connection: connect.Connection, replay: ReplayRequest, state: ReplayState, *, now: dt.datetime, reason: str | None = None
 ) -> None:
-    """Record the final state of a replay, and delete the progress of its partitions."""
+    """Record the final state of a replay, and delete the progress of its partitions. `reason`: why the replay failed."""
     asked = {"replay_id": replay.replay_id, "state": state, "reason": reason, "now": now}
     connection.execute(query("end_replay"), asked)
     connection.execute(query("delete_replay_partitions"), asked)
 
 
 def add_counts(connection: connect.Connection, ended: Iterable[ReplayCounts]) -> None:
-    """Add outcomes of deliveries to the counts of their replays, in the transaction that archives them: each counts once."""
+    """Add outcomes of deliveries to the counts of their replays. `ended` has at most one item for each replay.
+
+    Call in the transaction that archives the outcomes, so that each archived outcome counts once.
+    """
     rows = sorted(ended)
     if rows:
         columns = {name: [getattr(row, name) for row in rows] for name in ReplayCounts._fields}

@@ -35,7 +35,7 @@ UNFINISHED = frozenset({ReplayState.WAITING, ReplayState.RUNNING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRange:
-    """A time range of an endpoint: the events appended to Kafka at `since` or later and before `until`."""
+    """The events to replay: those that were appended to Kafka at `since` or later, and before `until`."""
 
     since: dt.datetime
     until: dt.datetime
@@ -65,7 +65,7 @@ class ReplayRequest:
     asked: ReplayRange | ReplayOne
     state: ReplayState
     reason: str | None
-    """Why the replay failed."""
+    """Why the replay failed. None: it has not failed."""
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime
@@ -93,7 +93,10 @@ MAX_DAYS = 31
 
 
 def range_of(since: dt.datetime, until: dt.datetime | None, event_types: list[str] | None, *, now: dt.datetime) -> ReplayRange:
-    """Return a time range to replay, which ends `now` by default; raise RegistrationError for a range that is not allowed."""
+    """Return a time range to replay, which ends `now` by default.
+
+    Raise RegistrationError for a range that ends after `now`, is empty, or is longer than MAX_DAYS.
+    """
     end = until or now
     if end > now:
         raise errors.RegistrationError(
@@ -113,7 +116,8 @@ def ask(
 ) -> ReplayRequest | None:
     """Request a replay and return it; None if an equal one is unfinished.
 
-    A replay of one delivery equals another one of the same delivery. Replays of time ranges of one endpoint equal each other.
+    A replay of one delivery equals another one of the same delivery. A replay of a time range equals any other one of a time
+    range of the same endpoint.
     """
     fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}
@@ -128,7 +132,8 @@ class RoomForReplays(NamedTuple):
     unfinished: int
     """The customer's unfinished replays."""
     reached_dead_letters: int | None
-    """The customer's quota of waiting dead letters, if `fanout archive` found it reached at its last look and it still is."""
+    """The customer's quota of waiting dead letters, if `fanout archive` found it reached at its last look and it still is.
+    None otherwise."""
 
 
 def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:
@@ -192,7 +197,7 @@ def get_any(connection: connect.Connection, replay_id: str) -> ReplayRequest | N
 
 
 def newest(connection: connect.Connection, *, endpoint_id: str | None, limit: int) -> list[ReplayRequest]:
-    """Return the `limit` newest replays of all customers, or of one endpoint, the newest first."""
+    """Return at most `limit` replays, the newest first: of all customers, or of one endpoint."""
     with connect.translated_errors():
         found = connection.execute(query("newest_replays"), {"endpoint_id": endpoint_id, "limit": limit})
         return [ReplayRequest.from_row(row) for row in found]

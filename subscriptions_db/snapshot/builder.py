@@ -61,7 +61,8 @@ def endpoints(
 ) -> Iterator[tuple[EndpointId, Endpoint]]:
     """Yield each endpoint with its secrets opened.
 
-    For an unusable row, yield the endpoint with a `fault`: it is quarantined, so no lane sends to it.
+    For an unusable row, yield the endpoint with a `fault`, and with the fields for routing only. Such an endpoint is
+    quarantined: no lane sends to it.
     """
     secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in secret_rows:
@@ -84,7 +85,7 @@ def endpoints(
 
 
 def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId, Subscription]]:
-    """Yield each subscription with its scope and filter. An unusable filter becomes the `fault` of the subscription."""
+    """Yield each subscription with its scope and filter. An unusable filter becomes None, with a `fault` beside it."""
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in scope_rows:
         scopes[row["subscription_id"]].append(row)
@@ -213,7 +214,7 @@ def _scope(kind: str, rows: list[dict[str, Any]]) -> Scope:
 
 
 def _pattern(text: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the filter pattern and None, or None and the fault of the pattern.
+    """Return the filter pattern and None, or None and the fault of the pattern. Without a filter, return None twice.
 
     Nesting that is too deep is a fault too, because such a pattern could not be pickled.
     """

@@ -1,7 +1,8 @@
 """Check an endpoint, with the same rules when it is registered and when it is read.
 
-Runs on the driver, in executors with look-ups, in `fanout` commands and in the API. Plain SQL can register endpoints too, and
-the guard's rules may change. So endpoints are checked again when they are read, and quarantined if a check fails.
+Runs on the driver, in executors with look-ups, in `fanout` commands, in the API, and in programs that read `GET /v1/snapshot`.
+Plain SQL can register endpoints too, and the guard's rules may change. So endpoints are checked again when they are read, and
+quarantined if a check fails.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _SPKI = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
-    """Raise RegistrationError, with the path of the field, if no request could be built. The errors quote no secret."""
+    """Raise RegistrationError, with the path of the field, for the first mistake of an endpoint. The error quotes no secret."""
     for problem in problems(endpoint, address_guard):
         raise problem
 
 
 def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
-    """Yield the reasons why no request could be built, each with the path of the field. The errors quote no secret."""
+    """Yield the mistakes that make an endpoint unusable, each with the path of its field. The errors quote no secret."""
     refused_auth = list(errors_of("", _check_auth, endpoint.auth))
     yield from refused_auth
     if (size := len(json.dumps(dict(endpoint.headers)))) > MAX_HEADERS_BYTES:
@@ -59,7 +60,7 @@ def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.
 
 
 def errors_of(parent: str, check: Callable[..., object], *arguments: object) -> Iterator[errors.RegistrationError]:
-    """Yield the error that a check raises, if any, with its path below `parent`."""
+    """Call a check, and yield the RegistrationError that it raises, if any, with the path below `parent`."""
     try:
         check(*arguments)
     except errors.RegistrationError as exc:

@@ -1,6 +1,6 @@
-"""Answer the executors' look-ups from Postgres: which subscriptions can match an event, by its type and its tenant.
+"""Answer the executors' look-ups from Postgres: the subscriptions that can match an event, an endpoint, or tenants.
 
-Runs in the executors if `snapshot.source` is "lookup". So executors have the database's URL and the key ring. Decision 7
+Runs in the executors if `snapshot.source` is "lookup". Then executors have the database's URL and the key ring. Decision 7
 (docs/adr/0007-broadcast-or-look-up.md) describes the consequences.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PostgresReader:
-    """Answer look-ups over one connection, which is opened at the first look-up and reopened after an error."""
+    """Answer look-ups over one connection, which the first look-up opens, and the first one after an error opens again."""
 
     def __init__(self, database: settings.Database, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
@@ -35,17 +35,18 @@ class PostgresReader:
         self._patiently = connect.retry_until_available()
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return the subscriptions that can match, with their endpoints. Waits for Postgres without a time limit.
+        """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
 
-        Without a tenant, return the subscriptions whose scope is everything. An event without a look-up can be neither
-        delivered nor skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the
-        job.
+        Subscriptions to everything are the answer without a tenant. The snapshot also has the endpoints, and the tenant if it
+        is registered. Waits for Postgres without a time limit. An event without a look-up can be neither delivered nor skipped. If
+        the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
-        return self._patiently(self._read, read, f"event type {event_type} of tenant {tenant_id}")
+        whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"
+        return self._patiently(self._read, read, f"event type {event_type} of {whose}")
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
-        """Return an endpoint and its subscriptions. Waits for Postgres without a time limit."""
+        """Return an endpoint, if it is registered, and its subscriptions. Waits for Postgres without a time limit."""
         read = functools.partial(registry_reader.read_endpoint, endpoint_id=endpoint_id)
         return self._patiently(self._read, read, f"endpoint {endpoint_id}")
 
@@ -68,7 +69,11 @@ class PostgresReader:
         except Exception as exc:
             # An unexpected error is not the event's fault. If it were raised, the event would be rejected.
             self.close()
-            log.exception("an unforeseen error in a look-up of %s in the registry, which is repeated", wanted)
+            log.exception(
+                "a look-up of %s in the registry failed by an unforeseen error. The look-up is repeated, and its events wait. "
+                "If this is logged again, send this traceback to the maintainers of the platform",
+                wanted,
+            )
             raise errors.RegistryUnavailable(
                 f"a look-up of {wanted} in the registry failed unexpectedly ({type(exc).__name__}), and is repeated. If this "
                 "is logged again, send the traceback in the log to the maintainers of the platform"

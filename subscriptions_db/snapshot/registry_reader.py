@@ -1,4 +1,4 @@
-"""Read the registry: all of it, the changes since a revision, the candidates for one event, or single endpoints.
+"""Read the registry: all of it, the changes since a revision, the candidates for one event, single endpoints, or tenants.
 
 Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in `fanout` commands. A read that opens a
 transaction sees one snapshot of Postgres (REPEATABLE READ, read only). It raises RegistryUnavailable or RegistryOutdated if
@@ -38,7 +38,10 @@ def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_gua
 def read_changes(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
 ) -> SnapshotChanges | None:
-    """Return the changes after the revision `since`; None if the log of changes does not reach back to `since`."""
+    """Return the changes after the revision `since`, with None for each deleted row, from one consistent read.
+
+    Return None if the log of changes does not reach back to `since`, or if `since` does not exist yet.
+    """
     with connect.consistent_read(connection):
         newest, changed = changed_since(connection, since)
         if changed is None:
@@ -71,10 +74,10 @@ def revisions(connection: connect.Connection) -> Revisions:
 
 
 def changed_since(connection: connect.Connection, since: Revision) -> tuple[Revision, Mapping[str, list[str]] | None]:
-    """Return the newest revision, and entity → the ids of rows that changed after `since`.
+    """Return the newest revision, and entity → the ids of rows that changed or were deleted after `since`.
 
-    None in place of the mapping: the log of changes does not reach back to `since`. The caller's transaction must be REPEATABLE
-    READ.
+    None in place of the mapping: the log of changes does not reach back to `since`, or `since` does not exist yet. The caller's
+    transaction must be REPEATABLE READ.
     """
     known = revisions(connection)
     if not known.reach_back_to(since):
@@ -94,11 +97,11 @@ def read_candidates(
     event_type: str,
     tenant_id: TenantId | None,
 ) -> Snapshot:
-    """Return the subscriptions whose scope names the tenant and whose event type can match, with their endpoints.
+    """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
 
-    Without a tenant, return the subscriptions whose scope is everything. The returned scopes contain only the part about this
-    tenant. One statement finds the subscriptions; most pairs of tenant and type have none. A second read, at the returned
-    revision or a later one, then reads their rows.
+    Subscriptions to everything are the answer without a tenant. The snapshot also has the endpoints, and the tenant if it is
+    registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds the subscriptions; most
+    pairs of tenant and type have none. A second read, at the returned revision or a later one, then reads their rows.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")
@@ -120,7 +123,7 @@ def read_candidates(
 def read_endpoint(
     connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, endpoint_id: EndpointId
 ) -> Snapshot:
-    """Return an endpoint, if it is registered, and its subscriptions, from one consistent read."""
+    """Return an endpoint, if it is registered, and its subscriptions, without tenants, from one consistent read."""
     with connect.consistent_read(connection):
         [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
         return Snapshot(
@@ -137,7 +140,10 @@ def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId
 
 
 def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
-    """Return all tenants, and an endpoint without its secrets together with its subscriptions, from one consistent read."""
+    """Return all tenants, and an endpoint, if it is registered, with its subscriptions, from one consistent read.
+
+    The endpoint has the fields for routing only, without secrets.
+    """
     with connect.consistent_read(connection):
         [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()
         return Snapshot(
@@ -159,7 +165,10 @@ def read_rows(
     endpoint_ids: list[str],
     subscription_ids: list[str],
 ) -> Snapshot:
-    """Return these endpoints and subscriptions as the job has them, in the caller's transaction. Revision 0, no tenants."""
+    """Return these endpoints and subscriptions as the job has them, read in the caller's transaction.
+
+    Ids that are not registered are left out. The snapshot has revision 0 and no tenants.
+    """
     return Snapshot(
         revision=Revision(0),
         endpoints=dict(_endpoints(connection, endpoint_ids, ring, address_guard)),
