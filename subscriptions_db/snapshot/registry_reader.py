@@ -100,8 +100,9 @@ def read_candidates(
     """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
 
     Subscriptions to everything are the answer without a tenant. The snapshot also has the endpoints, and the tenant if it is
-    registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds the subscriptions; most
-    pairs of tenant and type have none. A second read, at the returned revision or a later one, then reads their rows.
+    registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds the
+    subscriptions; most pairs of tenant and type have none. A second read, at the returned revision or a later one, then reads
+    their rows.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")
