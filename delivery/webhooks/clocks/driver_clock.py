@@ -3,8 +3,8 @@
 The reasons are in docs/adr/0033. The driver writes its time into the stamps of tasks, and into each update to a task of the
 real-time lane. A worker receives a stamp or update some time after. So the worker's clock minus the driver's time is the
 difference of the clocks plus a wait that is never negative. The minimum over the last SAMPLES stamps and updates is the best
-estimate, as in the clock filter of NTP (RFC 5905, section 10). A worker that is behind by at most BEHIND_S, or ahead by at most
-AHEAD_S, counts as neither.
+estimate. NTP's clock filter uses it too (RFC 5905, section 10). A worker that is behind by at most BEHIND_S, or ahead by at
+most AHEAD_S, counts as neither.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SAMPLES = 20
 """Number of stamps and updates over which the minimum is taken. After a clock has jumped, the estimate is right again after
 this many at the latest."""
 BEHIND_S = 1.0
-"""Seconds. A worker counts as behind if its clock was before one of the last SAMPLES stamps and updates by more than this. A
-wait cannot explain this, because it only makes the worker's clock look ahead."""
+"""Seconds. A worker counts as behind if its clock was more than this before one of the last SAMPLES stamps and updates. A wait
+cannot explain this, because a wait only makes the worker's clock look ahead."""
 AHEAD_S = 30.0
-"""Seconds. A worker counts as ahead if its clock was ahead of each of the last SAMPLES stamps and updates by more than this. On
-a busy cluster one task may wait this long, but hardly every task."""
+"""Seconds. A worker counts as ahead if its clock was more than this ahead of each of the last SAMPLES stamps and updates. On a
+busy cluster one task may wait this long, but hardly every task."""
 ENOUGH_SAMPLES = 3
 """Number of stamps and updates that a new worker must have received before it may count as ahead. The first task waits for its
 process to start."""

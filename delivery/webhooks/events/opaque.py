@@ -61,8 +61,10 @@ def is_unicode(media_type: str) -> bool:
 def opaque_of(payload: bytes, media_type: str) -> Opaque:
     """Return an opaque payload's form and media type.
 
-    The form is text if the media type is a type of text or XML and names no other charset than UTF-8 or ASCII, and if the
-    payload is UTF-8 without control characters below U+0020 other than tab, CR and LF.
+    The form is text if three conditions hold, otherwise bytes:
+    1. The media type is a type of text or XML.
+    2. The media type names no other charset than UTF-8 or ASCII.
+    3. The payload is UTF-8 without control characters below U+0020 other than tab, CR and LF.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):
         return Opaque(PayloadForm.BYTES, media_type)

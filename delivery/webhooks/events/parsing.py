@@ -59,8 +59,7 @@ class Layout:
     """True: the `webhook-id` of a tenant's event depends on the payload too. Two events with one id and different payloads
     then have two. Operational events are left out."""
     rejects_reused_ids: bool = False
-    """True: a lane rejects a due event if its worker remembers a due event of the same tenant, source and id with another
-    payload."""
+    """True: a lane rejects a due event if its worker remembers one of the same tenant, source and id with another payload."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144

@@ -7,7 +7,7 @@ Patterns have the syntax of Amazon EventBridge:
     {"data": {"status": ["paid", "sent"], "amount": [{"numeric": [">=", 100]}], "test": [{"exists": false}]}}
 
 Every field that the pattern names must match. A field matches when one alternative of its list does. `$or` has two or more
-objects (branches), of which at least one must match, in addition to the other fields of the object with the `$or`.
+objects (branches). At least one branch must match, and so must the other fields of the object with the `$or`.
 `delivery.webhooks.filters.operators` defines the alternatives. The rules for missing values and arrays are:
 
 * A field has a value when it is a string, number, boolean or null. An object is not a value, nor is an empty array. Only
@@ -68,7 +68,7 @@ class Filter:
     def matches(self, document: Mapping[str, Any]) -> bool:
         """Return True if a parsed JSON object matches the pattern. Never raises.
 
-        Called for each event in scope, except where an index of the filters has ruled this filter out.
+        A lane calls `matches` for each event in scope, except where an index of the filters has ruled this filter out.
         """
         return self._judge(document) != _NO
 

@@ -124,7 +124,7 @@ def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Referen
     needed: list[schemas.Reference] = []
     begun: set[tuple[str, int]] = set()
     unread: list[tuple[schemas.Reference | None, Iterator[Any]]] = [(None, iter(schema.references or ()))]
-    """The chain of schemas from `schema` to the one that is read now, each with its references that are still to be read."""
+    """The chain of schemas from `schema` to the one that is read now, each with its unread references."""
     while unread:
         whose, references = unread[-1]
         reference = next(references, None)

@@ -50,8 +50,8 @@ class Transport:
         """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
         `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0: half of the files that the
-        process may open, at most 16,384. `max_connections_to` returns the number of connections to the host of a URL from which
-        a new connection closes an idle one to that host.
+        process may open, at most 16,384. `max_connections_to` returns a number of connections to the host of a URL. From
+        this number on, a new connection to the host closes an idle one.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(

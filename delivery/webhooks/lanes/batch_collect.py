@@ -4,8 +4,8 @@ A shard is one key of the lane's state in Spark, with the waiting events of some
 one shard.
 
 One endpoint may have most of the load. If the records of a task fill a whole batch of an endpoint, that batch needs no state.
-The shard of a full batch depends on the batch's number too, so that no single task has all the work of one endpoint. Other
-events go to the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does
+The shard of a full batch depends on the batch's number too. So no single task has all the work of one endpoint. Other events
+go to the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does
 not wait for earlier events.
 """
 

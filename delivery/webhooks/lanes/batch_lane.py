@@ -2,7 +2,8 @@
 
 A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. URL, secrets, authentication,
 headers, content mode and compression come from the current registry, however long the events have waited. The current registry
-also decides if the endpoint, its subscriptions and the events' tenants still exist, and if the first two are active.
+also decides if the endpoint, its subscriptions and the events' tenants still exist. It says if endpoint and subscriptions are
+active.
 """
 
 from __future__ import annotations

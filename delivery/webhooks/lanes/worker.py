@@ -275,11 +275,11 @@ class Worker:
         yield last
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
-        """Return the results so far of leases of earlier `retry` calls, without waiting. None: there are none.
+        """Return the results so far of all leases that `retry` got, without waiting. None: there are none.
 
-        Called in the thread of a task of another lane. This process may get no task of the retry lane for long, and a lease
-        that is not reported within `lease_timeout_s` expires and repeats. Each result is returned once, and the calling task
-        must write its rows and reports. The task must not defer these deliveries: the reports say which entries are requeued.
+        Called in the thread of a task of any lane. This process may get no task of the retry lane for long. A lease that is not
+        reported within `lease_timeout_s` expires and repeats. Each result is returned once, and the calling task must write its
+        rows and reports. The task must not defer these deliveries: the reports say which entries are requeued.
         """
         return self._thread.run(self._drain_retry_lane())
 
@@ -318,8 +318,8 @@ class Worker:
     def _with_worker_state(self, results: Results) -> Results:
         """Add the worker's own state to results from the end of a task or slice, and return these results.
 
-        The state: accepting endpoints to report, seconds in which the worker waited for its own machine, requests that waited
-        for hosts, difference of the clocks. If our own network is broken, forget all circuit breakers.
+        The state: accepting endpoints to report, seconds of own delay, requests that waited for hosts, difference of the
+        clocks. If our own network is broken, forget all circuit breakers.
         """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()

@@ -31,9 +31,9 @@ class EndpointObservations:
         """Record what the attempt of a retry entry shows about its endpoint.
 
         1. The endpoint responded: it is reachable, whatever failed before or fails later. After 410 Gone it is also gone.
-        2. The endpoint has become unreachable: the attempt failed by one of `outage.UNREACHABLE_CLASSES`, the lease is no
-           probe, and the entry did not wait because of such a failure. Without the last two conditions, ten dead endpoints
-           could look like an outage of our own network. Such an outage pauses all lanes.
+        2. The endpoint has become unreachable: the attempt failed with one of `outage.UNREACHABLE_CLASSES`. The lease is no
+           probe, and the entry did not wait because of such a failure. Without these two conditions, ten dead endpoints could
+           look like an outage of our own network. Such an outage pauses all lanes.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class
