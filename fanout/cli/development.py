@@ -57,7 +57,7 @@ def listen(
     status: Annotated[int, typer.Option(help="Answer every request with this status.")] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """Receive webhooks on this machine: verify and print each request."""
+    """Receive webhooks on this machine: print each request, and verify it if --secret is given."""
     from fanout.local import receiver  # noqa: PLC0415
 
     def show(received: receiver.Received) -> None:

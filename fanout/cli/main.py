@@ -241,8 +241,8 @@ def publish(
 ) -> None:
     """Publish events from NDJSON, or generated events. Missing topics are created.
 
-    A line that is not JSON, has no type, or would be rejected by the job stops the command. Then no line of a file is
-    published, but the earlier lines of standard input are.
+    A wrong line stops the command: it is not JSON, has no type without --topic, or would be rejected by the job without
+    --unchecked. Then no line of a file is published, but the earlier lines of standard input are.
     """
     from delivery.config import worker_plans  # noqa: PLC0415
     from fanout.kafka import publishing  # noqa: PLC0415

@@ -23,7 +23,7 @@ app = typer.Typer(help="Create, list and revoke keys of the HTTP API, for operat
 
 
 def serve(context: typer.Context) -> None:
-    """Serve the HTTP API until SIGTERM or Ctrl-C. Requests in flight are answered first."""
+    """Serve the HTTP API until SIGTERM or Ctrl-C. Requests in flight then have up to 15 s to be answered."""
     from subscriptions_db.api.server import run  # noqa: PLC0415
 
     config = commands.settings_of(context)
