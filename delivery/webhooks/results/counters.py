@@ -33,7 +33,7 @@ class Counters:
     rejected: Counter[str] = field(default_factory=Counter)
     """Rejected records, by reason."""
     batches: Counter[str] = field(default_factory=Counter)
-    """Batches that were sent, by LeaveReason."""
+    """Batches with an attempt in the task, by LeaveReason."""
     attempts: Counter[str] = field(default_factory=Counter)
     """Attempts, by error class. NONE in place of an error class: accepted."""
     retries: int = 0
@@ -48,14 +48,14 @@ class Counters:
     cpu_s: float = 0.0
     """CPU seconds that the worker processes used for this task or these tasks."""
     waited_for_hosts: int = 0
-    """Waits of requests for the limits of their host (`delivery.webhooks.scheduling.host_limits`). A request of the retry lane
-    counts at each check."""
+    """Waits of requests for the limits of their host (`delivery.webhooks.scheduling.host_limits`)."""
     clock_ahead_s: float = 0.0
     """Seconds by which a worker's clock is ahead of the driver's; negative: behind. `a + b` has the larger difference."""
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0
-    """Due events with the source and id of an earlier event and another payload (`delivery.webhooks.routing.seen_ids`)."""
+    """Due events with the source and id of an earlier event and another payload, without rejected events
+    (`delivery.webhooks.routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced by the time at which Kafka appended the record."""
 

@@ -49,7 +49,7 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     partition: int
     """Partition of the run."""
     revision: int
-    """Revision of the registry by which the run was routed."""
+    """Each record of the run was routed by this revision of the registry or a later one."""
     first_offset: int
     """First offset of the run."""
     last_offset: int

@@ -17,7 +17,10 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """The results of some records of a task. A task makes several Results; the last Results also has the task's totals."""
+    """The results of some records of a task, or of background attempts.
+
+    A task makes several Results. The last one also has the totals of the task.
+    """
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
     batches: list[batch_payload.BatchOutcome] = field(default_factory=list)
@@ -40,8 +43,8 @@ class Results:
     own_delay_s: float = 0.0
     """Seconds in which this worker waited for its own machine, since the worker's last report (`scheduling.endpoint_clock`)."""
     reused_ids: int = 0
-    """Due events with the source and id of an earlier event and another payload, as far as this worker noticed
-    (`routing.seen_ids`)."""
+    """Due events with the source and id of an earlier event and another payload, without rejected events, as far as this
+    worker noticed (`routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
     paused: Mapping[tuple[str, int], int] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Rejection:
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """An offset receipt: a run of offsets of one partition that a lane has handled, by one revision of the registry.
+    """An offset receipt: a run of offsets of one partition that a lane has handled, by `revision` of the registry or later.
 
     A task writes its receipts to the attempts topic, and `fanout reconcile` starts from them.
     """
@@ -70,8 +70,8 @@ class Intake(Generic[Prepared]):
     """Turn records into prepared deliveries, for one lane in one task, and count the records in offset receipts.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
-    It is called only if there is a match. `seen` remembers the ids of due events for longer than the task. `formats` decodes
-    values by the schema registry. None: the job has no schema registry.
+    It is called only if there is a match. `seen` remembers the ids of due events for longer than the task. None: for this
+    intake only. `formats` decodes values by the schema registry. None: the job has no schema registry.
 
     With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
@@ -154,7 +154,7 @@ class Intake(Generic[Prepared]):
     def drain_reused_ids(self) -> int:
         """Return how many due events since the last call had the source and id of an earlier event, but another payload.
 
-        The number is an estimate, because the memory of ids is bounded (`seen_ids`).
+        Rejected events do not count. The number is an estimate, because the memory of ids is bounded (`seen_ids`).
         """
         return self._seen.drain()
 

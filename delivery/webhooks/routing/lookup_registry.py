@@ -64,7 +64,10 @@ class _Answers(NamedTuple):
 
 
 class LookupRegistry:
-    """A Registry with only the rows that recent events of this process needed. A row is read again after `ttl_s` seconds."""
+    """A Registry with only the rows that recent events of this process needed.
+
+    A row that is needed after `ttl_s` seconds is read again. `max_answers` bounds the cached answers.
+    """
 
     def __init__(self, reader: Reader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = reader
@@ -104,7 +107,8 @@ class LookupRegistry:
     async def router_for(self, event: Event) -> _Answers:
         """Return a router made of the two answers for an event. Missing answers are looked up in Postgres.
 
-        Each answer was younger than `ttl_s` when it was taken from the cache. The second look-up may wait for Postgres longer.
+        Each answer was younger than `ttl_s` when it was taken from the cache. Then the second look-up may wait for Postgres for
+        longer than `ttl_s`.
         """
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 

@@ -6,9 +6,11 @@ Runs in the executors, and in the archive for replays. Unless `source.reused_ids
 1. It misses events, because each lane of a worker has a memory of its own, which ends with the worker.
 2. It counts an event again when a micro-batch runs again in the same worker, or when the producer repeats the event.
 
-`source.reused_ids` decides what happens to the second event. `passed` delivers it. `rejected` rejects it if this module
-remembers an earlier event of the same tenant. `told_apart` delivers it with a `webhook-id` that depends on the payload. The
-event is counted all the same.
+`source.reused_ids` decides what happens to the second event:
+
+1. `passed`: it is delivered and counted.
+2. `rejected`: it is rejected, and not counted, if this module remembers an earlier event of the same tenant. Otherwise as 1.
+3. `told_apart`: it is delivered with a `webhook-id` that depends on the payload, and counted.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ WHOLE_BYTES, PART_BYTES = 1024, 512
 compare 4 KB as a whole takes 1.3 µs an event, and to compare the two ends 0.8 µs. A payload of 300 bytes takes 0.3 µs."""
 WITH_SAME_WEBHOOK_ID = "with the same webhook-id, and receivers ignore it as a repeat"
 WITH_OWN_WEBHOOK_ID = "with a webhook-id of its own, and only receivers that compare source and id ignore it as a repeat"
-"""The two endings of the log line about a reused id. The second is for the setting `source.reused_ids = "told_apart"`."""
+"""The two variants in the log line about a reused id. The second is for the setting `source.reused_ids = "told_apart"`."""
 
 
 class _Memory:
