@@ -157,7 +157,7 @@ class RealtimeLane:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if Spark has too few slots at the start, LaneFailed if the checkpoint is damaged or no restart helps.
+        Raise SettingsError if Spark has too few slots at the start, LaneFailed if the checkpoint is damaged or restarts fail.
         """
         self._topics.find(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):

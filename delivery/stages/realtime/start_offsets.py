@@ -101,8 +101,8 @@ def _receipts_patiently(
             break
         except Exception as exc:  # noqa: BLE001  # any failure means: no receipts
             log.warning(
-                "the offset receipts of lane realtime could not be read (%s): the lane waits, and tries %d times, %.0f s apart. "
-                "Check that Kafka answers, and that the job may read the attempts topic", exc, TRIES, RETRY_S,
+                "the offset receipts of lane realtime could not be read (%s): the lane waits, and makes %d tries, %.0f s "
+                "apart. Check that Kafka answers, and that the job may read the attempts topic", exc, TRIES, RETRY_S,
             )  # fmt: skip
             why = str(exc)
             time.sleep(RETRY_S)
