@@ -20,11 +20,11 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """Return the decompressed value. Return the value unchanged if `encoding` is unknown, or if the value is not compressed so.
+    """Return the decompressed value; unchanged if `encoding` is unknown, or if the first bytes are not those of `encoding`.
 
     Some bridges decompress a value and keep its header, and some write a charset into this header. The value of such a record
-    is read as if the header were missing. Raise EventRejected for a compressed value that is broken, has more than MAX_MEMBERS
-    parts, or has more than `max_bytes` when decompressed.
+    is read as if the header were missing. Raise EventRejected for a compressed value that is broken, that has more than
+    `max_bytes` when decompressed, or (gzip and deflate) that has more than MAX_MEMBERS parts.
     """
     known = _ENCODINGS.get(encoding.strip().lower())
     if known is None:

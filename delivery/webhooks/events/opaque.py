@@ -19,7 +19,7 @@ from delivery.payload_form import EndpointPayload, Opaque, PayloadForm
 MAX_MEDIA_TYPE_CHARS = 256
 """Most characters of a media type with its parameters. The text becomes a header of each request."""
 SCHEMA_ID = "schemaid"
-"""Name of the CloudEvents attribute that `as_received` adds to an original payload: the id of the payload's schema."""
+"""Name of the CloudEvents attribute that `as_received` adds to an event with an original payload: the id of the schema."""
 NO_PAYLOAD = Opaque(PayloadForm.NONE)
 NULL = b"null"
 """Stand-in for a missing payload in the state and in dead letters. Older versions read it as JSON."""

@@ -27,7 +27,7 @@ _NO_ADDRESS = "the host name leads to no address that is allowed"
 
 
 class Response(NamedTuple):
-    """The response of an endpoint. A named tuple, the fastest type to create, because each request creates a Response."""
+    """The response to a request. A named tuple, the fastest type to create, because each request creates a Response."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]

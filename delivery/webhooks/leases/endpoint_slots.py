@@ -18,7 +18,7 @@ class SharedLimits(NamedTuple):
     """The limits that the leases of one endpoint share."""
 
     max_in_flight: int
-    """Most requests in flight from all leases of the endpoint together."""
+    """Most requests in flight from all leases of the endpoint in this worker together."""
     slots: asyncio.Semaphore
     """Has one slot for each of these requests. The caller takes a slot before `begin`."""
     pace: limits.Pace | None

@@ -46,7 +46,7 @@ class RegistryView(NamedTuple):
 
 
 class ToAttempt(NamedTuple):
-    """The entry is attempted."""
+    """The entry is to be attempted."""
 
 
 class ToRequeue(NamedTuple):
