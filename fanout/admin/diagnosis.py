@@ -107,9 +107,9 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 
 
 def _python(_: settings.Settings) -> str:
-    """Return the version of Python, with a warning if workers take a third more CPU: it was compiled without optimisation.
+    """Return the version of Python, with a warning if this interpreter was compiled without optimisation.
 
-    An interpreter in /usr counts as optimised, because the distributions compile it so.
+    Workers that run in it take about a third more CPU. An interpreter in /usr counts as optimised, as distributions compile it.
     """
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):

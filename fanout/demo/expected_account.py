@@ -43,7 +43,7 @@ class PlacedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneAccount:
-    """Outcomes of the due pairs of one lane. Outcomes of pairs that were not due are in `Account.unexpected`."""
+    """Outcomes of the due deliveries of one lane. Outcomes of deliveries that were not due are in `Account.unexpected`."""
 
     due: int
     delivered: int
@@ -101,7 +101,7 @@ class OverHttp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Outcomes of all due pairs."""
+    """Outcomes of all due deliveries of the demo, and each contradiction that the comparison found."""
 
     events: int
     """Published events, without the bad records."""
@@ -124,7 +124,7 @@ class Account:
 
     @property
     def holds(self) -> bool:
-        """Return True if nothing is lost, pending, unverified or unexpected, and all accounts agree."""
+        """Return True if nothing is lost, pending, unverified or unexpected, without findings, and if `over_http` holds."""
         is_open = any(lane.lost or lane.pending for lane in self.lanes.values())
         return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
@@ -148,7 +148,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class _DueDelivery:
-    """A due pair, and its permitted outcomes."""
+    """A due delivery, and its permitted outcomes."""
 
     pair: Pair
     token: Token
@@ -168,10 +168,10 @@ def account(
     findings: Iterable[str],
     wall_s: float,
 ) -> Account:
-    """Return the account of all due pairs.
+    """Return the account of all due deliveries.
 
-    A pair counts as delivered if a receiver accepted a request with it. Records of the job do not count for that. A signature
-    that did not verify only raises `Account.unverified`. `given_up` are the deliveries that were dead letters of the failing
+    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. A signature that did
+    not verify only raises `Account.unverified`. `given_up` are the deliveries that were dead letters of the failing
     customer before it polled.
     """
     requests = list(received)

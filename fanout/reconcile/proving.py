@@ -61,10 +61,10 @@ def reconcile(
 ) -> Proof:
     """Read the event topics and the topics that the job writes, and return the account of the lanes.
 
-    Receipts written in the last `settle_s` seconds before the call are not judged, and the call takes at least `settle_s`
-    seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt is too old.
-    Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if
-    a topic cannot be read.
+    Receipts written less than `settle_s` seconds before the call, or later, are not judged, and the call takes at least
+    `settle_s` seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt
+    is too old. Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or
+    RecordUnreadable if a topic cannot be read.
     """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)
@@ -190,7 +190,7 @@ def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[st
 
 
 def show(console: rich.console.Console, proof: Proof) -> None:
-    """Print the account for an operator."""
+    """Print the account for an operator, with its notes and the first MAX_SHOWN findings."""
     account = proof.account
     _show_lanes(console, account)
     _show_groups(console, account)

@@ -95,7 +95,7 @@ class Reader:
         self._scanner = topic_scanner.Scanner(config.kafka, console)
 
     def require_topic(self) -> None:
-        """Raise SettingsError if there is no dead-letter topic."""
+        """Raise SettingsError if there is no dead-letter topic that this login may describe."""
         if self._config.dead_letter_topic not in self._scanner.names():
             raise errors.SettingsError(
                 f"there is no topic {self._config.dead_letter_topic} on {self._servers} that this login may describe, so no "
@@ -144,7 +144,7 @@ class Reader:
         self._scanner.read(extents, "dead letters", taken)
 
     def has_retries_topic(self) -> bool:
-        """Return True if the retries topic exists."""
+        """Return True if there is a retries topic that this login may describe."""
         return self._config.retries_topic in self._scanner.names()
 
     def close(self) -> None:
