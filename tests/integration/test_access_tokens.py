@@ -73,7 +73,10 @@ def test_a_token_that_was_taken_back_is_replaced_within_the_attempt():
 def test_a_redirect_of_the_token_server_is_not_followed():
     elsewhere = saying(b"HTTP/1.1 307 Elsewhere\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n")
     [made], token_requests, requests = attempted(elsewhere)
-    assert (made.error_class, made.detail) == ("token_refused", "the token server answered 307")
+    assert (made.error_class, made.detail) == (
+        "token_refused",
+        "the token server answered 307: check that server and auth.token_url",
+    )
     assert (len(token_requests), requests) == (1, [])
 
 
@@ -90,6 +93,6 @@ def test_the_guard_stands_before_the_token_server_too():
     [made], token_requests, _ = attempted(granting("t1"), address_guard=closed)
     assert (made.error_class, made.detail) == (
         "token_refused",
-        "the token server: the host name leads to no address that is allowed",
+        "the token server: the host name leads to no address that is allowed: check that server and auth.token_url",
     )
     assert token_requests == []

@@ -79,7 +79,7 @@ class Source(Protocol):
     """Gives a worker process its registry. Each task gets a source from the driver, so a source can be pickled."""
 
     def registry(self, last: Registry | None) -> Registry:
-        """Return the registry of this process at the source's revision.
+        """Return the registry of this process for a task.
 
         `last` is the registry that the process had before. It is updated and returned. If it cannot be updated, or is None,
         return a new registry.

@@ -26,8 +26,8 @@ class _Rng(Protocol):
 class Deferrals:
     """Decide which deliveries of one task are deferred to the retry lane, and make the outcomes of these deliveries.
 
-    `suppressed` combines the reports of all lanes and workers. `breakers` and `background` are of this worker. `clock` is
-    monotonic, in seconds. `now_s` returns seconds since the epoch.
+    `suppressed` combines the reports of all lanes of the application. `breakers` and `background` are of this worker. `clock`
+    is monotonic, in seconds. `now_s` returns seconds since the epoch.
     """
 
     def __init__(

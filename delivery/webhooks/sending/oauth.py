@@ -45,6 +45,7 @@ _ERRORS = frozenset(
 secret."""
 _WRONG_AUTH = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 """Statuses of a token server that the customer can cure by correct settings."""
+_CHECK = "check that server and auth.token_url"
 
 
 class Transport(Protocol):
@@ -156,7 +157,8 @@ class Tokens:
         except errors.LocalFailure as exc:
             token.failure = exc  # proves nothing about the token server: the next attempt asks again
         except errors.AttemptFailed as exc:
-            token.failure = exc if isinstance(exc, errors.TokenRefused) else errors.TokenRefused(f"the token server: {exc}")
+            refused = errors.TokenRefused(f"the token server: {exc}: {_CHECK}")
+            token.failure = exc if isinstance(exc, errors.TokenRefused) else refused
             token.retry_at = self._clock() + RETRY_PAUSE_S
         except Exception:  # a renewal has nobody who awaits it, and the next attempt would request a token again
             log.exception(
@@ -187,8 +189,8 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
     if answer.status != HTTPStatus.OK:
         error = fields.get("error")
         reason = f" {error}" if isinstance(error, str) and error in _ERRORS else ""
-        advice = ": correct the endpoint's auth" if reason or answer.status in _WRONG_AUTH else ""
-        raise errors.TokenRefused(f"the token server answered {answer.status}{reason}{advice}")
+        advice = "correct the endpoint's auth" if reason or answer.status in _WRONG_AUTH else _CHECK
+        raise errors.TokenRefused(f"the token server answered {answer.status}{reason}: {advice}")
     token, kind, lifetime = fields.get("access_token"), fields.get("token_type", "bearer"), fields.get("expires_in")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise errors.TokenRefused("the token server's answer has no usable access_token: check auth.token_url")
