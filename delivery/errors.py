@@ -60,7 +60,7 @@ class KafkaUnavailable(FanoutError):
 
 
 class RegistryUnavailable(FanoutError):
-    """Postgres cannot be reached, did not answer in time, denies a right, or aborted a conflicting transaction."""
+    """Postgres cannot be reached, is read-only, denies a right, or rolled a transaction back. A retry may succeed."""
 
 
 class SchemaRegistryUnavailable(FanoutError):

@@ -30,7 +30,8 @@ class Record(NamedTuple):
     partition: int
     offset: int
     appended_at_ms: int
-    """When Kafka appended the record, milliseconds since the epoch. An event's latency counts from this time."""
+    """The record's timestamp in Kafka, milliseconds since the epoch: when the broker appended the record or, in a topic with
+    `CreateTime`, when its producer wrote it. An event's latency counts from this time."""
     value: bytes | None
     """The content. None: the record is a tombstone."""
     headers: tuple[tuple[str, bytes], ...] = ()
@@ -48,8 +49,8 @@ class Event(NamedTuple):
     time: str
     """When the event happened (RFC 3339), as its producer wrote it. Without a valid time: when Kafka appended the record."""
     data: bytes
-    """The payload as JSON, byte for byte as it came. An opaque payload is a JSON string: its text, or the base64 of its bytes
-    (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""
+    """The payload as JSON, byte for byte as it came, or decoded by its schema. An opaque payload is a JSON string: its text, or
+    the base64 of its bytes (`delivery.webhooks.events.opaque`). An event without a payload has `null`."""
     content: Any
     """The payload, parsed once, for the filters. Opaque text is a string. Opaque bytes, and no payload, are an empty object:
     filters see no field. None: the payload is `null`, or the event was stored meanwhile and not parsed again."""

@@ -26,7 +26,7 @@ class Opaque(NamedTuple):
     form: PayloadForm
     """Form of the payload."""
     media_type: str = ""
-    """Media type of the payload, as its producer wrote it (`datacontenttype`). Empty: there is no payload."""
+    """Media type of the payload, by its producer (`datacontenttype`) or by its schema. Empty: there is no payload."""
 
 
 class Framed(NamedTuple):

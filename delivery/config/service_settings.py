@@ -62,7 +62,7 @@ class Api(Area):
     """libpq URL of the API's own login, which owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
     `database.url`, for development."""
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
-    """Most connections of one process to Postgres, and most requests that it works on at once."""
+    """Most connections of one process to Postgres, and most requests on which the process works at once."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
     """Most requests in flight in one process, waiting polls not included; further requests are answered with 503."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024

@@ -173,8 +173,8 @@ class Delivery(Area):
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """Most requests in flight from one task to an endpoint without a `max_in_flight` of its own."""
     stop_within_s: Seconds = 20
-    """Time for attempts in flight to end when the job stops. An attempt that is cut off is repeated by the next start, so set
-    it to at least the longest `timeout_s` of an endpoint. The process manager must allow this time and one micro-batch."""
+    """Time for attempts in flight to end when the job stops. The next start repeats an attempt that is cut off, so set this
+    time to at least the longest `timeout_s` of an endpoint. The process manager must allow this time and one micro-batch."""
     max_connections: Annotated[int, Field(ge=0)] = 0
     """Most open connections of one worker process, idle ones included; beyond that the least recently used are closed.
     0: half of the files that the process may open (`ulimit -n`), at most 16,384."""

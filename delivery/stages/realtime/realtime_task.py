@@ -122,7 +122,7 @@ class RealtimeTask:
         self._lane.feed(records)
 
     def end(self) -> None:
-        """Wait until the results of all records are written, then send the last report to the driver.
+        """Wait until the results of all records that were begun are written, then send the last report to the driver.
 
         Only the first call of `end` or `give_up` acts. Called in the task's thread after the last record, or in the reporter's
         thread when the driver stops the query. Raise the failure of a delivery or a write. Raise ChannelBroken if the driver

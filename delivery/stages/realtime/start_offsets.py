@@ -44,7 +44,7 @@ class StartOffsets(NamedTuple):
     """The point from which a query of the real-time lane delivers."""
 
     next_offsets: dict[Place, int]
-    """The first offset to deliver in each partition that has a committed position or a receipt."""
+    """The first offset to deliver in each partition that has a receipt, or a position in the checkpoint."""
     ended: frozenset[Key]
     """Deliveries that have ended already, although their records are at or after these offsets. They must not be repeated."""
     is_first: bool = False
@@ -64,6 +64,8 @@ def read(
     spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None
 ) -> StartOffsets:
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
+
+    A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
     KafkaUnavailable if the receipts cannot be read in TRIES tries, or if no message of the attempts topic comes for
