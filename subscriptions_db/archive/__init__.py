@@ -1,1 +1,1 @@
-"""The archive in Postgres: dead letters for customers to poll, recent attempts, statistics, and the health of endpoints."""
+"""The archive in Postgres: dead letters to poll, recent attempts, statistics, endpoint health and operational events."""

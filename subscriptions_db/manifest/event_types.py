@@ -1,8 +1,8 @@
 """Check the catalogue's JSON Schemas, and payloads against them. Pure: fetches nothing, and bounds every check.
 
-Runs in `fanout` commands and in the API. Delivery never uses it: events are delivered byte for byte, whatever a schema says.
-Operators write the schemas, but any customer may send a payload to explain. So schema and payload are bounded in size and
-depth. Each check may visit about MAX_STEPS values, because a few lines of a schema can double the work a hundred times. Regular
+Runs in `fanout` commands and in the API. Delivery never uses this module, whatever a schema says. Operators write the schemas,
+but any customer may have a payload checked, with `POST /v1/endpoints/{endpoint_id}/explain`. So schema and payload are bounded
+in size and depth. Each check may visit about MAX_STEPS values, because each line of a schema can double the work. Regular
 expressions run in RE2, and their work counts as visited values too.
 """
 
@@ -83,13 +83,13 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
 
 
 def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
-    """Return the first MAX_PROBLEMS violations of a schema by a payload.
+    """Return the violations of a schema by a payload, at most the first MAX_PROBLEMS.
 
     Raise RegistrationError in three cases:
 
     1. The payload is not JSON, too large, nested too deeply, or not storable by Postgres.
     2. The schema has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
-    3. The check takes more than MAX_STEPS steps.
+    3. The check takes more than MAX_STEPS steps, or recurses too deeply.
     """
     _require_small(payload)
     own = {name: part for name, part in schema.items() if name not in {"$schema", "$id"}}

@@ -1,8 +1,8 @@
-"""Warn about subscriptions that are allowed but probably match no event.
+"""Warn about subscriptions that are allowed but are probably mistakes.
 
-Runs in `fanout` commands and in the API. With `strict`, the same findings are refused.
+Runs in `fanout` commands and in the API. With the option `strict`, `fanout apply` and the API refuse such subscriptions.
 
-1. A filter names a top-level field that events do not have.
+1. A filter names a top-level field that not every event has.
 2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of such a tenant, and delivers
    those of such a sub-tenant.
 3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics, and
@@ -60,9 +60,10 @@ def subscriptions(
 
 
 def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iterator[errors.RegistrationError]:
-    """Yield a warning if an event type matches no known type. Without known types there is no warning.
+    """Yield a warning if an event type matches no known type.
 
-    With `has_topics`, `known` has the event types of the topics too.
+    Types of operational events get no warning. While no type is known, there is none at all. With `has_topics`, `known` has
+    the event types of the topics too.
     """
     is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue
     if is_own or not known or any(matching.takes_type(wanted, known_type) for known_type in known):
@@ -74,7 +75,7 @@ def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iter
 
 
 def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:
-    """Yield a warning for each top-level field of a filter pattern, or of its `$or` branches, that events do not have."""
+    """Yield a warning for each top-level field of a filter pattern, or of its `$or` branches, that not every event has."""
     if not isinstance(pattern, dict):  # plain SQL wrote it; the snapshot quarantines it
         return
     for name, wanted in pattern.items():

@@ -74,7 +74,7 @@ class ManifestTenantFields(parts.ManifestPart):
     status: Literal["active", "suspended"] = "active"
     """`suspended`: events of the tenant are not delivered."""
     sub_tenants: list[Annotated[ManifestSubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
-    """The departments of the tenant, as ids or objects. Omitted or null: they stay unchanged."""
+    """The departments of the tenant, as ids or objects. All others are deleted. Omitted or null: they stay unchanged."""
 
 
 class ManifestTenant(ManifestTenantFields):
@@ -111,9 +111,9 @@ class EndpointFields(parts.ManifestPart):
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """Maximum requests a second to the endpoint. Null: no limit."""
     batch: parts.BatchFields = parts.BatchFields()
-    """The limits at which a batch is sent. Only with mode `batch`."""
+    """The limits at which a batch is sent, and its compression. Only with mode `batch`."""
     retry: parts.RetryFields = parts.RetryFields()
-    """The schedule of retries."""
+    """The schedule and the limits of retries."""
     order_by: Annotated[str, Field(pattern=mistakes.FIELD_PATH_PATTERN, max_length=255)] | None = None
     """The field of an event whose equal values are delivered in order. Null: no order. Only with mode `direct`."""
     validation: Literal["none", "cloudevents"] = "none"
@@ -136,7 +136,7 @@ class ManifestEndpoint(EndpointFields):
     status: Literal["active", "paused", "disabled"] | None = None
     """Omitted: active, except that an endpoint disabled with a reason stays disabled."""
     signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
-    """The newest first; several during a rotation."""
+    """The newest first; several during a rotation. Omitted: the stored ones stay, or one is generated."""
 
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> ManifestEndpoint:
@@ -155,7 +155,7 @@ class SubscriptionFields(parts.ManifestPart):
     """The fields that the API takes both to create and to change a subscription."""
 
     event_type: EventType
-    """An exact type, or a prefix wildcard such as `order.*`."""
+    """An exact type, a prefix wildcard such as `order.*`, or `*` for all types."""
     everything: bool = False
     """Match the events of all tenants, present and future."""
     tenants: list[Id] = Field(default=[])
@@ -246,8 +246,8 @@ _Rows = Mapping[str, Sequence[tuple[int, Any]]]
 def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manifest:
     """Parse and check a document.
 
-    Raise RegistrationError, with the line if it is known, if the document is not YAML or too large. Raise ManifestRefused with
-    file and line of every mistake in a YAML document.
+    Raise RegistrationError, with the line if it is known, if the document is not YAML, too large or nested too deeply. Raise
+    ManifestRefused with file and line of every mistake in a YAML document.
     """
     document = yaml_document.read(text, name)
     with document.naming_lines(name):
@@ -313,7 +313,10 @@ def _unfit_endpoint(row: ManifestEndpoint, address_guard: guard.Guard) -> Iterat
 
 
 def signing_keys(endpoint: ManifestEndpoint) -> list[registry_model.SigningKey] | None:
-    """Return the signing keys of an endpoint in the document, the newest first; None if the document keeps the stored keys."""
+    """Return the signing keys of an endpoint in the document, the newest first; None if the document keeps the stored keys.
+
+    Raise RegistrationError, with the path, for a text that is no signing secret.
+    """
     if endpoint.signing_secrets is None:
         return None
     keys = []
@@ -329,7 +332,7 @@ def secret(text: SecretStr | None) -> Secret | None:
 
 
 def _as_model(row: ManifestEndpoint) -> registry_model.Endpoint:
-    """Return the endpoint as the job's type."""
+    """Return the endpoint as the job's type, with the fields that `endpoint_checks` reads; the others have defaults."""
     auth, tls = row.auth, row.tls
     return registry_model.Endpoint(
         endpoint_id=registry_model.EndpointId(row.id),

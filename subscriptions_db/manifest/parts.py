@@ -26,15 +26,15 @@ class AuthFields(ManifestPart):
     kind: Literal["none", "basic", "bearer", "api_key", "oauth2"] = "none"
     """`none`, `basic` (user name and password), `bearer` (a token), `api_key` (a header) or `oauth2` (client credentials)."""
     username: Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.USERNAME_PATTERN)] | None = None
-    """The user name. Required with kind `basic`."""
+    """The user name. Required with kind `basic`, refused with others."""
     header: Annotated[str, Field(pattern=mistakes.HEADER_PATTERN)] | None = None
-    """The name of the header that has the secret. Required with kind `api_key`."""
+    """The name of the header that has the secret. Required with kind `api_key`, refused with others."""
     secret: SecretStr | None = None
-    """The password, token, key or client secret. No answer shows it."""
+    """The password, token, key or client secret. Required with each kind except `none`. No answer shows it."""
     client_id: Annotated[str, Field(pattern=mistakes.CLIENT_ID_PATTERN)] | None = None
-    """The id of the OAuth 2.0 client. Required with kind `oauth2`."""
+    """The id of the OAuth 2.0 client. Required with kind `oauth2`, refused with others."""
     token_url: str | None = None
-    """The URL of the token endpoint. Required with kind `oauth2`."""
+    """The URL of the token endpoint. Required with kind `oauth2`, refused with others."""
     token_scope: Annotated[str, Field(pattern=mistakes.SCOPE_WORDS_PATTERN, max_length=1000)] | None = None
     """The scopes to request, separated by blanks. Only with kind `oauth2`."""
 
@@ -79,14 +79,14 @@ class BatchFields(ManifestPart):
     max_bytes: Annotated[int, Field(ge=4096, le=10 * 1024 * 1024)] = 1024 * 1024
     """Maximum bytes of the body, before compression. A larger event is sent alone."""
     gzip: bool = False
-    """Compress the body of requests with gzip."""
+    """Compress the bodies of batches with gzip."""
 
 
 class RetryFields(ManifestPart):
     """The schedule of the retry lane for an endpoint. An omitted field has the default, as has null."""
 
     schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
-    """Seconds before each retry. Empty: a delivery that fails in its first lane is dead-lettered there. Default: 5 s, 5 min,
+    """Seconds before each retry, randomised by ±20 %. Empty: a failed delivery is dead-lettered at once. Default: 5 s, 5 min,
     30 min, 2 h, 5 h, 10 h, 10 h."""
     max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
     """Seconds that a delivery may wait in the retry lane. Then it becomes a dead letter. Default: 3 days."""

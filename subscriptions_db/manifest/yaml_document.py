@@ -1,6 +1,6 @@
 """Parse a YAML document, and find the line of each of its fields. Pure.
 
-Runs in `fanout` commands, for `fanout apply` and `fanout filter try`.
+Runs in `fanout` commands: `fanout apply`, and those of `fanout filter` and `fanout event-type` that take YAML.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MISFIT = "a value does not fit its tag (!!int abc), or is a number of thousands
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
-    """Refuses a repeated key: YAML parsers silently drop the first, and pruning would then delete the rows it named.
+    """Refuse a repeated key: YAML parsers silently drop its first value, and pruning would then delete the rows in that value.
 
     A date stays text, as in JSON: ids and filters have no dates.
     """
@@ -95,7 +95,7 @@ class Document:
 
     @contextlib.contextmanager
     def naming_lines(self, name: str) -> Iterator[None]:
-        """Raise the mistakes of the block as one ManifestRefused, with file and line, sorted by line."""
+        """Raise the mistakes of the block as one ManifestRefused, with their lines, sorted by line. `name` is the file."""
         try:
             yield
         except errors.RegistrationError as exc:
@@ -108,7 +108,10 @@ class Document:
 
 
 def read(text: bytes | str, name: str = "") -> Document:
-    """Return a parsed document; raise RegistrationError if it is too large or not YAML, with the line if that is known."""
+    """Return a parsed document. The value of an empty document is an empty dictionary.
+
+    Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply, or not YAML.
+    """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
             "", f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts"

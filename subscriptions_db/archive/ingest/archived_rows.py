@@ -1,7 +1,7 @@
 """Convert decoded records of the attempts and dead-letter topics to rows of the archive. Pure.
 
-Runs in `fanout archive`. delivery.webhooks.results decodes the records. A record that the job cannot have written raises
-RecordUnreadable.
+Runs in `fanout archive`. The API reads attempts back as AttemptRow. delivery.webhooks.results decodes the records. A record
+that the job cannot have written raises RecordUnreadable.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RedrivenRow:
     webhook_id: str
     dead_lettered_at: dt.datetime
     topic: str
-    """The position of the event in Kafka: two events with one `webhook-id` may be different records."""
+    """The position of the event in Kafka. Two records may have the same `webhook-id`."""
     partition: int
     offset: int
 
@@ -165,7 +165,7 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
 def topic_record(letter: bytes, payload: bytes) -> bytes:
     """Rebuild the record of the dead-letter topic from an archived dead letter.
 
-    The payload becomes the last field. Error classes are those that customers see.
+    The payload becomes the last field. The reason and the error classes are those that customers see.
     """
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
 
@@ -250,7 +250,7 @@ def replay_counts(record: LogRecord) -> list[ReplayCounts]:
 
 
 def replay_counts_of_dead_letter(letter: DeadLetter) -> list[ReplayCounts]:
-    """Return the outcome of a replayed delivery that was dead-lettered."""
+    """Return the outcome of a replayed delivery that was dead-lettered; an empty list if no replay asked for it."""
     return [ReplayCounts(_text(letter.replay), dead_lettered=1)] if letter.replay else []
 
 

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 BUCKETS_OF_A_DOUBLING = 4
 DOUBLINGS = 30
-"""The last bound: 2³⁰ ms, 12 days. Longer times are in the last bucket."""
+"""Doublings from the first bound, 1 ms, to the last, 2³⁰ ms (12 days). Longer times are in the last bucket."""
 BOUNDS_MS = tuple(2.0 ** (number / BUCKETS_OF_A_DOUBLING) for number in range(DOUBLINGS * BUCKETS_OF_A_DOUBLING + 1))
 """Upper bounds of the buckets, inclusive. The first bucket has all times up to 1 ms. Stored histograms depend on them."""
 _MIDDLES_MS = (1.0, *map(math.sqrt, map(operator.mul, BOUNDS_MS, BOUNDS_MS[1:])))
-"""Geometric middles of the buckets: the estimates for their times."""
+"""Estimates for the times in each bucket: 1 ms for the first, the geometric middle for the others."""
 
 Histogram = dict[int, int]
 """Number of a bucket → number of times in it."""
@@ -62,7 +62,8 @@ def bucket(time_ms: float) -> int:
 def percentile_ms(histogram: Histogram, share: float) -> float | None:
     """Return an estimate of a percentile in ms: the time that the part `share` (0 to 1) of the times does not exceed.
 
-    None: the histogram is empty. The estimate is the geometric middle of the bucket that has the nearest rank.
+    None: the histogram is empty. The estimate is the geometric middle of the bucket with the nearest rank, or 1 ms for
+    the first bucket.
     """
     rank = math.ceil(share * sum(histogram.values()))
     for number in sorted(histogram):

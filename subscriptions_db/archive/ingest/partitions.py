@@ -30,12 +30,15 @@ def oldest(today: dt.date, retention_days: int) -> dt.date:
 
 
 def is_kept(day: dt.date, today: dt.date, retention_days: int) -> bool:
-    """Return True if rows of a day are archived. Days too far ahead are not, so that a wrong clock creates no partitions."""
+    """Return True if rows of a day are archived: it is within its retention, and at most AHEAD days after today.
+
+    So a wrong clock creates no partitions of later days.
+    """
     return oldest(today, retention_days) <= day <= today + dt.timedelta(days=AHEAD)
 
 
 def coming(today: dt.date) -> Iterator[dt.date]:
-    """Yield today and the AHEAD days whose partitions are created in advance."""
+    """Yield today and the next AHEAD days, whose partitions are created in advance."""
     for number in range(AHEAD + 1):
         yield today + dt.timedelta(days=number)
 
@@ -48,9 +51,10 @@ def create(connection: connect.Connection, kind: ArchiveTable, day: dt.date) -> 
 
 
 def drop(connection: connect.Connection, kind: ArchiveTable, before: dt.date) -> list[str]:
-    """Drop the partitions before a day, and return their names. While another transaction locks one, drop none and return [].
+    """Drop the partitions before a day, and return their names. If another transaction locks one, drop none.
 
-    The caller tries again later. A waiting lock request blocks all later readers, so the lock timeout is one second.
+    Then return [] after one second, and the caller tries again later. The wait is short, because a waiting lock request blocks
+    all later readers.
     """
     with connect.translated_errors():
         try:

@@ -22,7 +22,7 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal, Signa
 def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
     """Return the signals of a record of the attempts topic. Consecutive entries of one kind become one signal.
 
-    `at` is the time at which the record was written.
+    Such a signal has the reason of the last entry. `at` is the time at which the record was written.
     """
     signals: list[Signal] = []
     for kind, times, reason in _signals(record.entries):

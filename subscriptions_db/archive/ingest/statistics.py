@@ -75,7 +75,7 @@ def _count_attempt(counts: HourCounts, entry: Attempted) -> None:
 def add(connection: connect.Connection, counted: Iterable[CountsByHour], *, today: dt.date, retention_days: int) -> None:
     """Add counts to the statistics of their endpoints and customers. Hours out of retention, or too far ahead, are left out.
 
-    The caller has locked the offsets of the records, and commits the next ones in the same transaction.
+    The caller has locked the offsets of the records, and commits the next offsets in the same transaction.
     """
     end = today + dt.timedelta(days=partitions.AHEAD + 1)
     summed = _summed(counted, _first_hour(partitions.oldest(today, retention_days)), _first_hour(end))
@@ -91,7 +91,7 @@ def delete_old(connection: connect.Connection, before: dt.date) -> None:
 
 
 def histogram_text(histogram: Histogram) -> str:
-    """Return a histogram as an array of Postgres, which ends with its last bucket that is not empty."""
+    """Return a histogram as the text of a Postgres array, which ends with the last bucket that is not empty."""
     return "{" + ",".join(str(histogram.get(number, 0)) for number in range(max(histogram, default=-1) + 1)) + "}"
 
 

@@ -34,7 +34,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(slots=True)
 class Written:
-    """Numbers of rows that one `write` has written or left out."""
+    """Numbers of rows that one `write` has written or left out, and of refused records."""
 
     letters: int = 0
     attempts: int = 0
@@ -82,7 +82,8 @@ def write(
 
     `taken` has the records of each partition in order. Records that are archived already are skipped. If Postgres refuses a
     record, each record is written in a transaction of its own, and the refused ones are left out. `policy` decides which
-    operational events follow from the records. None: none follows. Raise RegistryUnavailable if Postgres is unavailable.
+    operational events follow from the records. None: none follows, and the health of endpoints stays unchanged. Raise
+    RegistryUnavailable if Postgres is unavailable, and RegistryOutdated if a table is missing.
     """
     try:
         return _write(connection, taken, kept, now, policy)
@@ -101,8 +102,9 @@ def _write_alone(
     except errors.RegistrationError as exc:
         place = (record.topic, record.partition, record.offset)
         log.warning(
-            "record %s:%d:%d is left out of the archive, because Postgres refuses it (%s). Its topic has the record until its "
-            "retention ends, and deliveries do not depend on it. Inform the maintainers of the platform", *place, exc,
+            "record %s:%d:%d is left out of the archive, because Postgres refuses it (%s). Archiving continues, and deliveries "
+            "do not depend on it. The topic keeps the record for the topic's retention. Inform the maintainers of the platform",
+            *place, exc,
         )  # fmt: skip
         return dataclasses.replace(_write(connection, [record.without_rows()], kept, now, policy), refused=1)
 

@@ -1,7 +1,7 @@
 """Track the health of endpoints and decide on operational events (docs/operational-events.md). Pure.
 
 Runs in `fanout archive`. `apply` adds one observation about an endpoint, a Signal, to the stored health of that endpoint. It
-also returns the operational event that follows, if one does. For one endpoint, each kind of event follows at most once in
+also returns the operational event that follows, if any. For one endpoint, each kind of event follows at most once in
 `quiet_s` seconds. The exception is `recovered`, which follows at most once after each `failing`.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 MIN_FAILURES = 5
-"""Failed attempts before an endpoint counts as failing: as many as open a worker's circuit breaker. Fewer say little about an
-endpoint that gets one event a day."""
+"""Consecutive failed attempts before an endpoint counts as failing: as many as open a worker's circuit breaker. Fewer say
+little about an endpoint that gets one event a day."""
 
 
 class EventKind(enum.StrEnum):
@@ -41,7 +41,7 @@ class SignalKind(enum.Enum):
     FAILED = enum.auto()
     """An attempt failed, and not by a fault of the platform's machine."""
     POSTPONED = enum.auto()
-    """Deliveries were deferred to the retry lane before their first attempt."""
+    """Deliveries were postponed to the retry lane before any of their attempts had a result."""
     DEAD_LETTER = enum.auto()
     DISABLED = enum.auto()
     WOKEN = enum.auto()
@@ -55,7 +55,7 @@ class Signal(NamedTuple):
     customer_id: str
     kind: SignalKind
     at: dt.datetime
-    """When the record was written, so that an archive that was stopped decides the same later. Now, for DISABLED and WOKEN."""
+    """When the record was written, so that an archive that was stopped decides the same later. For DISABLED and WOKEN: now."""
     times: int = 1
     """Consecutive occurrences that this signal stands for."""
     reason: str | None = None
@@ -76,10 +76,10 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The stored health of one endpoint, as JSON. A new field needs a default; unknown fields are ignored."""
 
     failures: int = 0
-    """Consecutive failed attempts."""
+    """Failed attempts since the endpoint last accepted one, or was disabled."""
     failing_since: dt.datetime | None = None
     is_failing: bool = False
-    """True after a `failing` event, until an event that ends it."""
+    """True after a `failing` event, until a `recovered` or a `disabled` event."""
     failing_reported_at: dt.datetime | None = msgspec.field(default=None, name="failing_told_at")
     disabled_at: dt.datetime | None = None
     """When the endpoint was disabled, as of the last `disabled` event."""
@@ -177,8 +177,8 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    Within `quiet_s` seconds of the last report there is no report. The next check of disabled endpoints repeats the signal. An
-    endpoint that is reported as failing stays so until then, because each `failing` event is followed by another one.
+    Within `quiet_s` seconds of the last report there is no report, and each check of disabled endpoints repeats the signal. An
+    endpoint that is reported as failing stays so until the report, because a later event must end each `failing` event.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:

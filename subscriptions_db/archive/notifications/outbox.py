@@ -1,7 +1,7 @@
 """Update endpoint health and keep operational events in an outbox until they are published.
 
-Runs in `fanout archive`. Health and events are written in the transaction that archives the record. So each record counts
-exactly once, and no decided event is lost in a crash.
+Runs in `fanout archive`. Health and events that follow from a record are written in the transaction that archives the
+record. So each record counts exactly once, and no decided event is lost in a crash.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
     """Apply, in a transaction of its own, the signals that come from no record of a topic.
 
-    1. An endpoint was disabled within the last `LATE_S` seconds.
+    1. An endpoint was disabled within the last `LATE_S` seconds, and no event has reported it.
     2. An endpoint has dead letters that are due to be reported.
     """
     asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S)}
@@ -95,7 +95,7 @@ def delete_orphans(connection: connect.Connection) -> None:
 def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
     """Lock and yield the oldest events that no other process has locked, at most MAX_EVENTS.
 
-    The caller publishes them in its `with` block. If the block ends without an error, delete them.
+    The caller publishes the events in its `with` block. If the block ends without an error, the events are deleted.
 
     After a crash before the commit, the next process publishes the same events again, with the same ids.
     """
@@ -125,7 +125,7 @@ def _put(connection: connect.Connection, changed: dict[str, EndpointHealth], cus
 
 
 def put_events(connection: connect.Connection, events: Sequence[OperationalEvent]) -> None:
-    """Store events until they are published. Call in the transaction that makes the events."""
+    """Store events until they are published. Call in the transaction that decides on the events."""
     if events:
         columns = {
             "event_ids": [event.event_id for event in events],

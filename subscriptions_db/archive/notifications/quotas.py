@@ -1,8 +1,8 @@
 """Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
 
 Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its subject has as much as the quota allows.
-While it stays reached, there is one event about it; about a quota for a day, one a day. By the rows of `reached_quotas` the API
-refuses replays (subscriptions_db/api/deliveries/replays.py).
+While the quota stays reached, there is one event about it; about a quota for a day, one a day. By the rows of
+`reached_quotas` the API refuses replays (subscriptions_db/api/deliveries/replays.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from subscriptions_db.postgres.sql import query
 log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S = 15.0
-"""Longest seconds of one statement of a look, or `database.statement_timeout_s` if that is shorter. Archiving waits meanwhile.
+"""Maximum seconds of one statement of a look; `database.statement_timeout_s` if that is shorter. Archiving waits meanwhile.
 A look took 1.3 to 2.5 s with 10,000 customers and a million dead letters (docs/adr/0047-quotas.md)."""
 
 
@@ -76,13 +76,14 @@ def after(
 ) -> tuple[ReachedQuota | None, OperationalEvent | None]:
     """Return the row of a subject after a look at its quota, and the operational event that follows, if any.
 
-    `most` is the quota if it is reached now, and else None. Without a policy there are no events.
+    None in place of the row: the caller deletes the stored row. `most` is the quota if it is reached now, and else None.
+    Without a policy there are no events.
 
-    1. The quota is not reached: the row stays while it delays the next event, and is deleted afterwards.
+    1. The quota is not reached: the row stays while it delays the next event, and afterwards there is none.
     2. The quota is reached, and there was an event since: no other event follows.
     3. The quota is reached, and there was no event since: an event follows, at least `quiet_s` seconds after the last one.
 
-    For a quota for a day (EVENTS_PER_DAY), an event of an earlier day does not count.
+    For a quota for a day (EVENTS_PER_DAY), each day counts as reached anew: an event of an earlier day is not one since.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s
@@ -107,7 +108,8 @@ def record(
     """Look at all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
 
     The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota. Raise
-    RegistryUnavailable, and change nothing, if a statement takes longer than LOOK_TIMEOUT_S or a right is missing.
+    RegistryUnavailable, and change nothing, if Postgres does not answer, a statement takes longer than LOOK_TIMEOUT_S, or a
+    right is missing.
     """
     with connect.translated_errors(), connection.transaction():
         connection.execute(query("bound_statements"), {"most_ms": round(LOOK_TIMEOUT_S * 1000)})

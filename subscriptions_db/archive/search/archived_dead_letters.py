@@ -21,7 +21,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 5000
-"""Maximum dead letters that one call examines. If few of them match, the next call continues after them."""
+"""Maximum dead letters that one call examines. If few of them match, the next call continues beyond them."""
 
 
 class LetterState(enum.StrEnum):
@@ -67,9 +67,9 @@ class LetterPage(NamedTuple):
 
     letters: list[ArchivedDeadLetter]
     until: int
-    """The page is complete up to this position. Dead letters that are archived later have higher positions."""
+    """The page is complete from its start to this position. Dead letters that are archived later have higher positions."""
     has_more: bool
-    """True: read the next page at once. False: all waiting dead letters after the start were examined."""
+    """True: there may be more in the direction of the page. False: all waiting dead letters in this direction were examined."""
 
 
 def browse(
@@ -88,8 +88,8 @@ def browse_back(
 ) -> LetterPage:
     """Return the matching waiting dead letters before a position, in the order of the archive.
 
-    The page has the nearest ones, at most `limit` and as many as fit into an answer. It is complete down to `until`. With
-    `has_more` there may be earlier ones.
+    The page has the nearest ones, at most `limit` and as many as fit into an answer. It may be empty although earlier dead
+    letters match: `has_more` says so.
     """
     found = _nearest(connection, customer_id, selection, "before", before, limit=limit)
     fitting = _fitting(connection, customer_id, found, place=before)
@@ -214,7 +214,7 @@ def page(row: dict[str, Any], *, place: int) -> FoundLetters:
     """Return the page that a row of the statement `page_after` or `page_before` describes. `place` is where the page begins.
 
     1. The page is full: it is complete up to its last dead letter, and there may be more.
-    2. All dead letters were examined: there are no more.
+    2. Fewer than MAX_LOOKED_AT dead letters were examined, and so all: there are no more.
     3. MAX_LOOKED_AT dead letters were examined: there may be more.
     """
     if row["looked_at"] is None:

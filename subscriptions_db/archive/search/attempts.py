@@ -1,4 +1,4 @@
-"""Search recent attempts of a customer, the newest first.
+"""Search and count recent attempts of a customer, and read one by its position.
 
 Runs in the API.
 """
@@ -23,7 +23,7 @@ MAX_COUNTED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSearch(selection.SearchFilter):
-    """Search criteria for attempts. `text` is also searched in the result in words and in the body of the response."""
+    """Search criteria for attempts. `text` is also searched in the error's text and in the body of the response."""
 
     status: int | None = None
     error_class: str | None = None
@@ -44,7 +44,7 @@ class FoundAttempts(NamedTuple):
 def search(
     connection: connect.Connection, customer_id: str, asked: AttemptSearch, *, start: PageStart = records.NEWEST, limit: int
 ) -> FoundAttempts:
-    """Return the `limit` matching attempts nearest to `start`, or fewer after MAX_LOOKED_AT examined records.
+    """Return the matching attempts nearest to `start`, at most `limit`, among the next MAX_LOOKED_AT records.
 
     The page may be empty although further attempts match: continue at `further`.
     """

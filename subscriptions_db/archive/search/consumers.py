@@ -2,7 +2,7 @@
 
 Runs in the API, in the caller's transaction; `list_consumers` also in `fanout` commands. A consumer leases a dead letter to one
 poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer. receipts.py
-acks, nacks and extends the leases.
+acks, nacks and extends the leases. parked_letters.py returns parked dead letters.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
 
 
 def room(limit: int, again: int, unacknowledged: int) -> int:
-    """Return how many dead letters a poll of `limit` may lease for the first time, if it leases `again` others again."""
+    """Return how many dead letters a poll of `limit` may lease for the first time, if it leases `again` others again.
+
+    `unacknowledged` are the leased dead letters without an ack, including those others.
+    """
     return max(0, min(limit - again, MAX_UNACKNOWLEDGED - unacknowledged))
 
 
@@ -85,8 +88,8 @@ def create(
 ) -> bool:
     """Create a consumer that begins after a position; change nothing and return False if the name exists.
 
-    The selection cannot change later, because a consumer examines a skipped dead letter again only after a seek. Raise
-    RegistrationError if the selection has a time range.
+    The selection cannot change later, because a consumer examines a skipped dead letter again only after a seek. Its `url` and
+    `text` are not stored. Raise RegistrationError if the selection has a time range.
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
@@ -97,7 +100,7 @@ def create(
 
 
 def list_consumers(connection: connect.Connection, customer_id: str, name: str | None = None) -> list[ConsumerState]:
-    """Return a customer's consumers, or only the one with this name."""
+    """Return a customer's consumers, sorted by name, or only the one with this name."""
     with connect.translated_errors():
         found = connection.execute(query("consumers"), {"customer_id": customer_id, "name": name})
         return [_consumer(row) for row in found]
@@ -122,7 +125,9 @@ def set_max_receives(connection: connect.Connection, customer_id: str, name: str
 def lease(
     connection: connect.Connection, customer_id: str, name: str, *, limit: int, lease_s: float, now: dt.datetime
 ) -> PollResult:
-    """Lease dead letters to a poller, in this order, at most `limit` and as many as fit into an answer.
+    """Lease dead letters to a poller, at most `limit` and as many as fit into an answer, sorted by position.
+
+    The call takes dead letters of the first kind before those of the second:
 
     1. Dead letters whose lease has expired, or whose wait after a nack is over. One that was leased `max_receives` times is
        parked instead. If one was discarded or redriven since, its lease is deleted.
@@ -156,8 +161,8 @@ def lease(
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
     """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid.
 
-    Dead letters after the position are no longer parked, and are leased again. Earlier ones stay parked. Raise
-    RegistrationError if the consumer does not exist.
+    Dead letters after the position are no longer parked, and polls lease them again. Those up to the position stay parked.
+    Raise RegistrationError if the consumer does not exist.
     """
     key = _key(customer_id, name)
     with connect.translated_errors(), connect.in_transaction(connection):
@@ -168,7 +173,7 @@ def seek(connection: connect.Connection, customer_id: str, name: str, *, after: 
 
 
 def position_before(connection: connect.Connection, customer_id: str, since: dt.datetime) -> int:
-    """Return the position before the first waiting dead letter archived since a time.
+    """Return the position before the first waiting dead letter that was archived at a time or later.
 
     If there is none, return the position of the newest waiting dead letter; 0, the beginning, if there is none at all.
     """

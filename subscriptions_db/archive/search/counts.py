@@ -1,4 +1,4 @@
-"""Count the dead letters that wait: those that match search criteria, and those of consumers.
+"""Count waiting dead letters that match search criteria, and the dead letters of consumers by their state.
 
 Runs in the API and in `fanout` commands. A count examines a bounded number of rows, so it costs no more for a million dead
 letters. Above the bound, a count has the matches in the oldest rows only, and `is_exact` is False.
@@ -37,17 +37,19 @@ class Count(NamedTuple):
 
 
 class ConsumerCounts(NamedTuple):
-    """The dead letters of a consumer that are not acked, each in one of three counts."""
+    """Numbers of a consumer's dead letters that are not acked, by their state."""
 
     waiting: Count
-    """Dead letters that polls give, at once or after the wait of a nack: not leased yet, nacked, or with an expired lease."""
+    """Dead letters that are not leased yet, that were nacked, or whose lease has expired. Polls lease or park them. Those that
+    were discarded or redriven since do not count."""
     leased: int
     """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: Count
+    """Parked dead letters. Those that were discarded or redriven since do not count."""
 
 
 def of_dead_letters(connection: connect.Connection, customer_id: str, selection: DeadLetterSearch) -> Count:
-    """Return the number of waiting dead letters that match."""
+    """Return the number of waiting dead letters that match. With `text` it examines fewer."""
     most = MAX_COUNTED if selection.text is None else MAX_COUNTED_BY_TEXT
     asked = {"customer_id": customer_id, "place": 0, "most": most} | selection.parameters()
     judged = "with looked_at as (" + query("letters_after") + "), judged as (" + query("judged_letters") + ")"

@@ -38,7 +38,7 @@ class ReceiptHandle(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> ReceiptHandle:
-        """Return the receipt handle of a text; raise RegistrationError if it is not valid."""
+        """Return the receipt handle of a text; raise RegistrationError if the text is not valid."""
         position, token = _decoded("receipt", "r", text, 2)
         try:
             return cls(_position("receipt", position), uuid.UUID(hex=token))
@@ -58,7 +58,7 @@ class RecordPosition(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> RecordPosition:
-        """Return the position of a text; raise RegistrationError if it is not valid."""
+        """Return the position of a text; raise RegistrationError if the text is not valid."""
         return _place_of("a", text)
 
     def parameters(self) -> dict[str, Any]:
@@ -102,7 +102,8 @@ def letter_cursor_back(position: int) -> str:
 def letter_start(text: str | None) -> tuple[int, bool]:
     """Return the position at which a page of dead letters begins, and True if the page has the dead letters before it.
 
-    Without a cursor the page begins before the first dead letter. Raise RegistrationError if `text` is no such cursor.
+    Without a cursor the page begins before the first dead letter. Raise RegistrationError if `text` is no cursor of dead
+    letters.
     """
     if not text:
         return 0, False
@@ -113,7 +114,10 @@ def letter_start(text: str | None) -> tuple[int, bool]:
 
 
 def letter_position(text: str) -> int:
-    """Return the position after which a page of dead letters begins. Raise RegistrationError if `text` is no such cursor."""
+    """Return the position after which a page of dead letters begins, by its cursor.
+
+    Raise RegistrationError if `text` is no cursor of dead letters, or leads backwards.
+    """
     [position] = _decoded("cursor", "l", text, 1)
     return _position("cursor", position)
 

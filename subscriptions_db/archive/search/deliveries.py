@@ -1,4 +1,4 @@
-"""Search recent deliveries of a customer, the newest first: each delivery once, with its present status.
+"""Search and count recent deliveries of a customer: each delivery once, with its present status.
 
 Runs in the API. The archive has no table of deliveries: a query derives each delivery from its records and its dead letters.
 A record is a row of the table of attempts: an attempt, or an outcome without an attempt. So writing the archive costs nothing
@@ -26,7 +26,7 @@ MAX_COUNTED = 2000
 MAX_OF_ONE = 200
 """Maximum records of one delivery, newest first, that are read to decide its status."""
 MAX_LETTERS = 10_000
-"""Maximum dead letters of one delivery: the maximum number of events of a batch."""
+"""Maximum dead letters of one delivery that are counted: as many as a batch may have events."""
 
 
 class DeliveryStatus(enum.StrEnum):
@@ -70,7 +70,7 @@ class DeliverySummary:
     status: DeliveryStatus
     reason: str | None
     """Why the delivery has not arrived: the reason of its newest dead letter; else the error class of the newest attempt, or
-    the reason for no attempt. None: the delivery has arrived."""
+    the reason for no attempt. None: the endpoint has accepted it."""
     attempts: int
     """Attempts among the newest MAX_OF_ONE records."""
     dead_letters: int
@@ -93,7 +93,7 @@ class FoundDeliveries(NamedTuple):
 def search(
     connection: connect.Connection, customer_id: str, asked: DeliverySearch, *, start: PageStart = records.NEWEST, limit: int
 ) -> FoundDeliveries:
-    """Return the matching deliveries that are nearest to `start`.
+    """Return the matching deliveries that are nearest to `start`, at most `limit`.
 
     One call examines at most MAX_LOOKED_AT records. So the page may be empty although further deliveries match: continue at
     `further`.

@@ -1,6 +1,7 @@
 """List the parked dead letters of a consumer, and return them to the consumer.
 
-Runs in the API. A poll parks a dead letter that the consumer has leased `max_receives` times (consumers.py).
+Runs in the API. A poll parks a dead letter that the consumer has leased `max_receives` times, once the last lease has
+ended (consumers.py).
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ def unpark(
 ) -> Unparked:
     """Return parked dead letters to their consumer: those at these positions, or all for None.
 
-    Their leases count from zero again. One call returns at most MAX_UNPARKED, and no more than fit beside the other dead
-    letters without an ack below `consumers.MAX_UNACKNOWLEDGED`. Raise RegistrationError if the consumer does not exist.
+    Their leases count from zero again. Positions that are not parked are ignored. One call returns at most MAX_UNPARKED. It
+    returns fewer if the consumer would have more than `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack. Raise
+    RegistrationError if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):

@@ -22,7 +22,7 @@ class ReceiptRefusal(enum.StrEnum):
     INVALID = "invalid"
     """The text is not a receipt handle."""
     NOT_LEASED = "not_leased"
-    """The consumer has no lease of this receipt handle: acked or nacked before, ended by a seek, or never leased."""
+    """The consumer has no lease of this receipt handle, for example after an ack, a nack, a seek or an unpark."""
     LEASED_AGAIN = "leased_again"
     """The dead letter was leased again since, with another receipt handle."""
     PARKED = "parked"
@@ -42,9 +42,10 @@ class ReceiptResult(NamedTuple):
 
 
 def ack(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[ReceiptHandle]) -> list[ReceiptResult]:
-    """Acknowledge dead letters: the consumer does not get them again. Return one result for each receipt handle, in order.
+    """Acknowledge dead letters: the consumer does not get them again, except after a seek.
 
-    An expired lease still counts while no other poller has the dead letter. A parked dead letter can be acked too.
+    Return one result for each receipt handle, in order. An expired lease still counts until the dead letter is leased again. A
+    parked dead letter can be acked too.
     """
     return _settle(connection, "ack", customer_id, name, receipts)
 
@@ -60,7 +61,7 @@ def nack(
 ) -> list[ReceiptResult]:
     """End leases, and make the dead letters leasable again after `wait_s` seconds, at most MAX_LEASE_S.
 
-    Return one result for each receipt handle, in order.
+    Return one result for each receipt handle, in order. An expired lease still counts until the dead letter is leased again.
     """
     return _settle(connection, "nack", customer_id, name, receipts, until=consumers.lease_end(now, wait_s))
 
@@ -76,8 +77,8 @@ def extend(
 ) -> list[ReceiptResult]:
     """Let leases end `lease_s` seconds from now, sooner or later than before; return one result for each receipt handle.
 
-    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest. An expired lease is extended while no other poller has
-    the dead letter.
+    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest. An expired lease is extended too, until the dead letter
+    is leased again.
     """
     return _settle(connection, "extend", customer_id, name, receipts, until=consumers.lease_end(now, lease_s), now=now)
 

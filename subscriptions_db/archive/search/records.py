@@ -1,8 +1,8 @@
 """Read pages of a customer's records in both directions, and count the matches, for the searches of attempts and deliveries.
 
-Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a rare criterion
-costs no more than none. Records are sorted by time. A reader that pages by cursor misses a record that is archived after its
-page was read. The attempts topic has every attempt.
+Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a search
+with a rare criterion costs no more than one without criteria. Records are sorted by time. A reader that pages by cursor misses
+a record that is archived after the page of its time was read. The attempts topic has every attempt.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Total(NamedTuple):
 def nearest(
     connection: connect.Connection, kind: Kind, wanted: dict[str, Any], start: PageStart, *, limit: int, most: int
 ) -> FoundRows:
-    """Return the `limit` matches nearest to `start`, or fewer after `most` examined records.
+    """Return the matches nearest to `start`, at most `limit`, among the next `most` records.
 
-    The page may be empty although further records match: continue at `further`. `wanted` has the criteria of `parameters`.
+    The page may be empty although further records match: continue at `further`. `wanted` has the criteria of `parameters`, and
+    those of the kind.
     """
     side = "after" if start.is_backwards else "before"
     asked = wanted | start.place.parameters() | {"limit": limit + 1, "most": most}

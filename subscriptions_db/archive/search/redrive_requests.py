@@ -30,7 +30,7 @@ class RedriveRequest(NamedTuple):
 
 @contextlib.contextmanager
 def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests that no other process has locked.
+    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS and MAX_BYTES.
 
     The caller enqueues the dead letters in its `with` block. If the block ends without an error, they become `redriven`.
 

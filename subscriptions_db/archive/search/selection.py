@@ -1,4 +1,7 @@
-"""Define the search criteria for dead letters, attempts and deliveries. Pure. Runs in the API."""
+"""Define the search criteria for dead letters, attempts and deliveries. Pure.
+
+Runs in the API, and in `fanout` commands that list consumers.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ class SearchFilter:
     until: dt.datetime | None = None
     """Dead-lettered, or started, before this time."""
     url: str | None = None
-    """A text in the present URL of the endpoint, in upper or lower case."""
+    """A text in the present URL of the endpoint. Upper and lower case are equal."""
     text: str | None = None
-    """A text in the ids of the event and the delivery, and in further fields, in upper or lower case."""
+    """A text in the event's id, in the `webhook-id`, or in further fields of the kind. Upper and lower case are equal."""
 
     def parameters(self) -> dict[str, Any]:
         """Return the criteria as parameters of SQL statements. A wildcard event type becomes a prefix."""
@@ -37,6 +40,6 @@ class SearchFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSearch(SearchFilter):
-    """Search criteria for dead letters."""
+    """Search criteria for dead letters. `text` is also searched in the event type."""
 
     reason: str | None = None

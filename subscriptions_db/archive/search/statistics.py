@@ -33,7 +33,7 @@ class Granularity(enum.StrEnum):
 
     @property
     def longest(self) -> dt.timedelta:
-        """Return the longest time range of one call."""
+        """Return the longest time range that the API and `fanout` commands accept."""
         return dt.timedelta(days=7 if self is Granularity.HOUR else 31)
 
     def floor(self, moment: dt.datetime) -> dt.datetime:
