@@ -1,4 +1,4 @@
-"""Define the principal of a request (its API key or token, or a receiver that answers a question), and the scopes of keys.
+"""Define the principal of a request (an API key, a token, or a receiver that answers a question), and the scopes of keys.
 
 Runs in the API and in `fanout` commands.
 """

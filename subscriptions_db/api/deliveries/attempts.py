@@ -25,7 +25,7 @@ class AttemptQuery(record_pages.RecordQuery, expansion.ExpandQuery):
     """Search criteria for attempts. An omitted field matches everything."""
 
     q: Text | None = None
-    """Only attempts with this text in the ids of event and delivery, in `detail` or in the response, in upper or lower case."""
+    """Only attempts with this text in the ids of event and delivery, `detail` or the response, in upper or lower case."""
     status: Annotated[int, Field(ge=100, le=999)] | None = None
     """Only attempts with this HTTP status in the response."""
     error_class: Text | None = None

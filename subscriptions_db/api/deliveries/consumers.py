@@ -123,8 +123,8 @@ def create(call: Call) -> Consumer:
     Raise Refused:
 
     * 409: the name is taken.
-    * 422: the key is limited to endpoints and the selection is not one of them, the request names more than one place, or the
-      customer is missing or not the key's own.
+    * 422: the request names more than one place, or the customer is missing or not the key's own.
+    * 422: the key is limited to endpoints, and the selection is not one of them.
     * 429: the customer has the maximum of consumers, also for an operator's key.
     """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)

@@ -26,8 +26,7 @@ class DeliveryQuery(record_pages.RecordQuery, expansion.ExpandQuery):
     """Search criteria for deliveries. An omitted field matches everything."""
 
     q: Text | None = None
-    """Only deliveries with this text in the ids of event, delivery and subscription, or in the event type, in upper or lower
-    case."""
+    """Only deliveries with this text in the event type or an id of event, delivery or subscription, in upper or lower case."""
     # A Literal instead of the enum: OpenAPI describes query parameters inline, and an enum would become a reference.
     status: (
         Literal[DeliveryStatus.DELIVERED, DeliveryStatus.WAITING, DeliveryStatus.DEAD_LETTERED, DeliveryStatus.SKIPPED] | None

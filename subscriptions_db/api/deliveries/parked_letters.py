@@ -85,8 +85,8 @@ def list_(call: Call) -> ParkedDeadLetters:
 def unpark(call: Call) -> UnparkedDeadLetters:
     """Return parked dead letters to their consumer.
 
-    Raise Refused with 404 if there is no such consumer, with 409 if the consumer has no room, and with 422 if the request does
-    not name the dead letters in exactly one way.
+    Raise Refused with 404 if there is no such consumer, and with 409 if the consumer has no room. Raise it with 422 if the
+    request does not name the dead letters in exactly one way.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.everything == (wanted.letters is not None):

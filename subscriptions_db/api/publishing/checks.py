@@ -4,8 +4,8 @@ Runs in the API. The job's own parser checks each event. The job rejects an even
 
 1. The tenant is not registered or not active. No check asks Postgres.
 2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
-3. The payload begins with a zero byte, and the topic is one of the schema registry's. The job then reads a schema's id in the
-   payload, and rejects the event if it finds no schema or cannot decode the payload.
+3. The payload begins with a zero byte, and the topic is one of the schema registry's. The job reads a schema's id in such a
+   payload. Without the schema, or if the payload does not fit it, the job rejects the event.
 
 The API refuses an event without an id, though the job takes it, because its publisher could not repeat it.
 """

@@ -203,8 +203,8 @@ class Admission:
     async def authenticate(self, authorization: str | None) -> Principal:
         """Return the principal of a key or token, from the cache if it is there.
 
-        Raise Refused with 401, with 429 after too many unknown keys or tokens, and with 503 if Postgres or the provider of
-        tokens is unavailable. A valid token without a scope is refused with 403.
+        Raise Refused with 401, or with 429 after too many unknown keys or tokens. Raise it with 503 if Postgres or the provider
+        of tokens is unavailable. A valid token without a scope is refused with 403.
         """
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)

@@ -30,8 +30,8 @@ from subscriptions_db.secrets import keyring
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
 """The roles in Postgres to which transactions switch. Row-level security limits CUSTOMER_ROLE to one customer's rows."""
 WAIT_S = 2
-"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request that needs it waits
-this long."""
+"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request that needs Postgres
+waits this long."""
 
 
 class Store:
