@@ -79,8 +79,8 @@ _DEFAULT_PORTS = {"https": 443, "http": 80}
 _NOT_IN_URLS = frozenset(' \\"<>^`{|}')
 _AUTHORITY_ENDS = re.compile(r"[/?#]")
 _AUTHORITY = re.compile(r"(\[(?P<v6>[^\[\]]*:[^\[\]]*)\]|(?P<name>[^\[\]:]+))(:(?P<port>[0-9]{0,5}))?")
-"""Host and port of a URL. The pattern is so narrow that all URL parsers find the same host: the checked host is connected
-to."""
+"""Host and port of a URL. The pattern is so narrow that all URL parsers find the same host. So requests go to the checked
+host."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")

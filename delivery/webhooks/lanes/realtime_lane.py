@@ -27,8 +27,8 @@ from delivery.webhooks.routing.intake import Receipt
 log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
-"""Seconds after which a slice ends, unless an earlier one still finishes. `end_slice` ends it sooner. Its receipts follow when
-all records of this and of earlier slices have an outcome."""
+"""Seconds after which a slice ends, unless an earlier one still finishes. `end_slice` ends it sooner. The slice's receipts
+follow when all records of this and of earlier slices have an outcome."""
 CHECK_EVERY_S = 0.05
 """Seconds between two checks for results and for the end of a slice. Queued results are in Kafka some 10 ms later. Deliveries
 with these results are not repeated after a crash."""

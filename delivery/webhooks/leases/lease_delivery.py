@@ -24,7 +24,7 @@ def without_body(
     places: Sequence[int],
     destination: registries.Destination,
 ) -> Delivery | BatchDelivery:
-    """Return the events at `places` of a retry entry as a delivery or batch, without a body.
+    """Return the events at `places` of a retry entry as a delivery or batch, without body, content headers and order key.
 
     1. The endpoint was deleted, or is of another customer now: the result has an endpoint with only ids and mode.
     2. The subscription of a delivery was deleted: the result has a subscription with only ids.
