@@ -149,7 +149,7 @@ class Retrying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a customer takes deliveries."""
+    """A URL at which a customer takes deliveries, with its secrets, its status and its limits."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId

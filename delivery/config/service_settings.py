@@ -110,9 +110,9 @@ class Api(Area):
     at once, the rest evenly. A request whose tenants are all within their rate is accepted whole, and the next one waits for
     its events. 0: no limit."""
     max_tenant_events_per_day: Annotated[int, Field(ge=0)] = 0
-    """Most events that all API keys together publish for one tenant in a day of UTC, in all processes together, unless the
-    tenant has a quota of its own. The processes exchange their counts each second, so a tenant may exceed its quota by the
-    events of about a second. Further events are answered with 429 until the day ends. 0: no tenant has a quota."""
+    """Most events that all API keys and all processes together publish for one tenant in a day of UTC. A tenant may have a
+    quota of its own instead. The processes exchange their counts each second, so a tenant may exceed its quota by the events
+    of about a second. Further events are answered with 429 until the day ends. 0: no tenant has a quota."""
     max_publishing_requests_per_s: PerSecond = 500
     """Most requests a second by which one API key publishes events, in each process. A fifth of this number may come at once,
     the rest evenly."""

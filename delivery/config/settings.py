@@ -143,12 +143,12 @@ class Delivery(Area):
     """Requests to endpoints, in all lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
-    """Total time of one attempt in a fast lane (direct, batch or real-time), from the DNS look-up to the last byte that is read
-    of the response. In the retry lane the endpoint's `timeout_s` holds. When an endpoint suddenly stops answering, the fast
-    lanes send it nothing for twice this time. Its deliveries go to the retry lane."""
+    """Total time of one attempt in a fast lane (direct, batch or real-time). It begins with the DNS look-up, and ends with the
+    last byte of the response that is read. In the retry lane the endpoint's `timeout_s` holds. When an endpoint suddenly stops
+    answering, the fast lanes send it nothing for twice this time. Its deliveries go to the retry lane."""
     lane_deadline_s: Seconds = 3
-    """Queue timeout: the longest time that deliveries may wait for their own endpoint's answers, or for its `max_per_second`,
-    once all other deliveries of the micro-batch are done. Then the waiting deliveries are postponed to the retry lane, and the
+    """Queue timeout. It begins when each delivery that is left in the micro-batch waits for its own endpoint: for answers to
+    earlier requests, or for `max_per_second`. When it ends, these deliveries are postponed to the retry lane, and the
     micro-batch ends."""
     patience_s: Seconds = 0.5
     """Response deadline. When a micro-batch has nothing else to do, it waits for answers: for each endpoint as long as its
@@ -164,8 +164,8 @@ class Delivery(Area):
     """Longest `Retry-After` that is honoured. A longer one counts as this time. A delivery whose `Retry-After` ends after
     `lane_deadline_s` is postponed to the retry lane."""
     logged_response_bytes: Annotated[int, Field(ge=0, le=1024)] = 1024
-    """Most bytes of the body of the response to a failed attempt that the attempts topic and the archive keep, for customers
-    who look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A dead letter
+    """Most bytes of a failed attempt's response body that the attempts topic and the archive keep. They are for customers who
+    look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A dead letter
     keeps 1 KiB of each response, whatever this setting."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """Most requests in flight from a task of a fast lane; from a task of the real-time lane, twice as many. In addition, as
@@ -317,7 +317,7 @@ class Scaling(Area):
     """Fewest executors, and the number at the start."""
     max_executors: Annotated[int, Field(ge=0)] = 0
     """Most executors; 0: the number is fixed. With scaling, a micro-batch has as many tasks as the executors have cores, not
-    `spark.parallelism`, and the limit of events in a micro-batch holds for each executor. Micro-batches of the real-time lane
+    `spark.parallelism`. The limit of events in a micro-batch then holds for each executor. Micro-batches of the real-time lane
     keep both numbers."""
     drain_within_s: Seconds = 60
     """The job adds executors when the lag of a lane would not drain within this time."""

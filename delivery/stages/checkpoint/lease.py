@@ -2,8 +2,8 @@
 
 Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
 checkpoint. Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its last
-successful renewal, while other drivers wait for LEASE_S. Not promised: a process that was stopped (SIGSTOP, a paused machine)
-for longer than RENEW_DEADLINE_S ends only when it runs again, and may first do some milliseconds of work (docs/operations.md).
+successful renewal. Other drivers wait for LEASE_S. Not promised: a process may be stopped for longer than RENEW_DEADLINE_S, by
+SIGSTOP or with its machine. It ends only when it runs again, and may first do some milliseconds of work (docs/operations.md).
 """
 
 from __future__ import annotations

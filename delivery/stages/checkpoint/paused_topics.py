@@ -2,11 +2,11 @@
 
 Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
 handles all other partitions. Spark commits the offsets of all partitions, the paused partition included. So the lane keeps the
-offsets of the waiting records in a file of its checkpoint folder, and changes Spark's offset log between two queries
+offsets of the waiting records in a file of its checkpoint folder. Between two queries it changes Spark's offset log
 (docs/adr/0043):
 
 1. `note` saves the first waiting offsets, before the micro-batch is committed.
-2. After the commit the query ends, the topics' positions move from the offset log into the file, and the next query does not
+2. After the commit the query ends, and the topics' positions move from the offset log into the file. The next query does not
    read these topics. All other topics are delivered.
 3. When the schema registry answers, and when the lane ends or starts, the positions move back into the offset log.
 
@@ -34,8 +34,7 @@ FILE = "paused-topics.json"
 """Name of the file with the paused topics, in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
 """Seconds between two requests to the schema registry, at first and at most. A pause that begins less than STEADY_S after the
-end of the last pause doubles the seconds, because a pause delays the other topics by `schema_registry.wait_s` and a new
-query."""
+end of the last pause doubles the seconds: each pause delays the other topics, by `schema_registry.wait_s` and a new query."""
 STEADY_S = 120.0
 """Seconds without a pause after which the seconds between two requests are ASK_S again."""
 POLL_S = 0.1

@@ -20,8 +20,8 @@ for the partition's first and last offsets. That request waits behind the consum
 this long in each micro-batch (docs/adr/0026)."""
 
 ASK_TIMEOUT_MS, ASK_TIMES = "20000", "10"
-"""Milliseconds to wait for one answer of Kafka, and the number of tries. Spark asks for the end offsets by Java's admin client,
-which may wait for a killed broker although other brokers have taken its place (KAFKA-20673). With the default of one minute the
+"""Milliseconds to wait for one answer of Kafka, and the number of tries. Spark asks for the end offsets by Java's admin client.
+It may wait for a killed broker although other brokers have taken its place (KAFKA-20673). With the default of one minute the
 lane continued only after that minute. The timeout cannot be much shorter: in tasks it must cover a change of leaders, 9 s by
 Kafka's default. Timeout times tries is about as long as with the defaults, 3 minutes."""
 

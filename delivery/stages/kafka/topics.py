@@ -70,8 +70,8 @@ def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config
     """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
-    Return when the new topics have leaders. Raise KafkaUnavailable if no broker answers a request within TIMEOUT_S, if a broker
-    refuses a request, or if a new topic has no leader within TIMEOUT_S.
+    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request. Also raise it if no broker
+    answers, or a new topic has no leader, within TIMEOUT_S.
     """
     admin = kafka_clients.admin(kafka)
     try:

@@ -133,8 +133,8 @@ class Lane(Generic[Registry]):
         """Run queries until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
         `planned` returns the streaming plan of a query. It is called for the first query and for each restart. None: the job is
-        asked to stop. Raise LaneFailed if the checkpoint is damaged, if a query ended and a restart would not help, or if its
-        micro-batch was interrupted at a stop.
+        asked to stop. Raise LaneFailed if the checkpoint is damaged, or if a query ended and a restart would not help. Also
+        raise it if a micro-batch was interrupted at a stop.
         """
         _quieten_py4j()
         try:

@@ -33,8 +33,8 @@ is `error_classes.GONE`."""
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
-"""After a request for an endpoint was written, further requests for this endpoint are ignored for this many seconds, also if
-the endpoint was not active. These requests come from attempts that workers made before they knew of the change. If an operator
+"""Seconds after a written request in which further requests for the same endpoint are ignored, also if the endpoint was not
+active. These requests come from attempts that workers made before they knew of the change. If an operator
 has enabled the endpoint again, such a request would undo that."""
 STALE_S = 300.0
 """Seconds after which a request that was not repeated is dropped. The retry lane probes an endpoint with waiting entries at
@@ -42,7 +42,7 @@ least once in `retry.max_probe_interval_s`, a minute, and repeats the request if
 waiting entries, the request is repeated when the endpoint fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
-"""A function that disables those of the given endpoints that are active, with a reason, and returns the ids of the endpoints
+"""A function that disables those of the given endpoints that are active, with a reason. It returns the ids of the endpoints
 that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
 
 

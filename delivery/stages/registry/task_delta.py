@@ -2,8 +2,8 @@
 
 `TaskDelta` runs on the driver, `TaskDeltaSource` in the executors; neither may import psycopg or pydantic. A delta holds the
 changes of the registry since the broadcast snapshot; with look-ups, the registry's revision. The delta travels in a local
-property of Spark. A thread of Spark starts each micro-batch. Spark copies the local properties of this thread to each task of
-the micro-batch, and calls `foreachBatch` on this thread before the first task runs. The delta is encrypted: Spark writes local
+property of Spark. A thread of Spark starts each micro-batch, and calls `foreachBatch` before the first task runs. Spark copies
+the local properties of this thread to each task of the micro-batch. The delta is encrypted: Spark writes local
 properties into event logs in the clear, and the registry holds customers' secrets. The key travels in the tasks' closure.
 """
 

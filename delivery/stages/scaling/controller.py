@@ -170,8 +170,8 @@ def _load(watch: health.Watch) -> load.Load:
 def policy_of(config: settings.Settings) -> decision.Policy | None:
     """Return the policy of scaling by the settings; None: the number of executors is fixed.
 
-    Raise SettingsError if the settings contradict each other, if Spark's master has no executors to scale, or if `spark.conf`
-    does not say how many tasks an executor runs at once.
+    Raise SettingsError if the settings contradict each other, or if Spark's master has no executors to scale. Also raise it if
+    `spark.conf` does not say how many tasks an executor runs at once.
     """
     area = config.scaling
     if not area.is_on:

@@ -110,8 +110,8 @@ class Task:
     def write_all(self, all_results: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write all results, and finish the task; return no rows.
 
-        If a delivery or a write fails, wait up to LAST_FLUSH_S for the confirmation of the rows that are already enqueued, and
-        raise the failure.
+        If a delivery or a write fails, wait up to LAST_FLUSH_S until Kafka has confirmed the enqueued rows, and raise the
+        failure.
         """
         try:
             for results in all_results:
