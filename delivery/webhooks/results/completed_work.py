@@ -7,8 +7,8 @@ ended is not allowed. So only a record that itself ends a delivery counts, which
 1. Direct, batch and real-time lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does
    not count: its dead letter may never have reached Kafka.
 2. Retry lane: an accepted attempt, or the report of a lease. Entries do not count, because the retry lane has to deliver them.
-   Dead letters do not count: a redrive after the dead letter makes the delivery due again, and only a comparison of clocks
-   could tell which of the two came later.
+   Dead letters do not count: a redrive after the dead letter makes the delivery due again. Only a comparison of clocks could
+   tell which of the two came later.
 
 Attempts, dead letters and entries of replays do not count: a replay was not due.
 """

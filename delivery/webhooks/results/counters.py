@@ -54,7 +54,7 @@ class Counters:
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0
-    """Due events with the source and id of an earlier event and another payload, without rejected events
+    """Due events with the source and id of an earlier event and another payload. Rejected events do not count
     (`delivery.webhooks.routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced by the time at which Kafka appended the record."""

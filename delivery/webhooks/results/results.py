@@ -43,8 +43,8 @@ class Results:
     own_delay_s: float = 0.0
     """Seconds in which this worker waited for its own machine, since the worker's last report (`scheduling.endpoint_clock`)."""
     reused_ids: int = 0
-    """Due events with the source and id of an earlier event and another payload, without rejected events, as far as this
-    worker noticed (`routing.seen_ids`)."""
+    """Due events with the source and id of an earlier event and another payload, as far as this worker noticed. Rejected
+    events do not count (`routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
     paused: Mapping[tuple[str, int], int] = field(default_factory=dict)

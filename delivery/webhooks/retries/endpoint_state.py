@@ -181,7 +181,7 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
     """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
 
-    If the endpoint has no retry entries, and its last report is not current any more, its window keeps the failure times only.
+    If the endpoint has no retry entries, and its last report is not current, its window keeps only the failure times.
     """
     if entry is None:
         return EndpointState()

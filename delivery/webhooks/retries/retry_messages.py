@@ -7,7 +7,7 @@ when that is not enough.
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
 A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one endpoint
-together, and keeps these entries until the report of the lease has the result of each.
+together. It keeps these entries until the report of the lease has the result of each.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from delivery.webhooks.state import segment_store
 OWNER = ""
 """Name by which the segment store knows the timer wheel as an owner of slices. No endpoint has this key."""
 FINEST = 10
-"""Log2 of the width of the narrowest bucket, in ms. The entries of such a bucket are due within about a second of each other,
-and are returned together when the last of them is due."""
+"""Log2 of the width of the narrowest bucket, in ms. The entries of such a bucket are due within about a second of each other.
+They are returned together when the last of them is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
 """Maximum of bytes that one decision takes out of buckets. Entries beyond it stay due, and the next decision comes at once."""
 

@@ -1,9 +1,9 @@
-"""Decide how many requests of the retry lane may be in flight to one endpoint, and for how long none is sent (back-off).
+"""Decide how many requests of the retry lane may be in flight to one endpoint, and how long none is sent (back-off).
 
 Runs in the executors. Pure: reports and `now_ms` in. The window is the number of requests that may be in flight, as in TCP.
 
 A failing endpoint gets one request at a time, the probe, at growing intervals. An endpoint that answers again gets two, four,
-eight requests (multiplicative increase), so that its backlog does not overload it a second time.
+eight requests (multiplicative increase). So its backlog does not overload it a second time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ RECENT_FAILURE_MS = 60_000
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
 """Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too, unless a report
-or an earlier back-off is current (KNOWLEDGE_MS)."""
+"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too. It does not while
+a report or an earlier back-off is current (KNOWLEDGE_MS)."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 
 MAX_SILENCE = 0.5
 """Longest time between two failures that counts as failing, as a share of `disable_after_s`. A longer silence, as after a stop
-of the job, starts the count of the failing time again, because nothing was sent meanwhile. The longest probe interval plus a
+of the job, starts the count of the failing time again: nothing was sent meanwhile. The longest probe interval plus a
 lease timeout is never a silence, even where this share is shorter."""
 
 
@@ -59,7 +59,7 @@ class ShardPolicy:
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
-    """The health of one endpoint as the retry lane knows it, and the number of requests that may be in flight to the endpoint.
+    """The health of one endpoint as the retry lane knows it, and how many requests may be in flight to the endpoint.
 
     Reports of leases, deferrals and health hints change the window.
     """

@@ -159,8 +159,8 @@ class Broadcast(Protocol):
 class BroadcastSource:
     """The source of a WholeRegistry: a handle to the broadcast snapshot (the base), and the changes since then (the delta).
 
-    The class is in a module without psycopg and pydantic. A worker that unpickles an object imports the module of its class,
-    and these two packages would take 26 MB of each worker.
+    The class is in a module without psycopg and pydantic. A worker that unpickles an object imports the module of its class.
+    These two packages would take 26 MB of each worker.
     """
 
     REFRESHED: ClassVar[str] = "delta"

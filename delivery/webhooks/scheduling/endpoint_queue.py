@@ -19,8 +19,8 @@ from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
-"""Maximum of destinations of a task that may all be unresponsive by their own fault. If the task sends to more destinations, of
-several customers, and hardly any has responded, the task waits for the end of their attempts. The driver then judges from all
+"""Maximum of destinations of a task that may all be unresponsive by their own fault. If hardly any of more destinations has
+responded, and they are of several customers, the task waits for the end of their attempts. The driver then judges from all
 tasks whether our own network is broken (delivery.webhooks.scheduling.outage)."""
 
 

@@ -4,7 +4,7 @@ Runs in the executors. Pure.
 
 A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
 items were removed, are merged into new segments. An item is rewritten the more often the longer it waits: once more each time
-the wait quadruples. The state takes about twice the size of its backlog at most, and more if a shard has more than
+the wait quadruples. The state takes about twice the size of its backlog at most. It takes more if a shard has more than
 MAX_MERGED_SIZE of items.
 """
 
