@@ -1,7 +1,6 @@
 """Bound the bytes of answers with several items, such as pages and leases, beside the number of items. Pure.
 
-Runs in the API. Without the bound, a page of 100 dead letters of 1 MB each would take 100 MB of memory at the API and at the
-poller.
+Runs in the API. Without the bound, a page of 100 dead letters of 1 MB each would take 100 MB of memory at both ends.
 """
 
 from __future__ import annotations

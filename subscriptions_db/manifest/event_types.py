@@ -62,8 +62,7 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     """Raise RegistrationError, with the path, for a schema or an example that cannot be used.
 
     1. The schema or an example is not JSON, too large, nested too deeply, or not storable by Postgres.
-    2. The schema is not valid, has a keyword or a regular expression that is not supported here, or a `$ref` that does not
-       resolve.
+    2. The schema is not valid, has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
     3. An example violates the schema, or its check takes more than MAX_STEPS steps.
     """
     for number, example in enumerate(examples):

@@ -98,8 +98,8 @@ class EndpointFields(parts.ManifestPart):
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
     """The form of requests: Standard Webhooks, or CloudEvents in binary or structured mode."""
     payload: Literal["json", "original"] = "json"
-    """With `original`, the endpoint receives values of the schema registry (Avro, Protobuf, JSON Schema) as their producers
-    wrote them, and not as JSON."""
+    """The form of values of the schema registry (Avro, Protobuf, JSON Schema). `json`: converted to JSON. `original`: as their
+    producers wrote them."""
     headers: dict[str, str] = Field(default={})
     """Additional headers of each request, by name."""
     auth: parts.AuthFields = parts.AuthFields()
@@ -141,13 +141,13 @@ class ManifestEndpoint(EndpointFields):
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> ManifestEndpoint:
         if self.mode == "direct" and self.batch != parts.BatchFields():
-            raise ValueError("batch is allowed with mode: batch only")
+            raise ValueError("batch is allowed with mode: batch only: remove batch, or set the mode")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
             raise ValueError(
                 "content_mode cloudevents_binary holds one event: with mode: batch use standard or cloudevents_structured"
             )
         if self.mode == "batch" and self.order_by is not None:
-            raise ValueError("order_by is allowed with mode: direct only")
+            raise ValueError("order_by is allowed with mode: direct only: remove order_by, or set the mode")
         return self
 
 

@@ -43,9 +43,11 @@ class AuthFields(ManifestPart):
         needs = _NEEDS[self.kind]
         given = {name for name in type(self).model_fields if name != "kind" and getattr(self, name) is not None}
         if missing := sorted(needs - given):
-            raise ValueError(f"kind {self.kind} requires {' and '.join(missing)}")
+            names = " and ".join(missing)
+            raise ValueError(f"kind {self.kind} requires {names}: add {names}, or choose another kind")
         if beyond := sorted(given - needs - ({"token_scope"} if self.kind == "oauth2" else set())):
-            raise ValueError(f"kind {self.kind} does not allow {' or '.join(beyond)}")
+            names = " or ".join(beyond)
+            raise ValueError(f"kind {self.kind} does not allow {names}: remove what is not allowed, or choose another kind")
         return self
 
 

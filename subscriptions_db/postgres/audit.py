@@ -1,8 +1,8 @@
 """Write audit entries: the author and the row of a change, with the fields before and after.
 
 Runs in the API, in `fanout` commands and in `fanout archive`, in the transaction of the change. Entries contain no secrets,
-because the registry's rows have `***` in their place. A trigger writes the entry when the job disables an endpoint (migration
-0014), so the job needs no right on the audit log.
+because the registry's rows have `***` in their place. When the job disables an endpoint, a trigger writes the entry (migration
+0014). So the job needs no right on the audit log.
 """
 
 from __future__ import annotations

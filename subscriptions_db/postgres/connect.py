@@ -242,8 +242,8 @@ _NOT_CONNECTED = (
     re.compile(r"connection to server on (socket \"[^\"@]*\") failed: ([^\n@]*)(?:\n|$)"),
     re.compile(r"(failed to resolve host) '([\w.-]+)'"),
 )
-"""Messages of libpq and psycopg about a server that cannot be reached. Texts with an `@` do not match: in a URL whose password
-is not percent-encoded, libpq takes a part of the password for the host."""
+"""Messages of libpq and psycopg about a server that cannot be reached. Texts with an `@` do not match: libpq takes a part of
+a password that is not percent-encoded for the host."""
 
 
 def _not_connected(text: str) -> str:

@@ -4,8 +4,7 @@ Runs in `fanout` commands and in the API. The second application of a manifest c
 name stay unchanged, with two exceptions:
 
 1. A tenant in the manifest has `sub_tenants`: its other sub-tenants are deleted.
-2. `prune` deletes the endpoints and subscriptions that the manifest does not name, of the customers that it names, also as
-   owner of an endpoint.
+2. `prune` deletes other endpoints and subscriptions of the customers that the manifest names, also as owner of an endpoint.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ def apply(
 ) -> Result:
     """Register the manifest in one transaction, with audit entries.
 
-    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes endpoints and subscriptions that
-    the manifest leaves out, of the customers that it names, also as owner of an endpoint. `known_types` are event types that
+    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes other endpoints and
+    subscriptions of the customers that the manifest names, also as owner of an endpoint. `known_types` are event types that
     exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
 
-    Raise RegistrationError if a check or a constraint refuses the manifest, and RegistryUnavailable if Postgres does not answer
-    or another transaction changes the same rows: then call again. The session has no statement timeout afterwards.
+    Raise RegistrationError if a check or a constraint refuses the manifest. Raise RegistryUnavailable if Postgres does not
+    answer or another transaction changes the same rows. The session has no statement timeout afterwards.
     """
     with connect.translated_errors(), exclusive(connection), connection.transaction(force_rollback=dry_run):
         connection.execute("set transaction isolation level repeatable read")

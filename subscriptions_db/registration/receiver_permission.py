@@ -53,8 +53,7 @@ def prepare(
     """Return a question to an endpoint's receiver. Change nothing.
 
     `row` is the endpoint's row of registered_rows. With an empty `public_url`, the question has no callback URL. Raise
-    RegistrationError if the endpoint needs no permission, cannot be used or was deleted since `row` was read, or if `origin` is
-    empty.
+    RegistrationError if `origin` is empty, or if the endpoint needs no permission, cannot be used or was deleted meanwhile.
     """
     if row["validation"] == "none":
         raise errors.RegistrationError(
@@ -157,7 +156,7 @@ def permit(
     """Record that the receiver permits deliveries.
 
     `asked` is the row of the question. `per_minute` None: without a limit. Return False, and record no permission, if the
-    endpoint was deleted since the question, has a new URL, or needs no permission now.
+    endpoint was deleted meanwhile, has a new URL, or needs no permission now.
     """
     wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)
@@ -165,5 +164,5 @@ def permit(
 
 
 def digest(token: str) -> bytes:
-    """Return the digest of a token. Postgres stores the digest, not the token."""
+    """Return the SHA-256 digest of a token. Postgres stores the digest, not the token."""
     return hashlib.sha256(token.encode()).digest()

@@ -33,8 +33,12 @@ IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscr
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
     """Return the document of the changes since a revision, or of the whole registry.
 
-    The document has the whole registry, and null as its `since`, in three cases: `since` is None or does not exist yet, or the
-    log of changes does not reach back to it. The caller's transaction must be REPEATABLE READ.
+    The document has the whole registry, and null as its `since`, in three cases. The caller's transaction must be REPEATABLE
+    READ.
+
+    1. `since` is None.
+    2. The revision `since` does not exist yet.
+    3. The log of changes does not reach back to it.
     """
     if since is None:
         newest, changed = registry_reader.revisions(connection).newest, None

@@ -83,7 +83,7 @@ def after(
     2. The quota is reached, and there was an event since: no other event follows.
     3. The quota is reached, and there was no event since: an event follows, at least `quiet_s` seconds after the last one.
 
-    For a quota for a day (EVENTS_PER_DAY), each day counts as reached anew: an event of an earlier day is not one since.
+    For a quota for a day (EVENTS_PER_DAY), "since" means since it was reached today.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s

@@ -199,7 +199,7 @@ def _expired(
 ) -> tuple[list[int], bool]:
     """Park dead letters with an expired lease that were leased `max_receives` times.
 
-    Return the positions of at most `limit` other dead letters with an expired lease, and True if there may be more to park.
+    Return the positions of at most `limit` others with an expired lease, and True if there may be more to park.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False

@@ -15,16 +15,16 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_COUNTED = 100_000
-"""Maximum dead letters that a count by search criteria examines: 7 to 50 ms, measured with a million dead letters
-of one customer on a shared machine of two cores."""
+"""Maximum dead letters that a count by search criteria examines. It took 7 to 50 ms with a million dead letters of one
+customer, on a shared machine of two cores."""
 MAX_COUNTED_BY_TEXT = 5000
 """Maximum dead letters that a count by a text examines. Each is read as a whole: 20,000 took 264 ms."""
 MAX_COUNTED_OF_CONSUMER = 10_000
-"""Maximum dead letters that the count of one consumer examines, of each kind: not leased yet, with an ended lease (expired
-or nacked), and parked. It takes 1 to 2 ms. With 10,000 ended leases it takes 14 to 19 ms, with a million parked ones 14 to
-140 ms."""
+"""Maximum dead letters of each kind that the count of one consumer examines. The kinds: not leased yet, with an ended lease
+(expired or nacked), and parked. The count takes 1 to 2 ms. With 10,000 ended leases it takes 14 to 19 ms, with a million
+parked ones 14 to 140 ms."""
 MAX_COUNTED_IN_LIST = 1000
-"""Maximum dead letters that the counts of each consumer in a list examine, of each kind: 16 to 21 ms for a list of 100, and
+"""Maximum dead letters of each kind that the count of each consumer in a list examines. A list of 100 takes 16 to 21 ms, and
 about 1 ms more for a consumer with 1,000 ended leases."""
 
 

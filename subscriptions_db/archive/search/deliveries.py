@@ -69,8 +69,8 @@ class DeliverySummary:
     """Time of the record that decides the status."""
     status: DeliveryStatus
     reason: str | None
-    """Why the delivery has not arrived: the reason of its newest dead letter; else the error class of the newest attempt, or
-    the reason for no attempt. None: the endpoint has accepted it."""
+    """Why the delivery has not arrived: the reason of its newest dead letter. Without a dead letter: the error class of the
+    newest attempt, or the reason for no attempt. None: the endpoint has accepted it."""
     attempts: int
     """Attempts among the newest MAX_OF_ONE records."""
     dead_letters: int

@@ -203,11 +203,11 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    auth: {kind: bearer}\n",
-        "5: endpoints[0].auth: kind bearer requires secret",
+        "5: endpoints[0].auth: kind bearer requires secret: add secret, or choose another kind",
     ),
     (
         ENDPOINT + "    auth: {kind: none, secret: x}\n",
-        "5: endpoints[0].auth: kind none does not allow secret",
+        "5: endpoints[0].auth: kind none does not allow secret: remove what is not allowed, or choose another kind",
     ),
     (
         ENDPOINT + "    auth: {kind: basic, username: 'a:b', secret: x}\n",
@@ -247,7 +247,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    batch: {max_events: 5}\n",
-        "2: endpoints[0]: batch is allowed with mode: batch only",
+        "2: endpoints[0]: batch is allowed with mode: batch only: remove batch, or set the mode",
     ),
     (
         ENDPOINT + "    mode: batch\n    batch: {max_wait_s: 0}\n",
