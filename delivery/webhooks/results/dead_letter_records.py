@@ -157,7 +157,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return opaque.as_bytes(base64.b64decode(self.payload_base64, validate=True), self.payload_kind)
 
     def event(self) -> Event:
-        """Return the event that the endpoint did not get. Its payload is not parsed: `content` is None."""
+        """Return the event that the endpoint did not get. Its `content`, the parsed payload, and `record.value` are None."""
         headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         return Event(
