@@ -17,7 +17,7 @@ RENEW_DEADLINE_S = 10.0
 """Seconds without a successful renewal after which the holder kills itself and its JVM. The 5 s up to LEASE_S cover two delays.
 Workers of a killed JVM send for up to 2 s more (docs/adr/0022), and two clocks do not run at exactly the same speed."""
 RETRY_S = 2.0
-"""Seconds between two renewals, or two reads of another driver's Lease: four renewals may fail before the deadline."""
+"""Seconds between two renewals, or two reads of another driver's Lease: four renewals are tried before the deadline."""
 
 
 class Decision(enum.Enum):

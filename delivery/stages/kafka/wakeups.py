@@ -31,9 +31,9 @@ FIRST_HEARD_S = 5.0
 """Seconds to wait for the lane's first micro-batch, in place of HEARD_S. A lane is ready only when it was woken. A lane that
 starts at the latest offsets (`source.starting_offsets`) may have skipped the first wake-up."""
 QUIET_S = 45.0
-"""Longest time between two micro-batches, in seconds. Spark ends Python workers that were idle for a minute. The first record
-after a quiet minute would wait for new workers. Each took 1.3 CPU seconds before its first work (docs/adr/0029), and takes less
-since the workers share loaded modules (docs/adr/0048)."""
+"""Seconds after a micro-batch until the lane is woken again. Spark ends Python workers that were idle for a minute. The first
+record after a quiet minute would wait for new workers. Each took 1.3 CPU seconds before its first work (docs/adr/0029), and
+takes less since the workers share loaded modules (docs/adr/0048)."""
 
 
 def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:

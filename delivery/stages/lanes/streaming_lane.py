@@ -259,7 +259,7 @@ class Lane(Generic[Registry]):
         space = disk_space.free_space(written()) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
             f"lane {self._name} ended, and all lanes stop: {cause_of(text) or type(failure).__name__}{space}. "
-            "Committed work is kept: fix the cause, and start again"
+            "Committed work is kept. Fix the cause as in docs/operations.md#fanoutabsent-fanoutnotready, and start again"
         ) from failure
 
     def _must_replan(self) -> bool:

@@ -378,7 +378,7 @@ class RealtimeLane:
         space = disk_space.free_space(folders) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
             f"lane {NAME} ended, and all lanes stop: {streaming_lane.cause_of(text) or type(failure).__name__}{space}. "
-            "Committed work is kept: fix the cause, and start again"
+            "Committed work is kept. Fix the cause as in docs/operations.md#fanoutabsent-fanoutnotready, and start again"
         ) from failure
 
     def _count_restart(self, fault: str) -> None:

@@ -78,7 +78,7 @@ class State:
     """The measurements of each lane."""
     sufficed: tuple[tuple[float, int], ...] = ()
     """Pairs (monotonic seconds, smallest number of executors that would have sufficed then), oldest first: those of the last
-    `scale_in_after_s`, and one older pair."""
+    `scale_in_after_s`, and the newest older pair, if there is one."""
     fell_at_s: float = -math.inf
     """When the wanted number last fell; monotonic seconds."""
 

@@ -58,8 +58,8 @@ class Measured:
     """The observations of one lane, and its measured throughput."""
 
     window: tuple[Load, ...] = ()
-    """The observations of the last WINDOW_S, and one that is older, so that the window spans at least WINDOW_S. Oldest
-    first. After an observation without a known lag, only that one."""
+    """The observations of the last WINDOW_S, and the newest older one, if there is one, so that the window spans WINDOW_S.
+    Oldest first. After an observation without a known lag, only that one."""
     executors: int = 1
     """Executors that were registered at the last observation with a known lag; at least 1."""
     changed_at_s: float = -math.inf

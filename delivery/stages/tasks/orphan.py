@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 
 ENDS_WITHIN_S = 4.0
-"""Seconds between SIGHUP and the end of an orphaned worker. A restarted job usually reads the completed-work log later than
-this, because its JVM takes several seconds to start. Results that are written after that reading are repeated."""
+"""Most seconds between SIGHUP and the end of an orphaned worker. A restarted job usually reads the completed-work log later,
+because its JVM takes several seconds to start. Deliveries whose results are written after that reading are repeated."""
 
 
 def outlive(on_orphaned: Callable[[], None]) -> None:
