@@ -21,7 +21,7 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Maximum bytes of a document in UTF-8."""
 MAX_LEVELS = 100
-"""Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C, and a document of some 50,000
+"""Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C. So a document of some 50,000
 levels would end the process with a segmentation fault. Filters, schemas and examples have lower bounds of their own."""
 _TAG = "tag:yaml.org,2002:"
 _ADVICE = (
@@ -71,7 +71,7 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
         return super().construct_mapping(node, deep=deep)
 
     def construct_tagged(self, node: yaml.Node) -> Any:
-        """Return the value of a node by its tag; raise ConstructorError if the text does not fit the tag, as in `!!bool x`."""
+        """Return the value of a node by its tag; raise ConstructorError if the text does not fit it, as in `!!bool x`."""
         try:
             return _SAFE_LOADER.yaml_constructors[node.tag](self, node)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as exc:  # PyYAML does not check the text
@@ -154,7 +154,10 @@ def _require_shallow(text: bytes | str, name: str) -> None:
 
 
 def _unreadable(text: bytes | str, refused: str) -> tuple[str, int]:
-    """Return why the parser cannot read a text, and the line: a byte that is not UTF-8, or the character that it refused."""
+    """Return why the parser cannot read a text, and the line.
+
+    The reason is a byte that is not UTF-8, or else the character that the parser has refused.
+    """
     try:
         decoded = text if isinstance(text, str) else text.decode()
     except UnicodeDecodeError as exc:

@@ -78,7 +78,7 @@ def _json_fields(fields: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in a form that `jsonb` accepts: without NUL, infinity and NaN, with times as text and sets as lists."""
+    """Return a value for `jsonb`: replace NUL in text values, infinity and NaN; write times as text and sets as lists."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,7 @@
 """Give an endpoint a new signing secret, while the earlier secrets sign too during an overlap.
 
-Runs in `fanout` commands and in the API. A running job needs no restart. The job reads the new secret with the next revision,
-and stops using an earlier secret at the end time of that secret.
+Runs in `fanout` commands and in the API. A running job needs no restart. The job reads the new secret with the next revision.
+The job stops using an earlier secret at the end time of that secret.
 """
 
 from __future__ import annotations

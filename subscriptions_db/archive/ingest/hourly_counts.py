@@ -1,4 +1,4 @@
-"""Count deliveries in one hour, merge such counts, and define the buckets of their histograms. Pure.
+"""Define the counts of the deliveries of one hour, merge such counts, and estimate percentiles from histograms. Pure.
 
 Runs in `fanout archive`, in the API and in `fanout` commands. A histogram has four buckets for each doubling of a time. So a
 percentile is an estimate, at most 10 % off the exact time, between 1 ms and 12 days.

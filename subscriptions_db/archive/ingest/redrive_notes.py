@@ -1,7 +1,7 @@
 """Apply redrive notes: entries of the attempts topic that name a dead letter which was enqueued in the retry lane again.
 
-Runs in `fanout archive`, in the transaction that writes the rows. A note sets its archived dead letter to the state `redriven`,
-and with it earlier dead letters of the same delivery. A note that arrives before its dead letter is stored until then.
+Runs in `fanout archive`, in the transaction that writes the rows. A note sets its archived dead letter, and earlier ones of the
+same delivery, to the state `redriven`. A note that arrives before its dead letter is stored until the dead letter arrives.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def settle(
 ) -> None:
     """Store new notes, and set the dead letters to which notes apply to the state `redriven`. Delete notes that are done.
 
-    A note applies to the dead letter that it names, and to earlier ones of the same delivery. It is done once the named one is
-    archived. `new` are the dead letters that this transaction has archived, and `redriven` its notes. Write an audit entry for
-    each customer whose dead letters changed.
+    A note applies to the dead letter that it names, and to earlier ones of the same delivery. The note is done once the named
+    dead letter is archived. `new` are the dead letters that this transaction has archived, and `redriven` its notes. Write an
+    audit entry for each customer whose dead letters changed.
 
     The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent
     transaction with its note would not see each other.

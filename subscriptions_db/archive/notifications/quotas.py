@@ -48,7 +48,7 @@ class DefaultQuotas(NamedTuple):
     dead_letters: int
     """Waiting dead letters. 0: no quota."""
     events_per_day: int
-    """Events of one tenant in a day of UTC. 0: no quota."""
+    """Events of one tenant in a day of UTC. 0: no tenant has a quota, also not one of its own."""
 
 
 class ReachedQuota(NamedTuple):

@@ -224,7 +224,7 @@ def page(row: dict[str, Any], *, place: int) -> FoundLetters:
 
 
 def waiting(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[ArchivedDeadLetter]:
-    """Return the dead letters at these positions whose state is still `waiting`, sorted by position."""
+    """Return a customer's dead letters at these positions, if their state is still `waiting`, sorted by position."""
     if not positions:
         return []
     with connect.translated_errors():

@@ -53,7 +53,7 @@ class RecordPosition(NamedTuple):
     position: int
 
     def text(self) -> str:
-        """Return the position as text."""
+        """Return the position as opaque text."""
         return _of_place("a", self)
 
     @classmethod
@@ -75,7 +75,7 @@ class PageStart(NamedTuple):
 
     place: RecordPosition
     is_backwards: bool = False
-    """The page has the newer records, in place of the older ones."""
+    """True: the page has the newer records. False: the older ones."""
 
     def text(self) -> str:
         """Return the cursor of the page."""
