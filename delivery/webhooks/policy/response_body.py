@@ -36,8 +36,8 @@ def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
     Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, for which no request asks. `secrets` are
-    secret texts that the request sent. Those of MIN_SECRET_CHARS or more are replaced too, in any case, and in the forms of
-    JSON, URLs and HTML. Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
+    secret texts that the request sent. Those of MIN_SECRET_CHARS or more are replaced too, in upper or lower case, and in the
+    forms of JSON, URLs and HTML. Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""

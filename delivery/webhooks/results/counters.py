@@ -1,7 +1,7 @@
 """Count the results of a task for the driver's metrics. The driver adds the counters of all tasks.
 
-Runs in the executors and on the driver. Pure. Keys come from closed sets, so counters are as small after a million
-records as after ten. No key names a tenant, an endpoint or a URL.
+Runs in the executors and on the driver. Pure. Keys come from closed sets, and destinations are a bounded sample. So counters
+stay small after a million records. No key names a tenant, an endpoint or a URL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The results of a lane's task, as the task writes them to Kafka and counts them. Runs in the executors."""
+"""The results of a lane's task, or of background attempts, as they are written to Kafka and counted. Runs in the executors."""
 
 from __future__ import annotations
 

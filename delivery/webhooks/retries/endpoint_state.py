@@ -153,8 +153,9 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     failing_ms: int
     """Time of the decision that wrote this summary, if it found that the endpoint is to be disabled. Else 0."""
     failing_since_ms: int = 0
+    """Time of the first failure, for backlog.Failing. 0 if `failing_ms` is 0."""
     failed_ms: int = 0
-    """Times of the first and the last failure, for backlog.Failing. 0 if `failing_ms` is 0."""
+    """Time of the last failure, for backlog.Failing. 0 if `failing_ms` is 0."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -231,8 +231,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     they are skipped as SkipReason.BROUGHT_FORWARD."""
     entries: list[RetryEntry]
     is_probe: bool = False
-    """True if the endpoint's last report had only failures, or if it has not recovered from a back-off (Window.is_degraded). A
-    further failure then says nothing about our network."""
+    """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
+    (Window.is_degraded). A further failure then says nothing about our network."""
 
 
 _encoder = msgspec.msgpack.Encoder()

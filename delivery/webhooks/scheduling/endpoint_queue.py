@@ -26,7 +26,7 @@ tasks whether our own network is broken (delivery.webhooks.scheduling.outage).""
 
 @dataclass(slots=True, eq=False)
 class Pending(Generic[Sent]):
-    """A delivery of the task whose end is not known yet."""
+    """A submitted delivery that has no outcome yet, or whose attempt runs in the background."""
 
     delivery: Sent
     since: float = 0.0
@@ -108,8 +108,8 @@ class Queue(Generic[Sent]):
     ) -> bool:
         """Record the result of an attempt to the endpoint; return True if the endpoint's circuit breaker is open.
 
-        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`. If the endpoint has no breaker and did
-        not accept the attempt, a new breaker is added to `breakers`.
+        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`. If the queue has no breaker, and
+        the endpoint did not accept the attempt, a new breaker is stored in `breakers`.
         """
         error_class = attempt.error_class
         if error_class is None or attempt.status is not None:

@@ -65,7 +65,8 @@ def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
 def compressed(plain: payload.Content) -> payload.Content:
     """Return the content with its body compressed by gzip, and with the header `content-encoding`.
 
-    Callers sign the body before compression: the public libraries verify text, and many servers pass on nothing else.
+    Callers sign the body before compression: the public libraries verify text, and many servers pass on only the decompressed
+    body.
     """
     return payload.Content(plain.headers + b"content-encoding: gzip\r\n", gzip.compress(plain.body, GZIP_LEVEL, mtime=0))
 
