@@ -1,7 +1,8 @@
 """Translate pydantic's errors into messages for the author of a document. Pure.
 
 Runs in `fanout` commands and in the API. `delivery.config.refused_values` has the messages that settings and documents share.
-This module has the messages of the documents' patterns. It also names the field, and the known field with the nearest name.
+This module has the messages of the documents' patterns. The module also names the field, and the known field with the nearest
+name.
 """
 
 from __future__ import annotations

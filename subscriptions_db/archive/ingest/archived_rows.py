@@ -186,7 +186,8 @@ def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
     """Return True if an entry gets a row.
 
     Three kinds get none: redrive notes, batches that could not be built, and resends that brought an attempt forward. Dead
-    letters report such a batch. Such a resend is skipped, although its delivery waits.
+    letters report a batch that could not be built. A resend that brought an attempt forward is skipped, although its delivery
+    waits.
     """
     if isinstance(entry, RedrivenEntry) or is_brought_forward(entry):
         return False

@@ -1,7 +1,8 @@
 """Derive signals about the health of endpoints (endpoint_health.py) from records of the attempts and dead-letter topics. Pure.
 
 Runs in `fanout archive`. A postponed or dead-lettered operational event gives no signal: otherwise each operational event could
-cause another one, without end. Its attempts give signals, and so does a postponed batch, whose events are not examined.
+cause another one, without end. The attempts of an operational event give signals. So does a postponed batch, because the events
+of a batch are not examined.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Track the health of endpoints and decide on operational events (docs/operational-events.md). Pure.
 
-Runs in `fanout archive`. `apply` adds one observation about an endpoint, a Signal, to the stored health of that endpoint. It
-also returns the operational event that follows, if any. For one endpoint, each kind of event follows at most once in
+Runs in `fanout archive`. `apply` adds one observation about an endpoint, a Signal, to the stored health of that endpoint.
+`apply` also returns the operational event that follows, if any. For one endpoint, each kind of event follows at most once in
 `quiet_s` seconds. The exception is `recovered`, which follows at most once after each `failing`.
 """
 

@@ -88,8 +88,8 @@ def browse_back(
 ) -> LetterPage:
     """Return the matching waiting dead letters before a position, in the order of the archive.
 
-    The page has the nearest ones, at most `limit` and as many as fit into an answer. It may be empty although earlier dead
-    letters match: `has_more` says so.
+    The page has the nearest ones, at most `limit` and as many as fit into an answer. The page may be empty although earlier
+    dead letters match: `has_more` says so.
     """
     found = _nearest(connection, customer_id, selection, "before", before, limit=limit)
     fitting = _fitting(connection, customer_id, found, place=before)

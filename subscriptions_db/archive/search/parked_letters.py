@@ -69,8 +69,8 @@ def unpark(
 ) -> Unparked:
     """Return parked dead letters to their consumer: those at these positions, or all for None.
 
-    Their leases count from zero again. Positions that are not parked are ignored. One call returns at most MAX_UNPARKED. It
-    returns fewer if the consumer would have more than `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack. Raise
+    Their leases count from zero again. Positions that are not parked are ignored. One call returns at most MAX_UNPARKED. The
+    call returns fewer if the consumer would have more than `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack. Raise
     RegistrationError if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}

@@ -26,7 +26,7 @@ class ReceiptRefusal(enum.StrEnum):
     LEASED_AGAIN = "leased_again"
     """The dead letter was leased again since, with another receipt handle."""
     PARKED = "parked"
-    """The dead letter is parked. It can still be acked."""
+    """The dead letter is parked, and can still be acked."""
     TOO_LONG = "too_long"
     """The lease has existed for `consumers.MAX_LEASE_S`, so it cannot be extended."""
 
