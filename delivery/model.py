@@ -110,7 +110,8 @@ class Delivery(NamedTuple):
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF. Shared like the body."""
     order_key: str | None = None
-    """Value of the field `order_by`, as text. Deliveries with the same key to an endpoint stay in order. None: no order."""
+    """Value of the field `order_by` as JSON, or a digest of a long value; empty: the payload lacks the field. Deliveries with
+    the same key to an endpoint stay in order. None: no order."""
 
     @property
     def signed(self) -> bytes:
@@ -161,7 +162,8 @@ class Attempt(NamedTuple):
     status: int | None
     """HTTP status of the response. None: no response came."""
     error_class: str | None
-    """Error class of the failure (`policy.error_classes`, `delivery.errors`). None: the endpoint accepted the request."""
+    """Error class of the failure (`policy.error_classes`, `delivery.errors`), or `configuration` (`policy.retry_reasons`).
+    None: the endpoint accepted the request."""
     detail: str = ""
     """The error's text for a person, without secrets and without the full URL."""
     response: bytes = b""

@@ -174,7 +174,7 @@ class Endpoint:
     retrying: Retrying = field(default_factory=Retrying)
     order_by: str | None = None
     """Dotted path of a field of the payload. Events with the same value of this field are delivered one after the other, in
-    the order of their arrival. Direct mode only. None: no order."""
+    the order of their arrival. Events without the field count as one value. Direct mode only. None: no order."""
     origin: str | None = None
     """Our origin that the receiver permitted in a handshake. Each request names this origin. None: there was no handshake."""
     fault: str | None = None

@@ -247,7 +247,7 @@ class Retry(Area):
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
     each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
     settle_s: Seconds = 1
-    """Seconds for which a micro-batch of the retry lane waits for responses. A later micro-batch reports slower responses."""
+    """Most seconds for which a micro-batch of the retry lane waits for responses. A later one reports slower responses."""
     probe_interval_s: Seconds = 5
     """Wait before a failing endpoint is probed with one delivery. The wait doubles while the endpoint fails."""
     max_probe_interval_s: Seconds = 60

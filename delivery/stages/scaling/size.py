@@ -73,7 +73,7 @@ class Sizing:
     workers: Callable[[], int]
     """Returns the number of worker processes among which the limits of a host or endpoint are divided."""
     shuffles: Shuffles
-    """A lane enters `shuffles.in_use()` while its micro-batch has shuffled rows."""
+    """Keeps executors from removal. A lane enters `in_use` while its micro-batch has shuffled rows."""
 
 
 def fixed(tasks: int) -> Sizing:
