@@ -137,9 +137,9 @@ class Retrying:
     """Retry policy of one endpoint in the retry lane."""
 
     schedule_s: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
-    """Seconds to wait after each failed attempt until the next one, randomised by ±20 %. A delivery that fails after the last
-    wait is given up. Empty: a failed delivery is given up at once, also in the retry lane, where it may have waited for another
-    reason."""
+    """Seconds that the retry lane waits after each failed attempt, in order, randomised by ±20 %. A delivery that fails after
+    the last wait is given up. Empty: a failed delivery is given up at once, also in the retry lane, where it may have waited
+    for another reason."""
     max_age_s: float = 259_200.0
     """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter. A failed delivery
     becomes one at once if its next attempt would be later."""

@@ -25,7 +25,10 @@ _LOCAL = re.compile(r"local\[(\d+)")
 
 
 def partitions(config: settings.Settings) -> dict[str, int] | None:
-    """Return topic → number of partitions for the lane's topics; None if Kafka does not answer, or no client can be created."""
+    """Return topic → number of partitions for the lane's topics.
+
+    None: Kafka does not answer or refuses, or the Kafka client cannot be created.
+    """
     try:
         found = kafka_clients.admin(config.kafka).list_topics(timeout=TIMEOUT_S).topics
     except (KafkaException, errors.SettingsError):  # a file of certificates is unreadable while it is replaced
