@@ -19,9 +19,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from delivery.webhooks.leases import lease_book, lease_runner, memory_budget
+from delivery.webhooks.leases import lease_book, lease_runner, lease_triage, memory_budget
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
-from delivery.webhooks.leases.lease_triage import RegistryView
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import retry_messages
@@ -176,12 +175,17 @@ class RetryLane:
     async def _look_up(
         self, lease: retry_messages.Lease, registry: registries.Registry, ended: completed_work.CompletedKeys
     ) -> LeaseInFlight:
-        """Return the lease with its endpoint and subscriptions in the registry."""
+        """Return the lease with its endpoint and subscriptions in the registry.
+
+        A lease that is given up ends at once. So it does not end by a cached answer that lacks what its entries need.
+        """
         tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
         # Read first: a change that takes effect during the look-up may not be in the destination.
         revision = registry.revision
         destination = await registry.destination(lease.endpoint_id, tenants)
-        view = RegistryView(destination, revision, self._registry_max_age_s)
+        if not lease.number and lease_triage.lacks_rows(lease, destination):
+            destination = await registry.destination(lease.endpoint_id, tenants, read_again=True)
+        view = lease_triage.RegistryView(destination, revision, self._registry_max_age_s)
         return LeaseInFlight(lease, view, until=self._clock() + LEASE_S, ended=ended)
 
     def _start(self, lease: LeaseInFlight, course: _Course) -> None:

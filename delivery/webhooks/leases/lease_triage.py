@@ -152,6 +152,11 @@ def parts(
     return revalidation.split_by_eligibility(entry, lease.endpoint_id, lease.customer_id, mode, destination)
 
 
+def lacks_rows(lease: retry_messages.Lease, destination: registries.Destination) -> bool:
+    """Return True if the endpoint, a subscription or a tenant of the lease's events is not in `destination`."""
+    return any(not _MISSING.isdisjoint(parts(lease, entry, destination)) for entry in lease.entries)
+
+
 def _decision(
     lease: retry_messages.Lease,
     entry: retry_messages.RetryEntry,

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from delivery.model import OutcomeKind
 from delivery.registry_model import Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
@@ -291,6 +292,27 @@ def test_accepted_deliveries_leave_before_their_lease_ends():
         assert [report.delivered for report in last.reports] == [3]
 
     asyncio.run(main())
+
+
+class Cached(registries.WholeRegistry):
+    """A registry that answers from a cache without subscriptions, unless it is asked to read again."""
+
+    async def destination(self, endpoint_id, tenants, *, read_again=False):
+        known = await super().destination(endpoint_id, tenants)
+        return known if read_again else known._replace(subscriptions={})
+
+
+def test_an_entry_given_up_does_not_end_by_a_cached_answer():
+    """Regression: its subscription was newer than the answer. So it was skipped as deleted, and got no dead letter."""
+
+    async def main():
+        lane = lane_of(Sender())
+        given_up = lease(waiting(), number=0, given_up=retry_reasons.EXPIRED)
+        first = await lane.start([retry_messages.encoded(given_up)], Cached("base", registry()), 10)
+        return together(first, await lane.finish_task(10))
+
+    [outcome] = asyncio.run(main()).results.outcomes
+    assert outcome.kind is OutcomeKind.DEAD_LETTERED
 
 
 class LookedUp(registries.WholeRegistry):
