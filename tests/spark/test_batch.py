@@ -3,6 +3,7 @@
 import collections
 import time
 
+import psutil
 import pytest
 
 from delivery import errors
@@ -97,6 +98,18 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
     assert {endpoint_id for endpoint_id, _ in taken} == {"ep0", "ep1", "ep2"}
     for (_, partition), offsets in taken.items():
         assert offsets[:15] == list(range(partition, 30, 2))
+
+
+def test_the_jvm_closes_the_connection_of_each_task_with_state(spark, tmp_path):
+    """Regression: the JVM lost a socket in each such task, 10,000 in an hour."""
+    jvm = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
+    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+    (tmp_path / "rows").mkdir()
+    frame, begin = lane(spark, "sockets", waits, sinks.Folder(tmp_path / "rows"), max_events=15, max_wait_s=3600)
+    run(frame, begin, tmp_path / "checkpoint", 2, waits)
+    before = len(jvm.net_connections("unix"))
+    run(frame, begin, tmp_path / "checkpoint", 6, waits)
+    assert len(jvm.net_connections("unix")) < before + 6 * SHARDS / 2
 
 
 def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(spark, tmp_path):

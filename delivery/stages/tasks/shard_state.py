@@ -9,6 +9,7 @@ Guarantee: Spark commits the state with the offsets, so a micro-batch that runs 
 
 from __future__ import annotations
 
+import collections
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -108,6 +109,20 @@ def items_in_row(value: bytes) -> list[bytes]:
     return _decoder.decode(value)
 
 
+_open_connections: collections.deque[Any] = collections.deque(maxlen=8)
+
+
+def _leave_open(connection: Any) -> None:
+    """Keep a task's connection to its state open until this process has run some more tasks, and report no end over it.
+
+    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). When it hears that the
+    processor is closed, or when the worker closes its end, it ends without closing the connection. So the JVM would lose one
+    socket in each task. It closes the connection if the end of the task interrupts it while it reads.
+    """
+    connection.set_handle_state = lambda _: None
+    _open_connections.append(connection)
+
+
 class Shard(StatefulProcessor):
     """The processor that Spark calls for each shard in each micro-batch: read the shard's state, decide, write the state."""
 
@@ -116,9 +131,11 @@ class Shard(StatefulProcessor):
         self._pending = pending
         self._begin = begin
         self._task: RunningTask | None = None
+        self._connection: Any = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state. Spark calls `init` and `close` in each task, and once on the driver before the query starts."""
+        self._connection = handle._statefulProcessorApiClient  # noqa: SLF001  # see _leave_open
         self._index = handle.getValueState("index", _BYTES)
         self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
 
@@ -153,6 +170,7 @@ class Shard(StatefulProcessor):
         """Write the last results of the Spark task, and end it, if any of its rows were handled."""
         if self._task is not None:
             self._task.finish()
+            _leave_open(self._connection)
 
     def _read(self, number: int) -> bytes:
         segment = self._segments.getValue((number,))
