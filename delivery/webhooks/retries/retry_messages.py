@@ -92,6 +92,14 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Return the entry with its next attempt brought forward to `now_ms`; unchanged if it is due already."""
         return self if self.again_at_ms <= now_ms else msgspec.structs.replace(self, again_at_ms=now_ms)
 
+    @property
+    def wakes_at_ms(self) -> int:
+        """Return when the entry's wait ends: when it may be attempted, or when it expires, if that is sooner.
+
+        While its attempt runs in the background, it does not expire: the endpoint may accept the attempt.
+        """
+        return self.again_at_ms if self.background_attempt is not None else min(self.again_at_ms, self.expires_ms)
+
     def requeued(self, requeue: Requeue) -> RetryEntry:
         """Return the entry as it waits after its lease, with the next attempt and the new attempts of `requeue`."""
         history = (*self.history, *requeue.attempts)

@@ -273,7 +273,7 @@ class _Scheduler:
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry that is due now, or has an order key, at the end of its FIFO. Put any other into the timer wheel."""
-        item, at_ms = fifo.item(entry), min(entry.again_at_ms, entry.expires_ms)
+        item, at_ms = fifo.item(entry), entry.wakes_at_ms
         if entry.order_key is not None or at_ms <= self._now_ms:
             self._store.append(endpoint.fifos[entry.order_key].slices, item)
         else:

@@ -31,6 +31,23 @@ def test_an_entry_whose_background_attempt_completed_is_never_leased():
     assert shard.is_empty()
 
 
+def test_an_entry_does_not_expire_before_its_background_attempt_has_ended():
+    """Regression: it became a dead letter, and the endpoint then accepted the attempt."""
+    shard = Shard()
+    shard.step(postponed(under_way(expires_ms=NOW + 1000)), now_ms=NOW)
+    assert shard.step(now_ms=NOW + 1500) == []
+    shard.step(settled(NAME), now_ms=NOW + 2000)
+    assert shard.step(now_ms=NOW + WAIT_MS + 2000) == []
+    assert shard.is_empty()
+
+
+def test_an_entry_that_expired_during_its_background_attempt_is_given_up_after_the_wait():
+    shard = Shard()
+    shard.step(postponed(under_way(expires_ms=NOW + 1000)), now_ms=NOW)
+    now_ms, [lease] = shard.wait()
+    assert (now_ms, lease.given_up) == (NOW + WAIT_MS, retry_reasons.EXPIRED)
+
+
 def test_an_entry_without_a_completion_is_leased_when_due():
     shard = Shard()
     shard.step(postponed(under_way()), now_ms=NOW)
