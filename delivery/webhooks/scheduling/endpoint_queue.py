@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
+from delivery import errors
 from delivery.model import Attempt, Sent
 from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
@@ -121,10 +122,12 @@ class Queue(Generic[Sent]):
             if breaker is None:
                 return False
         else:
+            if error_class != errors.AttemptTimedOut.error_class:
+                self.response_time.silent_since = None
             self.was_unreachable |= error_class in outage.UNREACHABLE_CLASSES
             self.is_gone |= error_class == error_classes.GONE
-            if breaker is None:
-                breaker = self.breaker = breakers[self.endpoint_id] = circuit_breaker.CircuitBreaker()
+            if breaker is None:  # another queue of the endpoint may have stored one meanwhile
+                breaker = self.breaker = breakers.setdefault(self.endpoint_id, circuit_breaker.CircuitBreaker())
         now = clock()
         breaker.record(error_class, began_at, now)
         self.limit = 1 if breaker.is_suspect else self.max_in_flight

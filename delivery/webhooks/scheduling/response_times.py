@@ -74,8 +74,8 @@ class ResponseTime(_Estimate):
         self._first_responses = first_responses
         self._last_s = 0.0
         self.silent_since: float | None = None
-        """Start of the silence that `EndpointMemory.add_silent` recorded, by the endpoint clock. The endpoint has sent no
-        response since. None: no silence is recorded."""
+        """When an attempt began to which the endpoint has sent no response within its deadline; None: there is none. An attempt
+        that fails in another way than by its timeout ends the silence."""
 
     def record(self, seconds: float) -> None:
         """Add a response time of the endpoint, and end its silence. Add the first one to the worker's FirstResponses too."""

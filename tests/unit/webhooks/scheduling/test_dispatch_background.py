@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from delivery.model import NextAttempt, OutcomeKind
+from delivery.model import Attempt, NextAttempt, OutcomeKind
 from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
+from delivery.webhooks.scheduling import endpoint_queue, host_limits, limits
 from delivery.webhooks.scheduling.response_times import MIN_MARGIN_S
 from tests.support import fakes
 from tests.support.dispatching import deliveries
@@ -42,6 +43,19 @@ def test_only_an_endpoint_silent_for_the_patience_is_reported_and_once(pause_s, 
     took_s, moved, found = playing(play, {"pauses": 0.01})
     assert took_s == pytest.approx(MIN_MARGIN_S, abs=0.02)
     assert (moved, found) == (1, reported)
+
+
+def test_two_queues_of_an_endpoint_share_one_circuit_breaker():
+    """Regression: the first failure in the second queue stored a closed breaker in place of the open one."""
+    memory = endpoint_queue.EndpointMemory(
+        paces={}, hosts=host_limits.Hosts(limits.Limits(), lambda: 0.0), breakers={}, response_times={}
+    )
+    [delivery] = deliveries(1, "fails")
+    first, second = (memory.queue_of(delivery.endpoint, limits.Limits(), fakes.unreported_background()) for _ in range(2))
+    failure = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class=error_classes.SERVER_ERROR)
+    clocks = {"breakers": memory.breakers, "clock": lambda: 1.0, "endpoint_time": lambda: 1.0}
+    assert [first.observe(failure, 0.0, 0.0, **clocks) for _ in range(5)][-1]
+    assert second.observe(failure, 0.0, 0.0, **clocks)
 
 
 def test_a_known_slow_endpoint_is_not_reported_each_time():
