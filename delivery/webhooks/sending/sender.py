@@ -78,6 +78,11 @@ class Sender:
                 answer = await self._network.post(to, headers, delivery.body, timeout_s)
             else:
                 answer, token = await self._post_with_token(to, to.grant, headers, delivery.body, timeout_s)
+            status, response = answer.status, answer.body[: delivery.kept_response_bytes]
+            error_class = error_classes.error_class_of(status)
+            if error_class is not None:
+                retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
+                kept = response_headers.kept(answer.headers), self._kept_body(answer, delivery.endpoint, token)
         except errors.AttemptFailed as exc:
             error_class, detail = exc.error_class, str(exc)
         except errors.RegistrationError as exc:
@@ -91,13 +96,7 @@ class Sender:
                 "maintainers of the platform",
                 extra={"endpoint_id": delivery.endpoint.endpoint_id},
             )
-            error_class, detail = errors.LocalFailure.error_class, error_classes.UNFORESEEN_DETAIL
-        else:
-            status, response = answer.status, answer.body[: delivery.kept_response_bytes]
-            error_class = error_classes.error_class_of(status)
-            if error_class is not None:
-                retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
-                kept = response_headers.kept(answer.headers), self._kept_body(answer, delivery.endpoint, token)
+            status, error_class, detail = None, errors.LocalFailure.error_class, error_classes.UNFORESEEN_DETAIL
         made = Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),

@@ -57,6 +57,13 @@ def test_an_unforeseen_error_affects_one_endpoint_only(caplog):
     assert "unforeseen" in caplog.text
 
 
+def test_an_unforeseen_error_in_a_response_affects_one_endpoint_only(monkeypatch, caplog):
+    monkeypatch.setattr(response_headers, "kept", lambda _: 1 / 0)
+    made, _, _ = attempt(500)
+    assert (made.error_class, made.status) == ("local", None)
+    assert "unforeseen" in caplog.text
+
+
 def test_an_invalid_endpoint_fails_by_configuration():
     made, transport, _ = attempt(200, endpoint=builders.endpoint(url="http://127.0.0.1/"))
     assert (made.error_class, transport.posted) == ("configuration", [])
