@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -33,21 +34,29 @@ class OwnDelay:
     def delay_since_last_call_s(self) -> float:
         """Return the seconds of delay since the last call, or since the object was created.
 
-        Raise OSError if the file of a counter can no longer be read.
+        A counter that cannot be read now or could not be read at the last call does not count.
         """
         before, self._last = self._last, self._read()
-        return max((now - then for now, then in zip(self._last, before, strict=True)), default=0.0)
+        return max((self._last[fd] - before[fd] for fd in self._last.keys() & before.keys()), default=0.0)
 
     def close(self) -> None:
         """Close the files of the counters. Then the delay is 0."""
         for fd in (*self._pressures, *([] if self._schedule is None else [self._schedule])):
             os.close(fd)
-        self._pressures, self._schedule, self._last = [], None, []
+        self._pressures, self._schedule, self._last = [], None, {}
 
-    def _read(self) -> list[float]:
-        totals = [_pressure_s(os.pread(fd, _MAX_READ_BYTES, 0)) for fd in self._pressures]
+    def _read(self) -> dict[int, float]:
+        """Return the total of each counter that can be read, by its descriptor.
+
+        A control group may turn its pressure off while the worker runs. An error would stop the endpoint clock.
+        """
+        readers: dict[int, Callable[[bytes], float]] = dict.fromkeys(self._pressures, _pressure_s)
         if self._schedule is not None:
-            totals.append(_run_queue_s(os.pread(self._schedule, _MAX_READ_BYTES, 0)))
+            readers[self._schedule] = _run_queue_s
+        totals = {}
+        for fd, total_s in readers.items():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                totals[fd] = total_s(os.pread(fd, _MAX_READ_BYTES, 0))
         return totals
 
 

@@ -51,6 +51,21 @@ def test_the_pressure_since_the_last_call_is_the_delay(machine):
     assert measured.delay_since_last_call_s() == 0
 
 
+def test_a_counter_that_ends_stops_no_other(machine):
+    """Regression: an error here ended the beat of the endpoint clock, so no response was overdue any more."""
+    machine.pressure(machine.proc / "pressure", "cpu", 0)
+    machine.waited(0)
+    measured = machine.measured()
+    (machine.proc / "pressure" / "cpu").write_text("")
+    machine.waited(30_000_000)
+
+    assert measured.delay_since_last_call_s() == pytest.approx(0.03)
+    machine.pressure(machine.proc / "pressure", "cpu", 9_000_000)
+    assert measured.delay_since_last_call_s() == 0
+    machine.pressure(machine.proc / "pressure", "cpu", 9_050_000)
+    assert measured.delay_since_last_call_s() == pytest.approx(0.05)
+
+
 def test_pressure_is_that_of_the_control_group_if_it_has_files(machine):
     machine.pressure(machine.proc / "pressure", "cpu", 0)
     machine.pressure(machine.own, "cpu.pressure", 0)
