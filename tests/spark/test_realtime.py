@@ -1,5 +1,6 @@
 """Spark's part in the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
 
+import dataclasses
 import threading
 import types
 import uuid
@@ -204,6 +205,14 @@ def test_a_report_without_a_value_leaves_the_gauges_unchanged(lane_of, watch, qu
     made._collect(query, watch)
     made._collect(query, watch)
     assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7
+
+
+def test_a_quiet_lane_waits_no_longer_once_its_tasks_run(lane_of, watch, query):
+    """Regression: after an outage the lane stayed unready until the next record came, because only new positions ended it."""
+    made = lane_of("127.0.0.1:1")
+    watch.wait_for("Kafka is away")
+    made._collect(dataclasses.replace(query, mode=mode_switch.Mode.CATCHING_UP), watch)
+    assert watch.facts().pause_reason is None
 
 
 @pytest.mark.parametrize(("fields", "starts"), [({"records": 5}, 3), ({"next_offsets": {("a", 0): 1}}, 0)])

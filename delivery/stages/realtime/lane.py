@@ -159,7 +159,7 @@ class RealtimeLane:
 
         Raise SettingsError if Spark has too few slots at the start, LaneFailed if the checkpoint is damaged or restarts fail.
         """
-        self._topics.find(is_first=True)
+        self._topics.find(is_first=not once)  # with `once`, micro-batches need no slot for each partition
         while self._registry.current() is not None and (once or self._await_topics(watch)):
             try:
                 outcome = self._run_query(watch, once=once)
@@ -183,8 +183,6 @@ class RealtimeLane:
             self._stop.wait(1.0)
             self._topics.find()
         return not self._stop.is_set()
-
-    # One query.
 
     def _run_query(self, watch: health.Watch, *, once: bool) -> Outcome:
         recovery.require_whole(self._in_batches, self._checkpoint)
@@ -309,6 +307,7 @@ class RealtimeLane:
             self._restarts = 0
         if query.server.running_tasks >= query.partitions or query.mode is mode_switch.Mode.CATCHING_UP:
             watch.enter(health.Phase.RUNNING)
+            watch.wait_for(None)  # a quiet lane reaches no new position
         watch.reach(query.server.positions)
         return reports.delay_s
 

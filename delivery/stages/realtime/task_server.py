@@ -154,8 +154,12 @@ class TaskServer:
         while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as exc:
+                if self._is_closed:
+                    return
+                log.warning("the real-time lane could not take a connection of a task (%s), and tries again in a second", exc)
+                time.sleep(1.0)
+                continue
             if threading.active_count() > MAX_CONNECTIONS:
                 connection.close()
                 log.warning(
