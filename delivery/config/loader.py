@@ -69,10 +69,10 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
     for area, fields in layer.items():
-        if isinstance(fields, Mapping):
-            into.setdefault(area, {}).update(fields)
-        else:
+        if not isinstance(fields, Mapping):
             into[area] = fields
+        elif isinstance(known := into.setdefault(area, {}), dict):  # a wrong value stays, and is refused by its name
+            known.update(fields)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -54,6 +54,13 @@ def test_an_error_names_the_wrong_setting_and_the_right_one(folder, environ, sai
     assert said in str(refused.value)
 
 
+def test_an_area_that_is_no_table_is_named_although_the_environment_has_a_field_of_it(folder):
+    """Regression: the command ended with the traceback of an AttributeError."""
+    (folder / "fanout.toml").write_text('kafka = "x"')
+    with pytest.raises(errors.SettingsError, match="kafka"):
+        loader.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "h:1"}, root=folder)
+
+
 def test_one_error_names_every_wrong_setting(folder):
     with pytest.raises(errors.SettingsError) as refused:
         loader.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
