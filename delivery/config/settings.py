@@ -283,8 +283,9 @@ class Realtime(Area):
 class Spark(Area):
     """The Spark application."""
 
-    master: str = "local[2,4]"
-    """Spark master. `local[N,F]` is this machine with N worker processes and up to F tries of a task."""
+    master: str = "local[6,4]"
+    """Spark master. `local[N,F]` is this machine with N tasks at once and up to F tries of a task. A task that waits for
+    responses takes a place and no CPU. So N is the number of lanes times `parallelism`: with fewer, lanes wait for others."""
     app_name: str = "fanout"
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
