@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rich.console
+import rich.markup
 
 from delivery import errors
 from delivery.config import settings, topic_pattern, worker_plans
@@ -166,10 +167,10 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
     """
     marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
     for change in result.changes:
-        console.print(f"{marks[change.action]} {change.kind} {change.id}")
+        console.print(f"{marks[change.action]} {change.kind} {rich.markup.escape(change.id)}", markup=True)
         if change.action == "update":
             for name, before, after in change.fields:
-                console.print(f"    {name}: {_short(_plain(before))} → {_short(_plain(after))}", markup=False)
+                console.print(f"    {name}: {_short(_plain(before))} → {_short(_plain(after))}")
     done = "would change" if dry_run else "changed"
     console.print(f"{len(result.changes)} rows {done}" if result.changes else "nothing to change")
     if result.new_secrets and not dry_run:
@@ -178,16 +179,14 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
             console.print(f"  {endpoint_id}  {text}")
     for endpoint_id in result.awaiting_permission:
         console.print(
-            f"{endpoint_id} gets nothing until its receiver permits deliveries: run `fanout endpoints validate {endpoint_id}`",
-            markup=False,
+            f"{endpoint_id} gets nothing until its receiver permits deliveries: run `fanout endpoints validate {endpoint_id}`"
         )
     for endpoint_id, reason in result.still_disabled.items():
         console.print(
-            f"{endpoint_id} stays disabled ({reason}): add `status: active`, or run `fanout endpoints enable {endpoint_id}`",
-            markup=False,
+            f"{endpoint_id} stays disabled ({reason}): add `status: active`, or run `fanout endpoints enable {endpoint_id}`"
         )
     for warning in result.warnings:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
     if result.warnings:
         console.print("These warnings do not stop the change. With --strict they do.")
 
@@ -344,7 +343,7 @@ async def _answer(
 def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
     """Print the answer to the question for permission: its state, the permitted requests a minute, and the reason, if any."""
     rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
-    console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}", markup=False)
+    console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}")
 
 
 def rotate_keys(config: settings.Settings) -> int:

@@ -75,7 +75,7 @@ def listen(
             )
         else:
             console.print(f"{received.path} {received.webhook_id} {verified}")
-            console.print(received.body.decode(errors="replace"), markup=False)
+            console.print(received.body.decode(errors="replace"))
 
     with receiver.Receiver(
         secrets_of=lambda _: secret or [], on_received=show, answer=lambda _: status, port=port

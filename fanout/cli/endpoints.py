@@ -107,4 +107,4 @@ def statistics(
     else:
         commands.print_table(of_admin.table(document))
         for word, count in document["total"]["error_classes"].items():
-            console.print(f"failed with {word}: {count}", markup=False)
+            console.print(f"failed with {word}: {count}")

@@ -49,10 +49,10 @@ def try_(
         problems = [{"field": problem.path, "problem": problem.problem} for problem in found]
         commands.print_json({"event_type": tried.event_type, "keeps_to_schema": not found, "errors": problems})
     elif not found:
-        console.print(f"the payload keeps to the schema of {tried.event_type}", markup=False)
+        console.print(f"the payload keeps to the schema of {tried.event_type}")
     else:
         for problem in found:
-            console.print(f"{problem.path or 'the payload'}: {problem.problem}", markup=False)
+            console.print(f"{problem.path or 'the payload'}: {problem.problem}")
     raise typer.Exit(1 if found else 0)
 
 

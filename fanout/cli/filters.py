@@ -47,7 +47,7 @@ def try_(
     if as_json:
         commands.print_json({"matches": is_match, "detail": detail, "warnings": warnings})
     else:
-        console.print(detail, markup=False)
+        console.print(detail)
         for warning in warnings:
-            console.print(f"warning: {warning}", markup=False)
+            console.print(f"warning: {warning}")
     raise typer.Exit(0 if is_match else 1)

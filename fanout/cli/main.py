@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import rich.markup
 import typer
 
 from delivery import errors
@@ -208,7 +209,7 @@ def prepare() -> None:
     try:
         class_archive.ensure()
     except errors.LocalStackError as exc:  # the job also runs with a Java that cannot build the archive
-        console.print(f"{exc}\nThe job runs without the class archive; its start takes some seconds longer.", markup=False)
+        console.print(f"{exc}\nThe job runs without the class archive; its start takes some seconds longer.")
 
 
 @app.command()
@@ -278,7 +279,7 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     else:
         for finding in findings:
             mark = "[green]ok[/]" if finding.is_fine else "[red]!![/]"
-            console.print(f"{mark}  {finding.subject}: ", finding.text, sep="")
+            console.print(f"{mark}  {finding.subject}: {rich.markup.escape(finding.text)}", markup=True)
     raise typer.Exit(0 if all(finding.is_fine for finding in findings) else 1)
 
 

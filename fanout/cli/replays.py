@@ -75,7 +75,7 @@ def ask(
     if as_json:
         commands.print_json(row)
     else:
-        commands.console.print(f"{made.replay_id} is requested; `fanout replays show` shows its progress", markup=False)
+        commands.console.print(f"{made.replay_id} is requested; `fanout replays show` shows its progress")
 
 
 @app.command()
@@ -109,7 +109,7 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
     if as_json:
         commands.print_json(row)
     else:
-        commands.console.print(f"{replay_id} is cancelled; {row['handed_over']} deliveries were enqueued before", markup=False)
+        commands.console.print(f"{replay_id} is cancelled; {row['handed_over']} deliveries were enqueued before")
 
 
 def _moment(option: str, text: str, now: dt.datetime) -> dt.datetime:

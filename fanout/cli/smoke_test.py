@@ -37,5 +37,5 @@ def smoke_test(
     if as_json:
         commands.print_json(result.document())
     else:
-        console.print(result.text(), markup=False)
+        console.print(result.text())
     raise typer.Exit(0 if result.delivered_after_s is not None else 1)

@@ -132,7 +132,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
     repairs = scenario.Repairs()
-    console.print("[bold]1[/] starting Postgres, Kafka and the receivers …")
+    console.print("[bold]1[/] starting Postgres, Kafka and the receivers …", markup=True)
     with (
         stack.Stack(ROOT, is_fresh=True) as servers,
         receiver.Receiver(
@@ -145,20 +145,20 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
         scene = _prepare(servers, receivers.url, seed, stop, repairs)
         for document in (scene.document, scenario.changed(scene.document, receivers.url)):
             secrets |= {row["id"]: row["signing_secrets"] for row in document["endpoints"]}
-        console.print(f"[bold]2[/] registered {_counts(scene.document)}")
-        console.print("[bold]3[/] starting fanout run, fanout archive, fanout serve")
+        console.print(f"[bold]2[/] registered {_counts(scene.document)}", markup=True)
+        console.print("[bold]3[/] starting fanout run, fanout archive, fanout serve", markup=True)
         with contextlib.closing(scene.reader):
             port = kafka.free_port()
             admin, poller = over_http.clients(scene.config, scenario.FAILING_CUSTOMER, port)
             with _running(port) as platform:
                 events_ = list(scenario.events(events, random.Random(seed)))  # test data
                 _play(scene, platform, admin, events_, console)
-                console.print(f"[bold]5[/] polling the dead letters of {scenario.FAILING_CUSTOMER} over HTTP")
+                console.print(f"[bold]5[/] polling the dead letters of {scenario.FAILING_CUSTOMER} over HTTP", markup=True)
                 given_up, polled = _poll_and_redrive(scene, platform, admin, poller, console)
-                console.print("[bold]6[/] stopping everything in order …")
+                console.print("[bold]6[/] stopping everything in order …", markup=True)
             while scene.reader.poll(timeout_s=1.0):
                 pass
-        console.print("[bold]7[/] comparing due deliveries with receivers and topics, by fanout reconcile")
+        console.print("[bold]7[/] comparing due deliveries with receivers and topics, by fanout reconcile", markup=True)
         proof = proving.reconcile(scene.config, settle_s=0).account
         result = expected_account.account(
             scene.placed,
@@ -245,7 +245,7 @@ def _play(
 
         scene.publish((), *scenario.bad_records())
         _await(has_begun, advance, START_TIMEOUT_S, "the job has not begun in all lanes, or the API is not ready")
-        console.print("[bold]4[/] publishing, while the receivers verify every signature")
+        console.print("[bold]4[/] publishing, while the receivers verify every signature", markup=True)
         change_at, resume_at = int(events * CHANGE_AFTER), int(events * RESUME_AFTER)
         step = EVENTS_PER_S // 10
         for first in range(0, events, step):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import confluent_kafka
 import rich.console
+import rich.markup
 import rich.table
 
 from delivery import errors
@@ -197,7 +198,7 @@ def show(console: rich.console.Console, proof: Proof) -> None:
     for note in proof.notes:
         console.print(f"note: {note}")
     for finding in account.findings.kept[:MAX_SHOWN]:
-        console.print(f"[red]{finding.kind.value}[/]", finding.text(), markup=True)
+        console.print(f"[red]{finding.kind.value}[/] {rich.markup.escape(finding.text())}", markup=True)
     total = account.findings.by_kind.total()
     if total > MAX_SHOWN:
         console.print(f"… and {total - MAX_SHOWN} more findings; --json prints {len(account.findings.kept)} of them")

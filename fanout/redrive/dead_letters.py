@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import confluent_kafka
 import msgspec
 import rich.console
-import rich.markup
 import rich.table
 
 from delivery import errors
@@ -219,12 +218,12 @@ def show(console: rich.console.Console, found: Found) -> None:
     document |= {f"header {name}": value.decode(errors="replace") for name, value in event.record.headers}
     for name, value in document.items():
         if value is not None:
-            console.print(f"{name:20}", value, markup=False)
+            console.print(f"{name:20}", value)
     table = rich.table.Table("attempt", "started at", "ms", "status", "error class", "detail", "response")
     for attempt in found.letter.attempts:
         texts = (str(attempt.status or ""), attempt.error_class or "", attempt.detail, attempt.response)
         numbers = (str(attempt.attempt), times.shown(attempt.started_at_ms), str(attempt.duration_ms))
-        table.add_row(*numbers, *map(rich.markup.escape, texts))
+        table.add_row(*numbers, *texts)
     if found.letter.attempts:
         commands.show(console, table)
     if found.letter.attempts_omitted:
@@ -232,7 +231,7 @@ def show(console: rich.console.Console, found: Found) -> None:
             f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them until "
             "they expire"
         )
-    console.print(found.letter.payload().decode(errors="replace"), markup=False)
+    console.print(found.letter.payload().decode(errors="replace"))
 
 
 def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import orjson
 import rich.console
-import rich.markup
 import rich.segment
 import rich.table
 import typer
@@ -31,7 +30,13 @@ PIPE_COLUMNS = 100_000
 
 
 class Console(rich.console.Console):
-    """Rich's console, with visible escapes for control characters of foreign text."""
+    """Rich's console, for foreign text. Control characters become visible escapes, and square brackets stay as they are.
+
+    With markup, Rich would leave out `[kafka]`, and fail at `[/order]`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False} | options)
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
@@ -86,7 +91,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         return
     table = rich.table.Table(*rows[0])
     for row in rows:
-        table.add_row(*("" if value is None else rich.markup.escape(safe_text.line(str(value))) for value in row.values()))
+        table.add_row(*("" if value is None else safe_text.line(str(value)) for value in row.values()))
     show(console, table)
 
 

@@ -87,8 +87,8 @@ def shown(capsys, monkeypatch):
         lambda: commands.print_table([{"id": "a", "detail": WITH_UTF_8}]),
         lambda: commands.print_json([{"detail": WITH_UTF_8}]),
         lambda: commands.say(WITH_UTF_8),
-        lambda: commands.console.print(WITH_UTF_8, markup=False),
-        lambda: commands.console.print("name", WITH_UTF_8, markup=False),
+        lambda: commands.console.print(WITH_UTF_8),
+        lambda: commands.console.print("name", WITH_UTF_8),
         lambda: commands.JsonLines().write(json.dumps(WITH_UTF_8, ensure_ascii=False).encode() + b"\n"),
     ],
 )
@@ -104,6 +104,15 @@ def test_a_receivers_response_in_a_dead_letter_moves_no_terminal(shown):
     table = [{"status": "500", "response": "\x1b]0;owned\x07\x1b[2J\u202egnp.exe"}]
     commands.print_table(table)
     assert r"\x1b[2J\u202egnp.exe" in shown()
+
+
+def test_square_brackets_of_a_foreign_text_are_no_markup(shown):
+    """Regression: `listen` failed at the path `/a[/b]`, and `doctor` left out the `[kafka]` of its advice."""
+    commands.console.print("the settings of [kafka] and /a[/b]")
+    commands.print_table([{"path": "/a[bold]/[/b]"}])
+    text = shown()
+    assert "the settings of [kafka] and /a[/b]" in text
+    assert "/a[bold]/[/b]" in text
 
 
 def test_commands_print_by_the_module_terminal_only():

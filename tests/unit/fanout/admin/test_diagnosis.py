@@ -4,11 +4,13 @@ import sys
 import sysconfig
 
 import pytest
+from typer.testing import CliRunner
 
 from delivery.config import settings
 from delivery.stages import local_address
 from delivery.stages.kafka import topics
 from fanout.admin import diagnosis
+from fanout.cli import main
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,13 @@ def test_an_unresolvable_host_name_is_shown_with_sparks_address(monkeypatch):
         True,
         "no..such..name does not resolve: Spark uses 127.0.0.1, unless SPARK_LOCAL_IP is set",
     )
+
+
+def test_the_area_of_a_setting_stays_in_the_advice(monkeypatch):
+    """Regression: "the settings of [kafka]" was taken for markup, and shown as "the settings of "."""
+    fault = diagnosis.Finding(subject="kafka", is_fine=False, text="correct the settings of [kafka]: addresses")
+    monkeypatch.setattr(diagnosis, "examine", lambda _: [fault])
+    assert "!!  kafka: correct the settings of [kafka]: addresses" in CliRunner().invoke(main.app, ["doctor"]).stdout
 
 
 def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job(monkeypatch):

@@ -3,13 +3,13 @@
 import datetime as dt
 
 import pytest
-import rich.console
 from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.webhooks.sending.handshake import Reply, State
 from fanout.admin import registry_commands
 from fanout.cli import main
+from fanout.terminal import commands
 from subscriptions_db.registration import apply
 from tests.support import certificates
 
@@ -38,7 +38,7 @@ def test_a_certificate_is_shown_to_a_person_as_a_digest():
 
 
 def shown(show, *arguments, **options):
-    console = rich.console.Console(width=200)
+    console = commands.Console(width=200)
     with console.capture() as captured:
         show(console, *arguments, **options)
     return captured.get()
