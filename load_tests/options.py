@@ -18,7 +18,10 @@ Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of th
 
 def terms(folder: Path | None, replaced: Iterable[str] | None) -> stage.Terms:
     """Return the parameters that all scenarios share."""
-    return stage.Terms(say=say, folder=folder, overrides=dict(pair.split("=", 1) for pair in replaced or ()))
+    pairs = [pair.partition("=") for pair in replaced or ()]
+    if wrong := [name for name, separator, _ in pairs if not separator]:
+        raise typer.BadParameter(f"--set {wrong[0]} has no value: write area.field=value")
+    return stage.Terms(say=say, folder=folder, overrides={name: value for name, _, value in pairs})
 
 
 def say(text: str) -> None:

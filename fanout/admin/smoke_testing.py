@@ -28,6 +28,7 @@ import orjson
 from delivery import errors
 from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
 from delivery.model import Record
+from delivery.stages.kafka import topics
 from delivery.webhooks.events import parsing
 from fanout.admin import registry_commands
 from fanout.kafka import publishing, topic_scanner
@@ -278,15 +279,21 @@ class DeliveryLog:
                 "grant Describe on the topic to the login"
             )
         self.seen = Seen()
-        self._key = endpoint_id.encode()
+        self._kafka, self._key = config.kafka, endpoint_id.encode()
         own = {"group.id": "fanout-smoke-test", "enable.auto.commit": False}
         self._consumer = kafka_clients.consumer(config.kafka, own)
         self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
 
     def poll(self) -> None:
-        """Add the records that have arrived to `seen`, at most 1,000."""
+        """Add the records that have arrived to `seen`, at most 1,000.
+
+        Raise KafkaUnavailable if the login may not read the attempts topic. Other errors may pass, and are ignored.
+        """
         for message in self._consumer.consume(1000, 0):
-            if message.error() is None and message.key() == self._key:
+            error = message.error()
+            if error is not None and error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise topics.unavailable(self._kafka, confluent_kafka.KafkaException(error), "to read the attempts topic")
+            if error is None and message.key() == self._key:
                 self.seen.add(orjson.loads(message.value() or b"{}"))
 
     def close(self) -> None:

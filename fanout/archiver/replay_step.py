@@ -123,7 +123,7 @@ class Replayer:
         places = [
             progress.PartitionProgress(*extent.place, extent.first, ends[extent.place])
             for extent in firsts
-            if extent.first < ends[extent.place]
+            if extent.first < ends.get(extent.place, 0)  # 0: the topic was deleted meanwhile
         ]
         is_whole = all(extent.is_whole for extent in firsts)
         progress.begin(connection, replay, places, is_whole=is_whole, now=_now())

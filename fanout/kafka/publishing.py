@@ -176,7 +176,7 @@ def from_lines(
         except orjson.JSONDecodeError as exc:
             problem = f"is not JSON ({exc.msg} at column {exc.colno}): correct the line. {_STOPPED}"
             raise errors.RegistrationError(f"line {number}", problem) from exc
-        named = topic or (isinstance(document, dict) and document.get(source.type_field))
+        named = topic or parsing.at(document, tuple(source.type_field.split(".")))
         if not named:
             raise errors.RegistrationError(
                 f"line {number}", f"has no {source.type_field!r}: add it, or name a topic with --topic. {_STOPPED}"

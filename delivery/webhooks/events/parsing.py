@@ -274,16 +274,16 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
     document = _loads(value)
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "the value is JSON, but no object: a plain event is a JSON object")
-    event_id = _optional(_at(document, layout.id_path), "id")
-    given = _at(document, layout.time_path)
+    event_id = _optional(at(document, layout.id_path), "id")
+    given = at(document, layout.time_path)
     time = event_times.read(given, passes_invalid=layout.passes_plain_time)
     event = Event(
         # Unique, and the same after a re-read: the position of the record never changes.
         event_id=EventId(event_id or f"{record.topic}:{record.partition}:{record.offset}"),
-        event_type=_optional(_at(document, layout.type_path), "type") or record.topic.removeprefix(layout.topic_prefix),
+        event_type=_optional(at(document, layout.type_path), "type") or record.topic.removeprefix(layout.topic_prefix),
         source=record.topic,
-        tenant_id=TenantId(_required(_at(document, layout.tenant_path), ".".join(layout.tenant_path))),
-        sub_tenant_id=_sub_tenant(_at(document, layout.sub_tenant_path)),
+        tenant_id=TenantId(_required(at(document, layout.tenant_path), ".".join(layout.tenant_path))),
+        sub_tenant_id=_sub_tenant(at(document, layout.sub_tenant_path)),
         time=time or event_times.of_record(record.appended_at_ms),
         data=value,
         content=document,
@@ -300,7 +300,8 @@ def _loads(value: bytes) -> Any:
         raise errors.EventRejected("not_json", f"the value or its payload is not valid JSON ({exc}): correct it"[:200]) from exc
 
 
-def _at(document: Any, path: tuple[str, ...]) -> Any:
+def at(document: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at a path of field names in a JSON document; None if there is none."""
     for key in path:
         if not isinstance(document, dict):
             return None

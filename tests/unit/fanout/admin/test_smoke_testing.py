@@ -4,7 +4,9 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import confluent_kafka
 import orjson
 import pytest
 
@@ -113,6 +115,18 @@ def test_a_missing_attempts_topic_is_named_and_the_scanner_is_closed(monkeypatch
     with pytest.raises(errors.KafkaUnavailable, match=r"there is no topic fanout.attempts"):
         smoke_testing.DeliveryLog(CLOSED, "ep")
     assert len(closed) == 1
+
+
+def test_a_login_that_may_not_read_the_log_is_told_so(monkeypatch):
+    """Regression: the test waited out its time, and blamed the job."""
+    refusal = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    message = SimpleNamespace(error=lambda: refusal, key=lambda: None)
+    consumer = SimpleNamespace(consume=lambda *_: [message], assign=lambda _: None)
+    scanner = SimpleNamespace(extents=lambda _: [SimpleNamespace(place=("attempts", 0), end=0)], close=lambda: None)
+    monkeypatch.setattr(topic_scanner, "Scanner", lambda _: scanner)
+    monkeypatch.setattr(smoke_testing.kafka_clients, "consumer", lambda *_: consumer)
+    with pytest.raises(errors.KafkaUnavailable, match="refuses a request to read the attempts topic"):
+        smoke_testing.DeliveryLog(CLOSED, "ep").poll()
 
 
 def test_attempts_and_postponements_are_read_from_the_log():

@@ -21,6 +21,13 @@ def test_a_line_goes_unchanged_to_the_topic_of_its_type():
     assert read(GOOD + b"\n", b"\n") == [publishing.Message(topic="events.order.created", value=GOOD)]
 
 
+def test_the_type_may_be_a_field_within_another():
+    """Regression: `source.type_field` is a path, and was taken for a name with a dot."""
+    source = CONFIG.source.model_copy(update={"type_field": "meta.type"})
+    [message] = publishing.from_lines([b'{"meta": {"type": "order.created"}}'], source, None, None)
+    assert message.topic == "events.order.created"
+
+
 def test_a_line_goes_to_the_topic_of_the_option():
     assert [message.topic for message in read(GOOD, topic="events.other")] == ["events.other"]
 
