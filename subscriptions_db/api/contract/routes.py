@@ -97,7 +97,7 @@ class ListPage(described.DescribedModel):
 
 def fitting_part(items: list[Model]) -> list[Model]:
     """Return the first items of a page, as many as fit into one answer of 1 MiB; at least one if there are any."""
-    return items[: answer_size.count(len(item.model_dump_json()) for item in items)]
+    return items[: answer_size.count(len(item.model_dump_json().encode()) for item in items)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

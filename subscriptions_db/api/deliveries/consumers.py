@@ -125,7 +125,7 @@ def create(call: Call) -> Consumer:
     * 409: the name is taken.
     * 422: the request names more than one place, or the customer is missing or not the key's own.
     * 422: the key is limited to endpoints, and the selection is not one of them.
-    * 429: the customer has the maximum of consumers, also for an operator's key.
+    * 429: the customer has the maximum of consumers. An operator's key may create more.
     """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
     own = call.principal.endpoints
@@ -135,7 +135,7 @@ def create(call: Call) -> Consumer:
     call.connection.execute(query("lock_row"), {"kind": "quota of consumers", "id": customer_id})
     with crud.of_whole_customer(call):
         existing = len(consumers.list_consumers(call.connection, customer_id))
-    if existing >= bound:
+    if existing >= bound and call.principal.customer_id is not None:
         raise problems.quota_reached(f"the quota of the customer is {bound} consumers, and it is used up: delete some")
     after = _position(call, customer_id, wanted) or 0
     limit = wanted.max_receives

@@ -1,13 +1,12 @@
 """Check the events of a publishing request, and find their topics. Pure.
 
-Runs in the API. The job's own parser checks each event. The job rejects an event that was accepted here in three cases only:
+Runs in the API. The job's own parser checks each event. The job rejects an event that was accepted here in two cases only:
 
 1. The tenant is not registered or not active. No check asks Postgres.
 2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
-3. The payload begins with a zero byte, and the topic is one of the schema registry's. The job reads a schema's id in such a
-   payload. Without the schema, or if the payload does not fit it, the job rejects the event.
 
-The API refuses an event without an id, though the job takes it, because its publisher could not repeat it.
+The API refuses two kinds of events that the job takes: an event without an id, because its publisher could not repeat it, and a
+payload with a schema's id in a topic of the schema registry, because no check asks the schema registry.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from delivery.config import settings, topic_pattern, worker_plans
 from delivery.model import Event, EventId, Record
 from delivery.registry_model import TenantId
 from delivery.webhooks.events import attributes, parsing
+from delivery.webhooks.formats import wire_format
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing.bodies import EventsOfBody, Headers, UncheckedEvent
 
@@ -46,6 +46,8 @@ class Rules:
     """Pattern of the topics that the job reads."""
     own_topics: frozenset[str]
     """Topics that only the platform writes."""
+    framed_topics: str
+    """Pattern of the topics whose values may be framed by a schema registry. Empty: none."""
     publisher_sources: str
     """Text with which the source of an event begins if its key is limited to tenants. `{tenant}` stands for the event's tenant.
     Empty: any source."""
@@ -59,6 +61,7 @@ class Rules:
             layout=worker_plans.layout_of(config),
             topic_pattern=config.source.topic_pattern,
             own_topics=frozenset(own | {config.operations.topic, config.batch.ticks_topic, config.retry.ticks_topic}),
+            framed_topics=config.schema_registry.topic_pattern,
             publisher_sources=config.api.publisher_sources,
         )
 
@@ -134,6 +137,10 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
         value=unchecked.value,
         headers=unchecked.headers,
     )
+    if rules.framed_topics and re.fullmatch(rules.framed_topics, wanted) and wire_format.is_framed(unchecked.value or b""):
+        raise errors.EventRejected(
+            "bad_frame", "the value begins with the zero byte of a schema registry, which is not asked here: write it to Kafka"
+        )
     event = parsing.parse(record, layout)
     if topic is None and wanted == layout.topic_prefix:
         raise errors.EventRejected(

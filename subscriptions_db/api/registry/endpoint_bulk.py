@@ -171,7 +171,10 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
 
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
     """Return the ids of the request's endpoints in order, and True if more endpoints match."""
-    after = cursors.decode(wanted.cursor)
+    place = cursors.place(wanted.cursor)
+    if place.is_end:  # from a list: it would begin again at the first endpoint
+        raise problems.invalid(("cursor", "is not a cursor of this request: send `next_cursor` of its last answer, unchanged"))
+    after = place.row_id
     if wanted.endpoints is None:
         only = schemas.criteria(wanted.model_dump(include=set(EndpointCriteria.model_fields))) | {"customer": customer_id}
         found = crud.ids_after(call, "endpoint", after, wanted.limit + 1, only)

@@ -165,7 +165,7 @@ class Admission:
         self._publishing_paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
         self._unknown_keys = limits.Pace(MAX_UNKNOWN_KEYS_PER_S, BURST_SHARE)
         self._known_once: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_CACHED_KEYS)
-        """Digests of keys that were valid once, also if they are revoked or expired by now."""
+        """Digests of keys that were valid when this process last read them."""
 
     async def admit(
         self, authorization: str | None, route: Route, note: Callable[[KeyRate], None] = lambda _: None
@@ -219,6 +219,7 @@ class Admission:
                 self._spend(self._unknown_keys, "too many requests with unknown keys")
             known = keys.authenticate(await self._read_key(key_id), text, dt.datetime.now(dt.UTC))
             if known is None:
+                self._known_once.pop(digest, None)
                 raise _unauthenticated("the key is unknown, revoked or expired: send another one")
             self._known[digest], self._known_once[digest] = known, None
             self._on_use(known)

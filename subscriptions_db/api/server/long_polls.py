@@ -45,7 +45,7 @@ class LongPolls:
         self._answer = answer
         self._authenticate = authenticate
         self._outside_in_flight = outside_in_flight
-        self._waiting: collections.Counter[str | None] = collections.Counter()
+        self._waiting: collections.Counter[str] = collections.Counter()
         self._ending = asyncio.Event()
 
     async def end(self, _: web.Application) -> None:
@@ -62,7 +62,7 @@ class LongPolls:
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)
         until = loop.time() + wait_s
         request[TIMEOUT].reschedule(until + self._config.request_timeout_s)
-        with self._waiting_slot(asked.principal.customer_id):
+        with self._waiting_slot(asked.principal.customer_id or asked.principal.key_id):
             while answer.awaited is not None and (left_s := until - loop.time()) > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), min(left_s, ASK_EVERY_S))
@@ -75,25 +75,25 @@ class LongPolls:
         return answer
 
     @contextlib.contextmanager
-    def _waiting_slot(self, customer_id: str | None) -> Iterator[None]:
-        """Occupy one of the slots for waiting polls.
+    def _waiting_slot(self, poller: str) -> Iterator[None]:
+        """Occupy one of the slots for waiting polls. `poller` is the customer, or the key of an operator.
 
-        Raise Refused with 429 if the customer occupies all of its slots, and with 503 if all slots of the process are occupied.
+        Raise Refused with 429 if the poller occupies all of its slots, and with 503 if all slots of the process are occupied.
         """
-        if self._waiting[customer_id] >= self._config.max_polls_per_customer:
+        if self._waiting[poller] >= self._config.max_polls_per_customer:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
             raise problems.Refused(
                 429,
-                f"{self._waiting[customer_id]} of your long polls are waiting already: try again when one has ended",
+                f"{self._waiting[poller]} of your long polls are waiting already: try again when one has ended",
                 headers=headers,
             )
         if self._waiting.total() >= self._config.max_polls:
             raise problems.unavailable("too many long polls are waiting: try again")
-        self._waiting[customer_id] += 1
+        self._waiting[poller] += 1
         try:
             with metrics.API_POLLS_WAITING.track_inprogress(), self._outside_in_flight():
                 yield
         finally:
-            self._waiting[customer_id] -= 1
-            if not self._waiting[customer_id]:
-                del self._waiting[customer_id]
+            self._waiting[poller] -= 1
+            if not self._waiting[poller]:
+                del self._waiting[poller]

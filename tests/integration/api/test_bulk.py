@@ -71,6 +71,15 @@ def test_pages_of_a_request_change_each_endpoint_once(acme, made):
     assert (list(results(rest)), rest.json["next_cursor"]) == (ids[3:], None)
 
 
+@pytest.mark.usefixtures("made")
+def test_a_cursor_back_through_a_list_is_refused(acme):
+    """Regression: the request began again at the first endpoint, with an action such as delete."""
+    listed = acme.get("/v1/endpoints?limit=1").json
+    back = acme.get(f"/v1/endpoints?limit=1&cursor={listed['next_cursor']}").json["previous_cursor"]
+    assert acme.post(PATH, {"action": "pause", "everything": True, "cursor": back}).fields == ["cursor"]
+    assert not [item for item in acme.get("/v1/endpoints").json["items"] if item["status"] == "paused"]
+
+
 def test_secrets_are_rotated_and_shown_once(served, acme, made):
     ids, criterion = made
     body = {"action": "rotate_secret", "rotation": {"overlap_s": 600}} | criterion

@@ -261,8 +261,9 @@ def test_a_consumer_is_created_moved_and_deleted(served, acme, poller):
 
 def test_the_consumers_of_a_customer_are_bounded(postgres):
     with world.served(postgres, max_consumers_per_customer=2) as served:
-        acme = served.client(served.keys["acme"])
+        acme, operator = (served.client(served.keys[name]) for name in ("acme", "operator"))
         assert [acme.post("/v1/dead-letter-consumers", {"name": f"c{number}"}).status for number in range(2)] == [201, 429]
+        assert operator.post("/v1/dead-letter-consumers?customer=acme", {"name": "c2"}).status == 201
 
 
 def test_the_operator_names_the_customer(served, operator):

@@ -25,5 +25,5 @@ def test_a_cursor_of_the_version_before_is_read():
 
 @pytest.mark.parametrize("text", ["a", "*", "/w", cursors.encode("a\0b")])
 def test_another_text_is_refused(text):
-    with pytest.raises(ValueError, match="next_cursor"):
+    with pytest.raises(ValueError, match="send a cursor of an answer"):
         cursors.checked(text)

@@ -128,6 +128,19 @@ def test_a_revoked_key_is_refused_within_five_seconds():
     assert admit(admitted) == 401
 
 
+def test_look_ups_of_a_revoked_key_are_limited_like_those_of_an_unknown_one(monkeypatch):
+    """Regression: a key that was valid once was looked up at each request, without a limit, for ever."""
+    monkeypatch.setattr(admission, "MAX_UNKNOWN_KEYS_PER_S", 10.0)
+    registry, clock = Registry(), Clock()
+    admitted = admission.Admission(registry.read, max_per_s=1000, clock=clock)
+    admit(admitted)
+    registry.row["revoked_at"] = NOW
+    clock.now += 4
+    statuses = [admit(admitted) for _ in range(100)]
+    assert (set(statuses), statuses[-1]) == ({401, 429}, 429)
+    assert registry.asked <= 1 + 1 + 2
+
+
 def test_a_cached_key_is_not_read_from_postgres_again():
     registry = Registry()
     admitted = admission.Admission(registry.read, max_per_s=100, clock=Clock())

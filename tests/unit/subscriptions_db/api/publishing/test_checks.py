@@ -50,6 +50,23 @@ def test_the_settings_name_the_fields_and_the_prefix():
     assert (event.topic, event.event_id, event.tenant_id) == ("in.paid", "8", "7")
 
 
+def framed(topic_pattern):
+    """A binary CloudEvent whose payload has the id of a schema."""
+    context = {"specversion": "1.0", "id": "e1", "source": "shop", "type": "order.created", "tenantid": "t1"}
+    headers = [(f"ce-{name}".encode(), value.encode()) for name, value in context.items()]
+    headers.append((b"content-type", b"application/octet-stream"))
+    found = bodies.read("application/octet-stream", headers, b"\0\0\0\0\x07order")
+    registry = {"topic_pattern": topic_pattern, "url": "http://127.0.0.1:1"} if topic_pattern else {}
+    return checks.checked(found, rules(schema_registry=registry), topic=None, now_ms=NOW_MS)
+
+
+def test_a_payload_with_a_schemas_id_is_refused_where_the_job_would_ask_for_the_schema():
+    """Regression: the API answered 202, and the job rejected the event, or paused the partition without the registry."""
+    assert [event.topic for event in framed(r"other\..+")] == ["events.order.created"]
+    with pytest.raises(problems.Refused, match="bad_frame: the value begins with the zero byte"):
+        framed(r"events\..+")
+
+
 @pytest.mark.parametrize("id_", [{}, {"id": None}, {"id": ""}])
 @pytest.mark.parametrize("topic", [None, "events.order.created"])
 def test_an_event_without_an_id_is_refused_because_it_cannot_be_repeated(id_, topic):
