@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from psycopg.types.json import Jsonb
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
+_NOT_IN_JSONB = re.compile("[\x00\ud800-\udfff]")
+"""Characters that `jsonb` refuses: NUL, and halves of surrogate pairs. Columns of type `json` may have them as escapes."""
 COMMAND = "command"
 """The actor of changes by a `fanout` command. Each entry also has the login to Postgres."""
 JOB = "job"
@@ -78,13 +81,13 @@ def _json_fields(fields: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for `jsonb`: replace NUL in text values, infinity and NaN; write times as text and sets as lists."""
+    """Return a value for `jsonb`: replace _NOT_IN_JSONB, infinity and NaN; write times as text and sets as lists."""
     if isinstance(value, str):
-        return value.replace("\x00", "\ufffd")
+        return _NOT_IN_JSONB.sub("\ufffd", value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {_plain(str(key)): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | frozenset):
         return [_plain(part) for part in (sorted(value, key=str) if isinstance(value, frozenset) else value)]
     return value.isoformat() if isinstance(value, dt.datetime) else value
