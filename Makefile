@@ -25,15 +25,15 @@ check: setup
 quick: setup
 	$(PYTEST) -n 2 -p tests.budget tests/unit tests/properties $(ARGS)
 
-test: before-servers test-chart
+test: before-servers
 	@echo "Tests marked slow are left out: make test-all runs them. docs/faults.md says which faults they show."
 	$(PYTEST) -p tests.budget -m "not slow" $(SERVERS) $(ARGS)
 
 # What needs no server, beside the jars for what does: those mostly wait for the network.
 before-servers: setup
-	@$(MAKE) --no-print-directory -j 4 lint quick prepare test-openapi
+	@$(MAKE) --no-print-directory -j 5 lint quick prepare test-openapi test-chart
 
-test-all: before-servers test-chart
+test-all: before-servers
 	$(PYTEST) $(SERVERS) $(ARGS)
 
 lint: setup

@@ -16,6 +16,7 @@ from xdist.scheduler import loadscope
 from fanout.jvm import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
+from tests.support import databases
 
 ONE_JOB = "tests/e2e/test_one_job.py"
 
@@ -38,13 +39,21 @@ hypothesis.settings.register_profile("fanout", deadline=None)
 hypothesis.settings.load_profile("fanout")
 
 
-LONGEST_FIRST = ("e2e", "spark")
-"""Folders whose tests take longest. They begin first, so that no worker waits for one of them at the end."""
+LONGEST_FIRST = (
+    "tests/spark/",
+    ONE_JOB,
+    "tests/e2e/test_realtime_lane.py",
+    "tests/integration/test_local_stack.py",
+    "tests/e2e/",
+)
+"""Folders and files whose tests take longest together. They begin first, so that no worker waits for one of them at the end."""
 
 
 def pytest_collection_modifyitems(items):
-    places = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))  # stable: within a folder as written
+    def place(item):
+        return next((place for place, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path)), len(LONGEST_FIRST))
+
+    items.sort(key=place)  # stable: otherwise as written
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,7 +101,13 @@ def postgres():
 
 @pytest.fixture
 def database(postgres):
-    """The URL of a database of this test's own."""
+    """The URL of a database of this test's own, with the newest schema."""
+    return databases.create_migrated(postgres, f"test_{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def empty_database(postgres):
+    """The URL of a database of this test's own, without a schema."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     postgres.create_database(name)
     return postgres.url_of(name)

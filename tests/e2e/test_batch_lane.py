@@ -50,7 +50,6 @@ class Job:
 
 
 def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform):
-    platform.migrate()
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
     ids = platform.publish(3)
     first = Job(platform, "--lanes", "batch")
@@ -64,14 +63,13 @@ def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform
     assert second.process.wait(JOB_TIMEOUT_S) != 0
 
     ids += platform.publish(2, first=3)
-    platform.run_once()
+    platform.run_once("--lanes", "batch")
     assert [sorted(batch) for batch in platform.accepted_requests()] == [sorted(ids)]
     platform.assert_adds_up()
 
 
 @pytest.mark.slow
 def test_both_lanes_read_the_same_topics_across_a_new_broadcast_of_the_registry(platform):
-    platform.migrate()
     platform.register([{}])
     platform.register([{"id": "b0", "endpoint": "ep2"}], endpoints=("ep2",), **in_batches(max_events=10, max_wait_s=1))
     job = platform.start(source={"max_events_per_batch": 6}, batch={"max_events_per_micro_batch": 12})

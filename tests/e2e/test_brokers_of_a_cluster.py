@@ -111,7 +111,6 @@ def test_each_event_arrives_once_while_brokers_are_killed_and_restarted(platform
     """
     outside = Outside()
     platform._kafka = cluster
-    platform.migrate()
     platform.register([{}])
     platform.register([{"id": "b", "endpoint": "ep2"}], endpoints=("ep2",), **in_batches(max_events=20, max_wait_s=1))
     platform.register([{"id": "r", "endpoint": "ep3"}], endpoints=("ep3",), retry={"schedule_s": [1] * 20})

@@ -108,7 +108,6 @@ def test_a_used_port_is_named_together_with_the_way_out(kafka, jars, tmp_path):
 
 
 def test_getting_what_does_not_exist_says_what_does(platform):
-    platform.migrate()
     with pytest.raises(errors.RegistrationError, match="the kinds are tenants, customers, endpoints, subscriptions"):
         registry_commands.kind_of("things")
     with pytest.raises(errors.RegistrationError, match=r"there is no such endpoint, .*; `fanout get endpoints` lists them"):

@@ -20,7 +20,6 @@ SMALL = {"source": {"max_events_per_batch": 300}}
 
 @pytest.mark.slow
 def test_a_driver_killed_in_the_middle_of_a_batch_loses_nothing(platform):
-    platform.migrate()
     platform.register([{}])
     ids = platform.publish(3000)
     platform.receiver.hold_answers_after(700)
@@ -73,7 +72,6 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 def test_what_was_delivered_before_a_kill_is_not_delivered_again(platform, kill, mode):
     """All of the micro-batch that was broken off was, and here that is everything there is."""
     count, at_once, fields = LANES[mode]
-    platform.migrate()
     platform.register([{}], **fields)
     ids = platform.publish(count)
     one_batch = {"source": {"max_events_per_batch": count}}
@@ -118,13 +116,12 @@ class Holding(Customers):
 def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
     accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
     waits_for_all = {"retry": {"settle_s": 60}}
-    platform.migrate()
     platform.register([{}], retry={"timeout_s": 60})
     with Holding(accepted) as customers:
         update(platform, "update endpoints set url = %s", f"{customers.url}/")
         ids = sorted(event.event_id for event in postpone(platform, accepted + held))
         job = platform.start("--lanes", "retry", **waits_for_all)
-        assert_eventually(lambda: log(platform), lambda entries: len(entries) == accepted, within_s=START_S)
+        assert_eventually(lambda: log(platform), lambda entries: len(entries) == accepted, within_s=START_S, every_s=0.5)
         assert_eventually(lambda: len(customers.came), lambda count: count > accepted, within_s=30)
         before = list(customers.came)
         kill(platform, job)
@@ -133,7 +130,9 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
             job = platform.start("--lanes", "retry", **waits_for_all)
         assert_eventually(lambda: set(customers.came), lambda got: got == set(ids), within_s=START_S)
         assert_eventually(
-            lambda: {entry["webhook_id"] for entry in log(platform)}, lambda webhook_ids: len(webhook_ids) == len(ids)
+            lambda: {entry["webhook_id"] for entry in log(platform)},
+            lambda webhook_ids: len(webhook_ids) == len(ids),
+            every_s=0.5,
         )
         assert platform.stop(job) == 0, platform.log()
         counts = collections.Counter(customers.came)
@@ -143,7 +142,6 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
 
 
 def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform):
-    platform.migrate()
     platform.register([{}])
     ids = platform.publish(3000)
     platform.receiver.hold_answers_after(700)

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.e2e
 
 
 def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platform):
-    platform.migrate()
     platform.statuses |= {"ep2": 500, "ep3": 500}
     platform.register(
         [
@@ -39,7 +38,7 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
     headers = tuple((name, value.encode()) for name, value in (attributes | {f"ce_{n}": v for n, v in further.items()}).items())
     platform.publish_raw("shop", b'{ "amount" : 1 }', headers=headers)
 
-    platform.run_once()
+    platform.run_once(batch={"shards": 4}, retry={"shards": 4})
 
     assert sorted(platform.accepted("ep1")) == sorted([*ids, "ce1"])
     assert all(request.is_verified for request in platform.received)
@@ -67,7 +66,6 @@ def test_every_event_ends_as_delivered_dead_lettered_skipped_or_rejected(platfor
 
 
 def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
-    platform.migrate()
     platform.statuses["failing"] = 500
     platform.statuses["gone"] = 410
     names = ("ep1", "failing", "gone", "paused", "ordered", "unsigned")
@@ -102,7 +100,6 @@ def test_what_fails_or_must_wait_is_handed_over_to_the_retry_lane(platform):
 
 def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platform):
     """The dead-letter topic refuses the record: the batch fails, and no failure is forgotten."""
-    platform.migrate()
     platform.statuses["ep1"] = 500
     platform.register([{}])
     [event_id] = platform.publish(1)
@@ -126,7 +123,6 @@ def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
     2. The migration is there, and the ring opens nothing: the job says so, and ends.
     3. The next job has the right ring: everything is delivered once.
     """
-    platform.migrate()
     platform.register([{}])
     platform.publish(1)
     with connect.connect(platform.config.database) as connection:

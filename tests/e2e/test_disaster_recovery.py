@@ -61,7 +61,6 @@ def taken(platform, endpoint):
 
 @pytest.mark.timeout(900)
 def test_registry_and_checkpoint_are_lost_and_restored(platform):
-    platform.migrate()
     direct = [{"endpoint": "direct"}, {"endpoint": "failing"}]
     platform.register(direct, endpoints=("direct", "failing"), retry={"schedule_s": [1] * 50})
     in_batches = {"mode": "batch", "batch": {"max_events": 1000, "max_wait_s": 20}}

@@ -44,7 +44,6 @@ def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platf
     count, at_once, fields = {"direct": (6_000, 1, {}), "batch": (20_000, 10, {"mode": "batch", "batch": {"max_events": 10}})}[
         mode
     ]
-    platform.migrate()
     platform.register([{}], **fields)
     ids = platform.publish(count)
     platform.receiver.hold_answers_after(count / 2 / at_once)
@@ -72,7 +71,6 @@ def test_an_executor_that_is_killed_takes_no_turn_of_the_retry_lane_with_it(plat
     """Nobody hears of those that were under way there: they leave their shards again."""
     names = [f"ep{number}" for number in range(1, 5)]
     accepted = functools.partial(platform.accepted, *names)
-    platform.migrate()
     platform.register([{"endpoint": name} for name in names], endpoints=names)
     ids = [
         event.event_id
@@ -102,7 +100,6 @@ def test_no_process_is_started_for_a_file_of_a_checkpoint_on_a_local_disk(platfo
     (tools / "chmod").write_text(f'#!/bin/sh\necho "$@" >> {asked}\nPATH={os.environ["PATH"]} exec chmod "$@"\n')
     (tools / "chmod").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    platform.migrate()
     platform.register([{}], mode="batch", batch={"max_events": 10})
     platform.publish(10)
 

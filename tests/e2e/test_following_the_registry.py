@@ -109,7 +109,7 @@ def smoke_tests(platform):
     assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_testing.NAME)]
 
 
-def test_a_running_job_follows_the_registry_and_the_topics(platform):
+def test_a_running_job_follows_the_registry_and_the_topics(platform, empty_database):
     """One job, one story: the steps share its start, which takes most of the time.
 
     1. Without a schema the job waits and consumes nothing.
@@ -122,6 +122,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform):
     8. A second job on the same checkpoint is refused at once.
     9. The next job does without the old key.
     """
+    platform._database = empty_database
     platform.keys = {"ring": {"old": stack.new_key(), "new": stack.new_key()}, "active": "old"}
     platform.create_topic("order")
     job = platform.start("--lanes", "direct")
@@ -183,6 +184,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     assert_eventually(
         lambda: platform.publish(1, first=next(numbers)) and platform.log(),
         lambda log: "delivery is paused: the registry was last confirmed" in log,
+        every_s=0.5,
     )
     last = platform.publish(1, first=next(numbers))[0]
     assert last not in platform.accepted()

@@ -57,7 +57,6 @@ def test_a_full_disk_ends_the_lane_and_names_its_folder_and_a_restart_continues(
     local, kept = disks
     on_them = {"checkpoint": str(kept.folder), "conf": {"spark.local.dir": str(local.folder)}}
     settings = {"spark": on_them, "batch": {"shards": 2}}
-    platform.migrate()
     platform.register([{}], **in_batches(max_events=5, max_wait_s=1))
     ids = []
 

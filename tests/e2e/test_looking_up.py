@@ -8,7 +8,6 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_job_with_a_lookup_registry_follows_changes_within_the_time_to_live(platform):
-    platform.migrate()
     platform.register(
         [{}, {"endpoint": "ep2", "event_type": "*", "everything": False, "tenants": ["t1"]}], endpoints=("ep1", "ep2")
     )

@@ -26,7 +26,6 @@ def expire(platform, topic):
 
 @pytest.mark.slow
 def test_a_loss_is_shown_and_accepted_by_the_command_and_what_waits_is_kept(platform):
-    platform.migrate()
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
     platform.create_topic("order", PARTITIONS)
     waits = platform.publish(3)

@@ -18,6 +18,7 @@ from tests.e2e.conftest import START_S, Platform, assert_eventually
 from tests.e2e.test_batch_lane import in_batches
 from tests.e2e.test_retry_lane import OFTEN, SOON, Job, update
 from tests.integration.customers import Customers
+from tests.support import databases
 
 pytestmark = pytest.mark.e2e
 
@@ -25,11 +26,9 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def shared(kafka, postgres, tmp_path_factory):
     """The platform, and its running job."""
-    database = f"test_{uuid.uuid4().hex[:12]}"
-    postgres.create_database(database)
-    platform = Platform(kafka, postgres.url_of(database), tmp_path_factory.mktemp("one-job"))
+    database = databases.create_migrated(postgres, f"test_{uuid.uuid4().hex[:12]}")
+    platform = Platform(kafka, database, tmp_path_factory.mktemp("one-job"))
     with platform.receiving():
-        platform.migrate()
         for event_type in ("quiet", "counted", "followed", "failing", "refused"):
             platform.create_topic(event_type)
         job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4})
@@ -196,9 +195,11 @@ def test_an_endpoint_is_disabled_only_if_it_accepts_no_event(platform, job):
             return others
 
         disabled = [("refuses", "disabled", "failing"), ("unscheduled", "disabled", "failing")]
-        assert_eventually(time_goes_on, lambda others: others == disabled, within_s=START_S)
+        assert_eventually(time_goes_on, lambda others: others == disabled, within_s=START_S, every_s=0.5)
         refused = customers.refused
-        assert_eventually(lambda: time_goes_on() and customers.refused, lambda got: got >= refused + 6, within_s=START_S)
+        assert_eventually(
+            lambda: time_goes_on() and customers.refused, lambda got: got >= refused + 6, within_s=START_S, every_s=0.5
+        )
 
 
 def test_in_the_end_the_job_stops_in_order_and_everything_adds_up(platform, job):

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.e2e
 def test_only_its_customer_and_the_operator_learn_of_a_failing_endpoint(platform):
     topic = f"{platform.name}.fanout.operational"
     overrides = {"operations": {"topic": topic, "failing_after_s": 0.001}}
-    platform.migrate()
     theirs = {"event_type": "fanout.*", "everything": False}
     platform.register(
         [

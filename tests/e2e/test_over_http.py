@@ -29,7 +29,6 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     4. All of the time is replayed, whatever became of it.
     5. A delivery of another endpoint, which waits for an hour, is resent: it goes out now, and once.
     """
-    platform.migrate()
     platform.register([{}])
     platform.register(
         [{"id": "hourly", "endpoint": "ep2", "event_type": "user"}], endpoints=("ep2",), retry={"schedule_s": [3600]}

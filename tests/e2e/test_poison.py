@@ -62,7 +62,6 @@ POISON = [
 
 
 def test_bad_records_are_kept_as_written_and_valid_events_are_delivered(platform):
-    platform.migrate()
     platform.register([{"event_type": "*"}], tenants=("t1", "t2", "t3"))
     with connect.connect(platform.config.database) as connection:
         connection.execute("update tenants set status = 'suspended' where tenant_id = 't2'")
@@ -86,7 +85,7 @@ def test_bad_records_are_kept_as_written_and_valid_events_are_delivered(platform
     publisher.publish(message_to(f"other-{platform.name}.order", healthy_event("of-others")))
     publisher.flush()
 
-    platform.run_once(source={"tenant_of_topic": rf"{platform.name}\.of\.(.+)"})
+    platform.run_once("--lanes", "direct,batch", source={"tenant_of_topic": rf"{platform.name}\.of\.(.+)"})
 
     assert sorted(platform.accepted()) == sorted(healthy)
     ledger = platform.ledger()
@@ -125,7 +124,6 @@ def assert_keeps(row, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("treatment", ["passed", "told_apart", "rejected"])
 def test_reused_ids_and_invalid_times_are_treated_as_the_operator_has_set(platform, treatment):
-    platform.migrate()
     platform.register([{}])
     platform.create_topic("order")
     publisher = publishing.Publisher(platform.config.kafka)

@@ -29,7 +29,9 @@ def assert_written(platform):
     """See that all that ep2 has accepted stands in its topic: what does not yet is delivered once more after a kill."""
     accepted = len(set(platform.accepted("ep2")))
     assert_eventually(
-        lambda: platform.ledger().delivered, lambda got: sum(delivery.subscription_id == "s1" for delivery in got) >= accepted
+        lambda: platform.ledger().delivered,
+        lambda got: sum(delivery.subscription_id == "s1" for delivery in got) >= accepted,
+        every_s=0.5,
     )
 
 
@@ -41,7 +43,7 @@ def deferred(platform):
 
 def assert_stops_amid(platform, job, ids):
     """Stop a job in order when it has delivered 100 of these. The receiver holds its answers to the others until then."""
-    assert_eventually(lambda: platform.workers_of(job) and platform.receiver.is_holding(), bool, within_s=240)
+    assert_eventually(lambda: platform.receiver.is_holding() and platform.workers_of(job), bool, within_s=240)
     stops = platform.log(whole=True).count(STOPPING)
     job.send_signal(signal.SIGTERM)
     assert_eventually(lambda: platform.log(whole=True).count(STOPPING), lambda count: count > stops)
@@ -51,7 +53,6 @@ def assert_stops_amid(platform, job, ids):
 
 
 def test_realtime_lane_survives_kills_and_follows_the_registry(platform):
-    platform.migrate()
     platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"))
     ids = platform.publish(20)
     job = start(platform)

@@ -52,7 +52,6 @@ def on_a_changed_log(platform, change):
 
 
 def test_what_the_job_did_adds_up_and_a_changed_log_does_not(platform):
-    platform.migrate()
     platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"))
     platform.statuses["ep2"] = 400
     platform.create_topic("order", partitions=1)

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # over HTTP, test_over_http.py
 
 
 def test_resent_and_replayed_deliveries_keep_their_webhook_ids(platform):
-    platform.migrate()
     platform.register([{}])
     began = dt.datetime.now(dt.UTC)
     platform.publish(3)

@@ -172,7 +172,6 @@ def test_the_documented_rights_suffice_and_a_customers_login_reads_nothing(platf
         event = b'{"id": "e%d", "tenant_id": "t1"}' % number
         publisher.publish(publishing.Message(topic="events.order", value=event))
     publisher.flush()
-    platform.migrate()
     platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"))
     platform.statuses["ep2"] = 400
 

@@ -35,7 +35,6 @@ def executors(job):
 
 
 def test_executors_come_and_go_with_the_load_and_lose_and_repeat_nothing(platform, cluster, port):  # noqa: F811
-    platform.migrate()
     platform.register([{}])
     platform.register(
         [{"id": "s1", "endpoint": "ep2"}], endpoints=["ep2"], mode="batch", batch={"max_events": 100, "max_wait_s": 1}

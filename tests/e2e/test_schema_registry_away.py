@@ -38,7 +38,6 @@ def test_topics_wait_for_their_schemas_and_no_other_topic_does(platform):
     3. It is away for a newer schema, and the job is killed meanwhile: the next job delivers everything.
     4. The account holds: `fanout reconcile` decodes these records too.
     """
-    platform.migrate()
     platform.register([{}])
     platform.register(
         [{"id": "b", "endpoint": "ep2"}],

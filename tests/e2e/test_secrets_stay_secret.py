@@ -56,7 +56,6 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         kafka = login(broker, "fanout", secrets["sasl"])
         usual = platform.settings
         platform.settings = lambda **overrides: usual(**{"kafka": kafka} | overrides)
-        platform.migrate()
         bearer = {"kind": "bearer", "secret": secrets["bearer"]}
         platform.register([{}], auth=bearer, url=f"{platform.receiver.url}/ep1/{secrets['path']}")
         (tmp_path / "events").mkdir()

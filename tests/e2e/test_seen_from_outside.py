@@ -143,7 +143,6 @@ def test_an_unusable_checkpoint_stops_the_job_before_it_sends(platform, outside)
     2. The newest file of the checkpoint is cut short: the next job ends before it sends.
     3. After the documented cure, the micro-batch of that file runs again, and the waiting event is delivered.
     """
-    platform.migrate()
     platform.register([{}])
     platform.publish(1)
     job = platform.start("--lanes", "direct", metrics=outside.settings)

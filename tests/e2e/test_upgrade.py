@@ -22,7 +22,6 @@ ARCHIVES = sorted((Path(__file__).parent / "data").glob("*.zip"))
 def test_state_of_an_earlier_version_is_delivered_once_and_as_by_that_version(platform, path):
     left = golden.Golden(path)
     platform.name = golden.NAME
-    platform.migrate()
     at_this_receiver = [
         endpoint | {"url": f"{platform.receiver.url}/{endpoint['id']}"} for endpoint in left.registry["endpoints"]
     ]

@@ -16,7 +16,6 @@ from fanout.kafka import publishing
 from fanout.local import stack
 from load_tests.rivals import plain_consumer
 from subscriptions_db.manifest import manifest
-from subscriptions_db.postgres import connect, migrate
 from tests.integration.customers import Keeping
 
 pytestmark = pytest.mark.integration
@@ -53,8 +52,6 @@ def register(config: settings.Settings, url: str) -> None:
         "endpoints": [{"id": "ep1", "customer": "c1", "url": f"{url}/ep1", "signing_secrets": [SECRET]}],
         "subscriptions": [{"id": "s1", "endpoint": "ep1", "event_type": "*", "tenants": ["t1"]}],
     }
-    with connect.connect(config.database) as connection:
-        migrate.migrate(connection)
     registry_commands.apply_manifest(config, manifest.check(document, worker_plans.guard_of(config.delivery)))
 
 

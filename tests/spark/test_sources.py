@@ -11,7 +11,7 @@ from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import deliver_events, task_context
 from fanout.local import stack
 from subscriptions_db.manifest import manifest
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring
 from tests.support import sinks
@@ -36,7 +36,6 @@ DOCUMENT = {
 def test_the_same_records_end_the_same_way_through_both_sources(spark, database, tmp_path):
     config = settings.Settings(database={"url": database}, keys={"ring": {"k1": stack.new_key()}})
     with connect.connect(config.database) as connection:
-        migrate.migrate(connection)
         wanted = manifest.check(DOCUMENT, worker_plans.guard_of(config.delivery))
         apply.apply(connection, wanted, keyring.KeyRing.from_settings(config.keys))
     records = spark.range(0, 200, 1, 4).selectExpr(

@@ -27,7 +27,7 @@ from fanout.cli import main
 from fanout.local import kafka as local_kafka
 from fanout.local import process, stack
 from subscriptions_db.archive.ingest import writer
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from tests.integration.api.world import Client
 from tests.support import archive, builders, reading, topic_records
 
@@ -140,10 +140,7 @@ def platform(kafka, database, tmp_path, monkeypatch):
     monkeypatch.setenv("FANOUT_SOURCE_TOPIC_PREFIX", prefix)
     monkeypatch.setenv("FANOUT_SOURCE_TOPIC_PATTERN", rf"{re.escape(prefix)}.+")
     monkeypatch.setattr("delivery.observability.logs.configure", lambda *_: None)  # the runner's standard error ends with it
-    made = Platform(tmp_path, database, kafka)
-    with connect.connect(made.config.database) as opened:
-        migrate.migrate(opened)
-    return made
+    return Platform(tmp_path, database, kafka)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import pytest
 from delivery import errors
 from delivery.config import service_settings, settings
 from subscriptions_db.api.server import run
-from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.secrets import keyring
 from tests.integration.api import world
 
@@ -58,8 +57,6 @@ def test_a_wrong_key_ring_ends_the_command_with_one_line(served):
 
 
 def test_an_empty_registry_accepts_any_key_ring(served, database):
-    with connect.connect(settings.Database(url=database)) as opened:
-        migrate.migrate(opened)
     api = served.config.api.model_copy(
         update={"database_url": service_settings.Api(database_url=world.login_of(database)).database_url}
     )

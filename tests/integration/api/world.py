@@ -26,10 +26,10 @@ from subscriptions_db.archive.search import consumers
 from subscriptions_db.archive.search.cursor import RecordPosition
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring
-from tests.support import archive
+from tests.support import archive, databases
 
 DOCUMENT = {
     "tenants": [{"id": "t1"}, {"id": "t2", "sub_tenants": [100]}],
@@ -179,22 +179,20 @@ def served(
     **api: Any,
 ) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
-    name = f"api_{uuid.uuid4().hex[:12]}"
-    postgres.create_database(name)
+    url = databases.create_migrated(postgres, f"api_{uuid.uuid4().hex[:12]}")
     ring = {"k1": keyring.generate()}
     config = settings.Settings(
-        database=settings.Database(url=postgres.url_of(name)),
+        database=settings.Database(url=url),
         keys=settings.Keys(ring=ring),
         delivery=delivery or settings.Delivery(),
         kafka=kafka,
         source=source or settings.Source(),
         oidc=oidc or oidc_settings.Oidc(),
         api=service_settings.Api(
-            port=0, database_url=login_of(postgres.url_of(name)), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
+            port=0, database_url=login_of(url), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
         ),
     )
     with connect.connect(config.database) as opened:
-        migrate.migrate(opened)
         opened.execute(LOGIN)
         apply.apply(opened, manifest.check(DOCUMENT, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
         opened.execute(GRANTS)
@@ -215,7 +213,7 @@ def served(
         opened.execute("delete from audit_log")  # of the commands
     with running(config) as port:
         texts = {name: key.text.reveal().decode() for name, key in made.items()}
-        yield Served(port, postgres.url_of(name), config, texts)
+        yield Served(port, url, config, texts)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ import pytest
 
 from delivery.config import settings
 from subscriptions_db.archive.ingest import writer
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from tests.support import archive
 
 
 @pytest.fixture
 def opened(database):
-    """Open connections to the test's own database; the first migrates it."""
+    """Open connections to the test's own database."""
     with contextlib.ExitStack() as stack:
         yield lambda: stack.enter_context(connect.connect(settings.Database(url=database)))
 
@@ -21,7 +21,6 @@ def opened(database):
 @pytest.fixture
 def connection(opened):
     made = opened()
-    migrate.migrate(made)
     made.execute("insert into customers values ('c1'), ('c2')")
     return made
 

@@ -4,13 +4,14 @@ import datetime as dt
 
 import pytest
 
+from delivery.config import settings
 from delivery.model import OutcomeKind
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, records
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
 from subscriptions_db.archive.search.cursor import PageStart
 from subscriptions_db.archive.search.deliveries import DeliverySearch, DeliveryStatus
-from subscriptions_db.postgres import migrate
+from subscriptions_db.postgres import connect, migrate
 from tests.support import archive
 
 pytestmark = pytest.mark.integration
@@ -223,16 +224,16 @@ def test_an_outcome_without_attempt_is_not_listed_as_attempt(connection, keep):
     assert attempts.get(connection, "c1", attempts.RecordPosition(**row)) is None
 
 
-def test_deliveries_of_an_older_version_are_found(opened):
-    connection = opened()
-    migrate.migrate(connection, [migration for migration in migrate.migrations() if migration.name < "0013"])
-    connection.execute("insert into customers values ('c1')")
-    connection.execute("select make_archive_day('attempts', %s)", [archive.NOW.date()])
-    connection.execute(
-        "insert into attempts (started_at, customer_id, endpoint_id, webhook_id, attempt, duration_ms, error_class)"
-        " values (%(at)s, 'c1', 'ep1', 'msg_1', 1, 1.5, 'timeout'), (%(later)s, 'c1', 'ep1', 'msg_1', 2, 1.5, null)",
-        {"at": archive.NOW, "later": after(5)},
-    )
-    migrate.migrate(connection)
-    [only] = deliveries.search(connection, "c1", DeliverySearch(), limit=10).deliveries
-    assert (only.webhook_id, only.status, only.attempts) == ("msg_1", DeliveryStatus.DELIVERED, 2)
+def test_deliveries_of_an_older_version_are_found(empty_database):
+    with connect.connect(settings.Database(url=empty_database)) as connection:
+        migrate.migrate(connection, [migration for migration in migrate.migrations() if migration.name < "0013"])
+        connection.execute("insert into customers values ('c1')")
+        connection.execute("select make_archive_day('attempts', %s)", [archive.NOW.date()])
+        connection.execute(
+            "insert into attempts (started_at, customer_id, endpoint_id, webhook_id, attempt, duration_ms, error_class)"
+            " values (%(at)s, 'c1', 'ep1', 'msg_1', 1, 1.5, 'timeout'), (%(later)s, 'c1', 'ep1', 'msg_1', 2, 1.5, null)",
+            {"at": archive.NOW, "later": after(5)},
+        )
+        migrate.migrate(connection)
+        [only] = deliveries.search(connection, "c1", DeliverySearch(), limit=10).deliveries
+        assert (only.webhook_id, only.status, only.attempts) == ("msg_1", DeliveryStatus.DELIVERED, 2)

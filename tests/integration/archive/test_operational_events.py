@@ -18,7 +18,7 @@ from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import EventKind, Policy, Signal, SignalKind
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from subscriptions_db.registration import endpoint_status
 from tests.e2e.conftest import assert_eventually
 from tests.support import archive
@@ -47,7 +47,6 @@ class Platform:
         }  # fmt: skip
         self.config = settings.Settings.model_validate(self.document)
         with self.connected() as connection:
-            migrate.migrate(connection)
             connection.execute("insert into customers values ('c1'), ('c2')")
             connection.execute(
                 "insert into endpoints (endpoint_id, customer_id, url) select 'ep' || n, 'c' || n, 'https://example.com/'"

@@ -18,7 +18,6 @@ from delivery.webhooks.sending import payload
 from fanout.archiver import replay_step
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.manifest import manifest
-from subscriptions_db.postgres import migrate
 from subscriptions_db.registration import apply, endpoint_status
 from subscriptions_db.replays import progress, requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
@@ -102,7 +101,6 @@ class World:
 @pytest.fixture
 def world(kafka, opened):
     connection = opened()
-    migrate.migrate(connection)
     ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
     apply.apply(connection, manifest.check(DOCUMENT, guard.Guard()), ring)
     return World(kafka, connection)

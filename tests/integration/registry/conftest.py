@@ -5,7 +5,7 @@ import concurrent.futures
 import pytest
 
 from delivery.config import settings
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from subscriptions_db.secrets import keyring
 
 
@@ -22,7 +22,6 @@ def ring(ring_key):
 @pytest.fixture
 def connection(database):
     with connect.connect(settings.Database(url=database)) as opened:
-        migrate.migrate(opened)
         yield opened
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from delivery.config import settings
 from subscriptions_db.archive.ingest import partitions
-from subscriptions_db.postgres import connect, migrate
+from subscriptions_db.postgres import connect
 from tests.integration.registry import apartness
+from tests.support import databases
 
 pytestmark = pytest.mark.integration
 
@@ -15,9 +16,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def migrated(postgres):
     """Yield one migrated database for all tests that roll back: a database for each test would take most of the time."""
-    postgres.create_database("apartness")
-    with connect.connect(settings.Database(url=postgres.url_of("apartness"))) as opened:
-        migrate.migrate(opened)
+    url = databases.create_migrated(postgres, "apartness")
+    with connect.connect(settings.Database(url=url)) as opened:
         yield opened
 
 

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def fanout(kafka, database, tmp_path):
+def fanout(kafka, empty_database, tmp_path):
     """Return a function that runs a command with the settings that `fanout up` writes."""
-    stack.write_local_settings(tmp_path, types.SimpleNamespace(postgres=types.SimpleNamespace(url=database), kafka=kafka))
+    stack.write_local_settings(tmp_path, types.SimpleNamespace(postgres=types.SimpleNamespace(url=empty_database), kafka=kafka))
 
     def run(*words, exit_code=0):
         done = CliRunner().invoke(main.app, ["--config", str(tmp_path / "local.toml"), *words])

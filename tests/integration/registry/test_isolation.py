@@ -226,13 +226,13 @@ def test_the_operator_sees_all_rows(two):
 
 
 @pytest.fixture
-def owner(database):
+def owner(empty_database):
     """Yield a registry whose owner is no superuser, as in a managed Postgres."""
-    name = database.partition("?")[0].rpartition("/")[2]
-    with connect.connect(settings.Database(url=database)) as superuser:
+    name = empty_database.partition("?")[0].rpartition("/")[2]
+    with connect.connect(settings.Database(url=empty_database)) as superuser:
         superuser.execute(sql.SQL("create role {} login createrole").format(sql.Identifier(name)))
         superuser.execute(sql.SQL("grant all on schema public to {}").format(sql.Identifier(name)))
-        url = database.replace("postgresql://postgres:", f"postgresql://{name}:")
+        url = empty_database.replace("postgresql://postgres:", f"postgresql://{name}:")
         with connect.connect(settings.Database(url=url)) as opened:
             migrate.migrate(opened)
             yield opened

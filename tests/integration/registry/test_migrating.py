@@ -54,9 +54,9 @@ where expires_at <= now()
 
 
 @pytest.fixture
-def before(database, ring):
+def before(empty_database, ring):
     """Yield a registry of migration 0001 with two endpoints and their secrets, one of them with an expiry set by SQL."""
-    with connect.connect(settings.Database(url=database)) as opened:
+    with connect.connect(settings.Database(url=empty_database)) as opened:
         migrate.migrate(opened, migrate.migrations()[:1])
         opened.execute(ROWS)
         for endpoint_id in ("ep1", "ep2"):
@@ -170,12 +170,12 @@ def test_the_previous_version_publishes_events_about_tenants(before):
     assert apartness.faults(before) == []
 
 
-def test_a_prepared_statement_of_changed_columns_asks_for_a_new_connection(before, database):
+def test_a_prepared_statement_of_changed_columns_asks_for_a_new_connection(before, empty_database):
     """Regression: a migration changed the type of a column, and the archive of the previous version ended with a traceback."""
     statement = "select name from tenants"
     for _ in range(before.prepare_threshold + 1):
         before.execute(statement)
-    with connect.connect(settings.Database(url=database)) as other:
+    with connect.connect(settings.Database(url=empty_database)) as other:
         other.execute("alter table tenants alter column name type varchar(200)")
         with pytest.raises(errors.RegistryUnavailable, match="a new connection can run it"), connect.translated_errors():
             before.execute(statement)
@@ -187,13 +187,16 @@ def test_another_feature_that_postgres_lacks_is_a_fault_of_the_code(before):
         before.execute("select 1 from tenants union select 1 for update")
 
 
-def test_a_migration_waits_for_a_table_without_making_others_wait(database, monkeypatch):
+def test_a_migration_waits_for_a_table_without_making_others_wait(empty_database, monkeypatch):
     """Regression: a migration waited for a long transaction, and every later statement on the table queued behind it."""
     wanted = [
         migrate.Migration(name="0001_one", statements="create table one (a int); create table two (a int)"),
         migrate.Migration(name="0002_both", statements="alter table one add b int; alter table two add b int"),
     ]
-    with connect.connect(settings.Database(url=database)) as opened, connect.connect(settings.Database(url=database)) as other:
+    with (
+        connect.connect(settings.Database(url=empty_database)) as opened,
+        connect.connect(settings.Database(url=empty_database)) as other,
+    ):
         migrate.migrate(opened, wanted[:1])
         attempts = []
 

@@ -26,7 +26,6 @@ insert into filters values ('s1', '{"data": {"a": [1]}}');
 @pytest.fixture
 def connection(database):
     with connect.connect(settings.Database(url=database)) as opened:
-        migrate.migrate(opened)
         opened.execute(GOOD)
         yield opened
 
@@ -375,9 +374,9 @@ def test_a_second_migration_does_nothing_and_changes_are_noticed(connection):
         migrate.migrate(connection, changed)
 
 
-def test_a_database_without_tables_gets_a_hint_to_migrate(database):
+def test_a_database_without_tables_gets_a_hint_to_migrate(empty_database):
     with (
-        connect.connect(settings.Database(url=database)) as empty,
+        connect.connect(settings.Database(url=empty_database)) as empty,
         pytest.raises(errors.RegistryOutdated, match="fanout db migrate"),
     ):
         migrate.require_current(empty)

@@ -80,7 +80,6 @@ class LookUp:
 @pytest.fixture
 def connection(database):
     with connect.connect(settings.Database(url=database)) as opened:
-        migrate.migrate(opened)
         yield opened
 
 
