@@ -202,14 +202,18 @@ def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
 
 @app.command()
 def prepare() -> None:
-    """Download the jars and build the archive of Spark's classes, so that `fanout run` starts faster. Safe to repeat."""
+    """Download the jars and build archives of Java classes, so that `fanout run` and `fanout up` start faster.
+
+    Safe to repeat.
+    """
     from fanout.jvm import class_archive, jars  # noqa: PLC0415
 
     jars.ensure()
-    try:
-        class_archive.ensure()
-    except errors.LocalStackError as exc:  # the job also runs with a Java that cannot build the archive
-        console.print(f"{exc}\nThe job runs without the class archive; its start takes some seconds longer.")
+    for program in class_archive.PROGRAMS:
+        try:
+            class_archive.ensure(program)
+        except errors.LocalStackError as exc:  # the programs also run with a Java that cannot build an archive
+            console.print(f"{exc}\n{program.title} runs without the class archive; its start takes longer.")
 
 
 @app.command()

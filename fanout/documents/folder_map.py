@@ -72,7 +72,8 @@ AREAS = (
         "delivery/stages",
         "The Spark application. Runs on the driver; `tasks` runs in the executors.",
         (
-            "delivery.stages.jvm delivery.stages.local_address delivery.stages.pyspark_path delivery.stages.kafka",
+            "delivery.stages.jvm delivery.stages.class_sharing",
+            "delivery.stages.local_address delivery.stages.pyspark_path delivery.stages.kafka",
             "delivery.stages.checkpoint delivery.stages.registry",
             "delivery.stages.tasks",
             "delivery.stages.scaling",

@@ -1,4 +1,4 @@
-"""Give Spark's JVM the downloaded jars and the class archive.
+"""Give Spark's JVM the downloaded jars and the class archives.
 
 Runs in `fanout` commands and on the driver, before Spark.
 """
@@ -21,5 +21,6 @@ def of(config: settings.Spark) -> session.Libraries:
     return session.Libraries(
         connector=found.connector,
         store=found.store if object_store.is_s3a(config.checkpoint) else (),
-        class_archive=class_archive.find(),
+        class_archive=class_archive.find(class_archive.SPARK),
+        launcher_archive=class_archive.find(class_archive.LAUNCHER),
     )

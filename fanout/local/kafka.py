@@ -20,7 +20,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from delivery import errors
-from fanout.jvm import jars, java
+from delivery.stages import class_sharing
+from fanout.jvm import class_archive, jars, java
 from fanout.local import guardian
 
 START_TIMEOUT_S = 180
@@ -89,7 +90,8 @@ class EmbeddedKafka:
     """A Kafka broker that keeps its data: after a stop or a crash it starts again with all records.
 
     `seat` makes it one broker of a cluster. Every topic then has a replica on each broker, and all replicas but one must
-    confirm a record. With `is_guarded` users may do only what access lists permit; the user `broker` may do everything.
+    confirm a record. With `is_guarded` users may do only what access lists permit; the user `broker` may do everything. With
+    `archive_to` the broker's JVM writes an archive of its classes there when it stops.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class EmbeddedKafka:
         sasl_users: Mapping[str, str] | None = None,
         is_guarded: bool = False,
         host: str = "127.0.0.1",
+        archive_to: Path | None = None,
     ) -> None:
         self._root = root
         self._libraries = libraries
         self._sasl_users = sasl_users or {}
         self._is_guarded = is_guarded
         self._host = host
+        self._archive_to = archive_to
         self.port = port or free_port()
         self._seat = seat or seats(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,29 +134,34 @@ class EmbeddedKafka:
         require_free(self.port, "kafka")
         self._root.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()
+        archive = class_archive.find(class_archive.BROKER) if self._archive_to is None else None
+        sharing = [] if archive is None else class_sharing.options(archive)
         if not (self._root / "data" / "meta.properties").exists():
-            formatting = self._java("kafka.tools.StorageTool", "format", "-t", self._seat.cluster_id, "-c", str(properties))
+            formatting = self._java(
+                *sharing, "kafka.tools.StorageTool", "format", "-t", self._seat.cluster_id, "-c", str(properties)
+            )
             if formatting.wait():
                 raise self._failure()
-        self._process = self._java("kafka.Kafka", str(properties))
+        archiving = [] if self._archive_to is None else [f"-XX:ArchiveClassesAtExit={self._archive_to}"]
+        self._process = self._java(*archiving, *sharing, "kafka.Kafka", str(properties))
         self._guardian = guardian.watch(self._process.pid)
         self._await_answer()
 
-    def stop(self) -> None:
-        """Stop the broker in order, or kill it after STOP_TIMEOUT_S. Do nothing if it does not run."""
-        self._end(signal.SIGTERM)
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop the broker in order, or kill it after the timeout. Do nothing if it does not run."""
+        self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
         """Kill the broker, as a crash does. Do nothing if it does not run."""
         self._end(signal.SIGKILL)
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
         if self._process is None or self._guardian is None:
             return
         guardian.dismiss(self._guardian)
         self._process.send_signal(how)
         try:
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import psycopg
@@ -15,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from delivery import errors
 from delivery.config import loader, settings
 from delivery.stages.kafka import topics
-from fanout.jvm import jar_lock
+from fanout.jvm import class_archive, jar_lock
 from fanout.jvm import jars as local_jars
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
@@ -57,6 +58,12 @@ def test_a_restarted_broker_has_the_records_that_it_had_confirmed(own_kafka):
         assert consumer.poll(60).value() == b"event"
     finally:
         consumer.close()
+
+
+def test_a_broker_maps_the_archive_of_the_classes_that_it_starts_with(kafka):
+    archive = class_archive.find(class_archive.BROKER)
+    assert archive is not None, "run `fanout prepare` first, as `make test` does"
+    assert str(archive) in Path(f"/proc/{kafka.pid}/maps").read_text()
 
 
 def test_a_topic_exists_only_because_somebody_made_it(kafka):

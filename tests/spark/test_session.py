@@ -12,16 +12,34 @@ import pyspark
 import pytest
 from py4j.java_gateway import JavaClass
 
-from delivery.stages import worker_daemon
+from delivery.stages import class_sharing, worker_daemon
 from delivery.stages.lanes import session
 from fanout.jvm import class_archive, java
 
 
 def test_the_jvm_maps_the_archive_of_the_classes_that_it_starts_with(spark):
-    archive = class_archive.find()
+    archive = class_archive.find(class_archive.SPARK)
     assert archive is not None, "run `fanout prepare` first, as `make test` does"
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     assert str(archive) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_sparks_launcher_takes_its_classes_from_their_archive(tmp_path):
+    archive = class_archive.find(class_archive.LAUNCHER)
+    assert archive is not None, "run `fanout prepare` first, as `make test` does"
+    log = tmp_path / "classes.log"
+    options = class_sharing.launcher_options(*class_sharing.options(archive), f"-Xlog:class+load:file={log}")
+    home = Path(pyspark.__file__).parent
+    environ = {**os.environ, "SPARK_HOME": str(home), "SPARK_LAUNCHER_OPTS": options}
+    command = [home / "bin" / "spark-class", "org.apache.spark.launcher.Main"]  # as a program of no use, but a quick one
+    subprocess.run(command, env=environ, capture_output=True, check=False)
+    assert "org.apache.spark.launcher.Main source: shared objects file (top)" in log.read_text()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_session_gives_the_launcher_its_archive():
+    archive = class_archive.find(class_archive.LAUNCHER)
+    assert f"-XX:SharedArchiveFile={archive}" in os.environ["SPARK_LAUNCHER_OPTS"].split()
 
 
 def tcp_connections(_):
@@ -69,7 +87,7 @@ def test_an_image_that_contains_the_jars_needs_no_setting():
 def test_a_jvm_starts_silently_without_a_class_archive_that_does_not_fit(tmp_path):
     archive = tmp_path / "of another java.jsa"
     archive.write_bytes(b"no archive" * 1000)
-    options = session.java_options(*session.sharing(archive))
+    options = session.java_options(*class_sharing.options(archive))
     command = [str(java.find()), *shlex.split(options), "-version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "")

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages import local_address
+from delivery.stages import class_sharing, local_address
 from delivery.stages.checkpoint import object_store
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,8 @@ class Libraries:
     """Jars of the client for an S3-compatible store; empty for a checkpoint elsewhere."""
     class_archive: Path | None = None
     """Class archive for a faster start. A JVM ignores an archive that does not fit it, without a message."""
+    launcher_archive: Path | None = None
+    """Class archive of the launcher, which PySpark starts first."""
 
     def settings(self, master: str, conf: Mapping[str, str]) -> dict[str, str]:
         """Return Spark's settings for the jars. The jars and the class path in `conf`, the operator's settings, come first.
@@ -145,7 +147,7 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
         **ALWAYS,
         # Log4j prefers `log4j2.configurationFile`. With the older name, an operator's file in `extraJavaOptions` wins.
         "spark.driver.defaultJavaOptions": java_options(
-            f"-Dlog4j.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else sharing(archive))
+            f"-Dlog4j.configurationFile={LOG_CONFIGURATION}", *([] if archive is None else class_sharing.options(archive))
         ),
         **object_store.session_settings(config.checkpoint),
         "spark.app.name": config.app_name,
@@ -158,6 +160,8 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
     conf |= libraries.settings(config.master, conf)
     # PySpark reads the workers' interpreter only from this variable. Without it, it would use the first Python on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    launcher = [] if libraries.launcher_archive is None else class_sharing.options(libraries.launcher_archive)
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", class_sharing.launcher_options(*launcher))
     _name_an_address(config.master)
     builder = SparkSession.builder
     for name, value in conf.items():
@@ -212,11 +216,6 @@ def _name_an_address(master: str) -> None:
             "address, set %s to another one", name, added[local_address.ADDRESS], local_address.ADDRESS,
         )  # fmt: skip
         os.environ.update(added)
-
-
-def sharing(archive: Path) -> list[str]:
-    """Return the JVM options by which the JVM uses this class archive; a JVM that the archive does not fit ignores it."""
-    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"]
 
 
 def java_options(*besides: str) -> str:

@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from delivery import errors
+from delivery.stages import class_sharing
 from fanout.cli import main
 from fanout.jvm import class_archive, jars, java
+from fanout.local import kafka
 
 
 @pytest.mark.parametrize(
@@ -76,26 +78,84 @@ def test_an_unsupported_version_is_refused_with_the_fix(install, version):
 
 
 def test_prepare_succeeds_with_a_java_that_archives_no_classes(monkeypatch):
-    def fails():
-        raise errors.LocalStackError("no archive")
+    def fails(program):
+        raise errors.LocalStackError(f"no archive of {program.name}")
 
     monkeypatch.setattr(jars, "ensure", lambda: None)
     monkeypatch.setattr(class_archive, "ensure", fails)
     done = CliRunner().invoke(main.app, ["prepare"])
-    assert (done.exit_code, done.output) == (
-        0,
-        "no archive\nThe job runs without the class archive; its start takes some seconds longer.\n",
+    assert done.exit_code == 0
+    assert done.output == (
+        "no archive of spark\nSpark runs without the class archive; its start takes longer.\n"
+        "no archive of launcher\nSpark's launcher runs without the class archive; its start takes longer.\n"
+        "no archive of broker\nThe embedded Kafka broker runs without the class archive; its start takes longer.\n"
     )
 
 
-def test_a_class_archive_of_other_jars_is_not_used(install, tmp_path, monkeypatch):
+@pytest.fixture
+def library(install, tmp_path, monkeypatch):
+    """A folder of downloaded jars, with a Java and a PySpark beside it. An archive is built at once, and is empty."""
     monkeypatch.setenv("JAVA_HOME", str(install("21.0.5").parent))
     monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
-    jar = tmp_path / "pyspark" / "jars" / "spark.jar"
-    jar.parent.mkdir(parents=True)
-    jar.touch()
-    monkeypatch.setattr(class_archive, "_make", lambda archive: archive.touch())
-    archive = class_archive.ensure(tmp_path)
-    assert class_archive.find(tmp_path) == archive
-    os.utime(jar, (0, 0))
-    assert class_archive.find(tmp_path) is None
+    for name in ("pyspark/jars/spark.jar", "broker/kafka.jar"):
+        jar = tmp_path / name
+        jar.parent.mkdir(parents=True)
+        jar.touch()
+    monkeypatch.setattr(class_archive, "_make", lambda _, archive: archive.touch())
+    return tmp_path
+
+
+JARS = [
+    (class_archive.SPARK, "pyspark/jars/spark.jar"),
+    (class_archive.LAUNCHER, "pyspark/jars/spark.jar"),
+    (class_archive.BROKER, "broker/kafka.jar"),
+]
+EACH_PROGRAM = pytest.mark.parametrize(("program", "jar"), JARS, ids=[program.name for program, _ in JARS])
+
+
+@EACH_PROGRAM
+def test_a_class_archive_of_other_jars_is_not_used(library, program, jar):
+    archive = class_archive.ensure(program, library)
+    assert class_archive.find(program, library) == archive
+    os.utime(library / jar, (0, 0))
+    assert class_archive.find(program, library) is None
+
+
+@EACH_PROGRAM
+def test_a_new_class_archive_replaces_only_that_of_its_program(library, program, jar):
+    for each in class_archive.PROGRAMS:
+        class_archive.ensure(each, library)
+    before = set(library.glob("*.jsa"))
+    os.utime(library / jar, (0, 0))
+    archive = class_archive.ensure(program, library)
+    [replaced] = before - set(library.glob("*.jsa"))
+    assert replaced.name.startswith(program.name)
+    assert archive not in before
+
+
+def test_an_image_without_the_brokers_jars_has_no_archive_of_them(library):
+    (library / "broker" / "kafka.jar").unlink()
+    assert class_archive.ensure(class_archive.BROKER, library) is None
+    assert list(library.glob("*.jsa")) == []
+
+
+def test_a_launcher_archive_whose_path_has_a_space_is_left_out():
+    """`spark-class` would split the path, and the JVM would not start."""
+    assert class_sharing.launcher_options("-a=/b.jsa", "-a=/my folder/b.jsa").split()[-2:] == ["-Xlog:disable", "-a=/b.jsa"]
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_broker_starts_with_its_class_archive_if_that_was_built(library, tmp_path, monkeypatch, is_built):
+    archive = tmp_path / "broker.jsa" if is_built else None
+    monkeypatch.setattr(class_archive, "find", {class_archive.BROKER: archive}.get)
+    (tmp_path / "21.0.5" / "bin" / "java").write_text('#!/bin/sh\necho "openjdk version \\"21.0.5\\"" "$@" >&2\n')
+    libraries = jars.Jars(connector=(), store=(), broker=(library / "broker" / "kafka.jar",))
+    broker = kafka.EmbeddedKafka(tmp_path / "kafka", libraries=libraries)
+    with pytest.raises(errors.LocalStackError, match="did not start"):
+        broker.start()  # this Java only prints its arguments
+    [format_jvm, broker_jvm] = (tmp_path / "kafka" / "broker.log").read_text().splitlines()
+    expected = f"-XX:SharedArchiveFile={archive}" if is_built else "-cp"
+    for line, main_class in ((format_jvm, "kafka.tools.StorageTool format"), (broker_jvm, "kafka.Kafka")):
+        assert f" {main_class} " in line
+        assert expected in line
+        assert ("-XX:SharedArchiveFile" in line) is is_built

@@ -1,0 +1,48 @@
+"""Start the embedded Kafka broker and use it, so that its JVM archives the classes that it loads.
+
+Runs as its own process, started by fanout/jvm/class_archive.py. Its working folder is a scratch folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from fanout.jvm import jars
+from fanout.local import kafka
+
+TOPIC = "archived"
+ANSWER_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 120
+"""Seconds that the broker may take to stop and to write the archive."""
+
+
+def main(archive: Path) -> None:
+    """Create a topic, write a record and read it in a consumer group. The broker's JVM writes `archive` at its end."""
+    broker = kafka.EmbeddedKafka(Path.cwd() / "kafka", libraries=jars.ensure(), archive_to=archive)
+    broker.start()
+    try:
+        _use(broker.bootstrap_servers)
+    finally:
+        broker.stop(STOP_TIMEOUT_S)
+
+
+def _use(servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    [created] = admin.create_topics([NewTopic(TOPIC, 1, 1)]).values()
+    created.result(ANSWER_TIMEOUT_S)
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(TOPIC, b"record")
+    producer.flush(ANSWER_TIMEOUT_S)
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": TOPIC, "auto.offset.reset": "earliest"})
+    consumer.subscribe([TOPIC])
+    consumer.poll(ANSWER_TIMEOUT_S)
+    consumer.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
