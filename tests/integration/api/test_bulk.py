@@ -74,10 +74,11 @@ def test_pages_of_a_request_change_each_endpoint_once(acme, made):
 @pytest.mark.usefixtures("made")
 def test_a_cursor_back_through_a_list_is_refused(acme):
     """Regression: the request began again at the first endpoint, with an action such as delete."""
+    before = acme.get("/v1/endpoints").json["items"]
     listed = acme.get("/v1/endpoints?limit=1").json
     back = acme.get(f"/v1/endpoints?limit=1&cursor={listed['next_cursor']}").json["previous_cursor"]
     assert acme.post(PATH, {"action": "pause", "everything": True, "cursor": back}).fields == ["cursor"]
-    assert not [item for item in acme.get("/v1/endpoints").json["items"] if item["status"] == "paused"]
+    assert acme.get("/v1/endpoints").json["items"] == before
 
 
 def test_secrets_are_rotated_and_shown_once(served, acme, made):
