@@ -18,20 +18,21 @@ from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
 from tests.support import databases
 
-ONE_JOB = "tests/e2e/test_one_job.py"
+ONE_JOB = ("tests/e2e/test_one_job.py", "tests/e2e/test_retry_lane_alone.py")
+"""Files whose tests share a job."""
 
 
 class Scheduling(loadscope.LoadScopeScheduling):
     """Give a worker the tests of a file together, as they share fixtures, and all that use the Spark session.
 
-    Tests of the whole platform share no fixture but the servers, and take the longest: each is given alone. Those of `ONE_JOB`
-    share a job.
+    Tests of the whole platform share no fixture but the servers, and take the longest: each is given alone. Those of a file in
+    `ONE_JOB` share a job.
     """
 
     def _split_scope(self, nodeid):
         file, _, _ = nodeid.partition("::")
         folder = file.split("/")[1]
-        return file if file == ONE_JOB else {"e2e": nodeid, "spark": folder}.get(folder, file)
+        return file if file in ONE_JOB else {"e2e": nodeid, "spark": folder}.get(folder, file)
 
 
 # No deadline for an example: a busy machine takes longer, which is no fault of the code under test.
@@ -41,7 +42,7 @@ hypothesis.settings.load_profile("fanout")
 
 LONGEST_FIRST = (
     "tests/spark/",
-    ONE_JOB,
+    *ONE_JOB,
     "tests/e2e/test_realtime_lane.py",
     "tests/integration/test_local_stack.py",
     "tests/e2e/",

@@ -1,10 +1,10 @@
-"""Entries of the retries topic reach the receiver, also after kills and restarts."""
+"""The retry lane beside other lanes, and a job of its own for a test.
+
+`test_retry_lane_alone.py` has the tests with one job.
+"""
 
 import asyncio
-import collections
-import contextlib
 import itertools
-import socket
 import time
 
 import orjson
@@ -16,10 +16,8 @@ from psycopg import conninfo
 from delivery.config import kafka_clients
 from delivery.registry_model import CustomerId, EndpointId
 from delivery.stages.kafka import topics
-from delivery.webhooks.http import exchange_deadlines
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages, retry_records
-from delivery.webhooks.sending import payload
 from fanout.local import kafka as local_kafka
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import START_S, assert_eventually, metric
@@ -72,80 +70,18 @@ class Job:
         return self.metric('pending_events{lane="retry"}')
 
 
-def attempts(platform):
-    """The numbers and error classes of the attempts at each delivery, as the log has them."""
-    numbers = collections.defaultdict(list)
-    for entry in log(platform):
-        if entry["kind"] == "attempt":
-            numbers[entry["webhook_id"]].append((entry["attempt"], entry["error_class"]))
-    return numbers
-
-
-def test_an_endpoint_that_fails_and_recovers_gets_everything_once(platform):
-    platform.migrate()
-    platform.register([{}], retry=OFTEN)
-    platform.statuses["ep1"] = 500
-    events = postpone(platform, 30)
-    job = Job(platform)
-    assert_eventually(lambda: len(platform.received), lambda count: count >= 5, within_s=START_S)
-    assert_eventually(lambda: job.metric("held_endpoints"), lambda held: held == 1, within_s=30)
-    platform.statuses["ep1"] = 200
-    assert_eventually(platform.accepted, lambda got: len(got) == 30, within_s=90)
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=30)
-    assert platform.stop(job.process) == 0, platform.log()
-
-    assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
-    assert all(request.is_verified for request in platform.received)
-    ids = {event.event_id: payload.webhook_id(event, "s0") for event in events}
-    assert all(request.webhook_id == ids[orjson.loads(request.body)["id"]] for request in platform.received)
-    numbers_by_id = attempts(platform)
-    assert set(numbers_by_id) == set(ids.values())
-    for numbers in numbers_by_id.values():
-        assert [number for number, _ in numbers] == list(range(2, 2 + len(numbers)))
-        assert [error_class for _, error_class in numbers] == ["server_error"] * (len(numbers) - 1) + [None]
-    assert sum(map(len, numbers_by_id.values())) == len(platform.received)
-
-
-@contextlib.contextmanager
-def hanging():
-    """Serve, and never answer."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
-
-
-def test_an_endpoint_that_hangs_delays_no_other_and_its_attempt_is_logged_late(platform):
-    platform.migrate()
-    platform.register([{}, {"endpoint": "hangs"}], endpoints=("ep1", "hangs"))
-    with hanging() as url:
-        update(platform, "update endpoints set url = %s where endpoint_id = 'hangs'", url)
-        hung = postpone(platform, 3, endpoint="hangs", through="s1")
-        events = postpone(platform, 50)
-        job = Job(platform)
-        assert_eventually(platform.accepted, lambda got: len(got) == 50, within_s=START_S)
-        assert sorted(platform.accepted()) == sorted(event.event_id for event in events)
-        entries = assert_eventually(lambda: log(platform), lambda entries: len(entries) >= 53, within_s=60)
-        assert platform.stop(job.process) == 0, platform.log()
-    of_hung = {payload.webhook_id(event, "s1") for event in hung}
-    assert [entry["webhook_id"] in of_hung for entry in entries] == [False] * 50 + [True] * 3
-    # The worker adds its own delay to the 15 s. An attempt is `local` only after the longest extension. The deadline is by
-    # the event loop's clock and the duration by the wall clock, which the machine corrects by some ms meanwhile.
-    latest_ms = 15_000 + exchange_deadlines.MAX_EXTENSION_S * 1000
-    assert all(15_000 <= entry["duration_ms"] < latest_ms + 3_000 for entry in entries[50:])
-    assert all(entry["error_class"] == "timeout" for entry in entries[50:] if entry["duration_ms"] < latest_ms - 50)
-    assert {entry["error_class"] for entry in entries[50:]} <= {"timeout", "local"}
-
-
 class Slow(Customers):
     """Takes its time for each answer; more than a micro-batch waits, and less than an attempt may take."""
 
-    def __init__(self, takes_s=1.2):
+    TAKES_S = 1.2
+
+    def __init__(self):
         super().__init__()
         self.came = []
-        self._takes_s = takes_s
 
     async def answer(self, request):
         self.came.append(orjson.loads(await request.read())["id"])
-        await asyncio.sleep(self._takes_s)
+        await asyncio.sleep(self.TAKES_S)
         return web.Response()
 
 
@@ -168,46 +104,6 @@ def test_a_slow_endpoint_gets_each_event_once_and_delays_no_micro_batch(platform
     platform.assert_adds_up()
     reasons = {entry["reason"] for entry in log(platform) if entry["kind"] == "postponed"}
     assert retry_reasons.UNDER_WAY in reasons <= {retry_reasons.UNDER_WAY, retry_reasons.SLOW}
-
-
-def test_a_stopping_job_ends_attempts_of_the_retry_lane_and_requeues_others(platform):
-    platform.migrate()
-    platform.register([{}], max_in_flight=1)
-    with Slow(takes_s=6) as customers:
-        update(platform, "update endpoints set url = %s", f"{customers.url}/")
-        ids = [event.event_id for event in postpone(platform, 2)]
-        first = Job(platform, delivery={"stop_within_s": 20})
-        assert_eventually(lambda: customers.came, bool, within_s=START_S)
-        assert platform.stop(first.process) == 0, platform.log()
-        assert len(customers.came) == 1
-        second = Job(platform)
-        assert_eventually(lambda: len(customers.came), lambda count: count >= 2, within_s=START_S)
-        assert_eventually(second.pending, lambda waits: waits == 0, within_s=60)
-        assert platform.stop(second.process) == 0, platform.log()
-    assert sorted(customers.came) == sorted(ids)
-
-
-def test_retry_entries_survive_a_kill_and_leave_in_order_after_recovery(platform):
-    platform.migrate()
-    platform.register([{}], max_in_flight=1)  # so that the order in which they leave is that in which they come
-    update(platform, "update endpoints set status = 'paused' where endpoint_id = 'ep1'")
-    events = postpone(platform, 20, reason=retry_reasons.ENDPOINT_PAUSED, attempts=0)
-    first = Job(platform)
-    assert_eventually(first.pending, lambda waits: waits == 20, within_s=START_S)
-    platform.kill(first.process)
-    update(platform, "create table kept as select * from secrets")
-    update(platform, "delete from secrets")
-    update(platform, "update endpoints set status = 'active' where endpoint_id = 'ep1'")
-    events += postpone(platform, 5, reason=retry_reasons.ENDPOINT_QUARANTINED, attempts=0)
-
-    second = Job(platform)
-    assert_eventually(second.pending, lambda waits: waits == 25, within_s=START_S)
-    assert platform.received == []
-    update(platform, "insert into secrets select * from kept")
-    assert_eventually(platform.accepted, lambda got: len(got) >= 25, within_s=60)
-    assert_eventually(second.pending, lambda waits: waits == 0, within_s=30)
-    assert platform.stop(second.process) == 0, platform.log()
-    assert platform.accepted() == [event.event_id for event in events]
 
 
 @pytest.mark.slow
