@@ -86,7 +86,6 @@ class Slow(Customers):
 
 
 def test_a_slow_endpoint_gets_each_event_once_and_delays_no_micro_batch(platform):
-    platform.migrate()
     platform.register([{}, {"endpoint": "slow"}], endpoints=("ep1", "slow"), retry={})
     with Slow() as customers:
         update(platform, "update endpoints set url = %s where endpoint_id = 'slow'", f"{customers.url}/")
@@ -108,7 +107,6 @@ def test_a_slow_endpoint_gets_each_event_once_and_delays_no_micro_batch(platform
 
 @pytest.mark.slow
 def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(platform, database):
-    platform.migrate()
     platform.register([{}], retry=OFTEN)
     with connect.connect(platform.config.database) as connection:
         between = Relay(f"{connection.info.host}/.s.PGSQL.{connection.info.port}")
@@ -155,7 +153,6 @@ class Picky(Customers):
 
 
 def test_in_order_only_the_key_that_fails_waits_and_each_key_keeps_its_order(platform):
-    platform.migrate()
     platform.create_topic("order", partitions=1)  # in which the events have one order
     platform.register([{}], retry=OFTEN, order_by="key")
     with Picky("a", times=8) as customers:
