@@ -36,11 +36,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` until `stop` is set, or with `once` until the records that are in Kafka at the start are handled.
-
-    `names` None: all lanes, the real-time lane only if `source.realtime_pattern` is set. Return at once if `stop` is set before
-    this job has the checkpoint's lock. Raise the failure of the first lane that failed.
-    """
+    """Run the lanes `names` (None: all by the settings) until `stop` is set; `once`: until the start's records are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from delivery.config import kafka_clients, settings
 from fanout.jvm import jars
 from fanout.local import kafka
 
@@ -32,13 +31,13 @@ def main(archive: Path) -> None:
 
 
 def _use(servers: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    [created] = admin.create_topics([NewTopic(TOPIC, 1, 1)]).values()
+    client = settings.Kafka(bootstrap_servers=servers)
+    [created] = kafka_clients.admin(client).create_topics([NewTopic(TOPIC, 1, 1)]).values()
     created.result(ANSWER_TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": servers})
+    producer = kafka_clients.producer(client, {})
     producer.produce(TOPIC, b"record")
     producer.flush(ANSWER_TIMEOUT_S)
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": TOPIC, "auto.offset.reset": "earliest"})
+    consumer = kafka_clients.consumer(client, {"group.id": TOPIC, "auto.offset.reset": "earliest"})
     consumer.subscribe([TOPIC])
     consumer.poll(ANSWER_TIMEOUT_S)
     consumer.close()

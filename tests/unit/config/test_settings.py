@@ -54,7 +54,7 @@ def test_an_error_names_the_wrong_setting_and_the_right_one(folder, environ, sai
     assert said in str(refused.value)
 
 
-def test_an_area_that_is_no_table_is_named_although_the_environment_has_a_field_of_it(folder):
+def test_an_area_that_is_no_table_is_named_beside_a_field_of_the_environment(folder):
     """Regression: the command ended with the traceback of an AttributeError."""
     (folder / "fanout.toml").write_text('kafka = "x"')
     with pytest.raises(errors.SettingsError, match="kafka"):

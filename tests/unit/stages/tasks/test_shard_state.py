@@ -13,6 +13,8 @@ from delivery.webhooks.state.backlog import Pending
 class Nothing:
     """A state that holds nothing, an accumulator that nobody reads, and a task that does nothing else."""
 
+    _statefulProcessorApiClient = None  # noqa: N815  # its name in PySpark
+
     def getValueState(self, *_):  # noqa: N802  # Spark's name
         return SimpleNamespace(get=lambda: None)
 

@@ -41,7 +41,7 @@ def test_an_entry_does_not_expire_before_its_background_attempt_has_ended():
     assert shard.is_empty()
 
 
-def test_an_entry_that_expired_during_its_background_attempt_is_given_up_after_the_wait():
+def test_an_entry_that_expired_in_the_background_is_given_up_after_its_wait():
     shard = Shard()
     shard.step(postponed(under_way(expires_ms=NOW + 1000)), now_ms=NOW)
     now_ms, [lease] = shard.wait()

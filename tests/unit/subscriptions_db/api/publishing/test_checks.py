@@ -60,7 +60,7 @@ def framed(topic_pattern):
     return checks.checked(found, rules(schema_registry=registry), topic=None, now_ms=NOW_MS)
 
 
-def test_a_payload_with_a_schemas_id_is_refused_where_the_job_would_ask_for_the_schema():
+def test_a_payload_with_a_schemas_id_is_refused_in_topics_of_the_registry():
     """Regression: the API answered 202, and the job rejected the event, or paused the partition without the registry."""
     assert [event.topic for event in framed(r"other\..+")] == ["events.order.created"]
     with pytest.raises(problems.Refused, match="bad_frame: the value begins with the zero byte"):
