@@ -32,7 +32,8 @@ def main(archive: Path) -> None:
 
 def _use(servers: str) -> None:
     client = settings.Kafka(bootstrap_servers=servers)
-    [created] = kafka_clients.admin(client).create_topics([NewTopic(TOPIC, 1, 1)]).values()
+    admin = kafka_clients.admin(client)
+    [created] = admin.create_topics([NewTopic(TOPIC, 1, 1)]).values()
     created.result(ANSWER_TIMEOUT_S)
     producer = kafka_clients.producer(client, {})
     producer.produce(TOPIC, b"record")
