@@ -111,7 +111,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(served, monkeypatch):
     with contextlib.closing(socket.create_connection(("127.0.0.1", served.port))) as client:
         client.sendall(request * answers)
         assert is_cut_off.wait(20)
-        assert "nothing needs to be done" in logged.pop("advice")
+        assert "Nothing needs to be done" in logged.pop("advice")
         assert logged == {"method": "GET", "route": "/v1/openapi.json", "request_id": "unread", "after_s": 0.2}
         with contextlib.suppress(ConnectionError):
             while part := client.recv(1024 * 1024):
