@@ -10,10 +10,11 @@ from collections.abc import MutableMapping
 from delivery.registry_model import EndpointId
 from delivery.webhooks.scheduling import endpoint_clock
 
-MIN_MARGIN_S = endpoint_clock.BEAT_S + endpoint_clock.STALL_S
+MIN_MARGIN_S = endpoint_clock.BEAT_S + 2 * endpoint_clock.STALL_S
 """Seconds that the response deadline is at least behind the mean response time, if the maximum of the deadline allows it. The
-endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC 6298). With thousands of
-endpoints, one has just become slow in nearly each micro-batch. The micro-batch then ends later by about this time."""
+endpoint clock is no more exact than this when the worker lacks CPU: its loop may stall when a request is sent, and again when
+the response is read (the granularity G of RFC 6298). With thousands of endpoints, one has just become slow in nearly each
+micro-batch. The micro-batch then ends later by about this time."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 """Maximum of the first response times, in seconds, in the estimate of FirstResponses. A longer one counts as this or less."""
 
@@ -93,13 +94,16 @@ class ResponseTime(_Estimate):
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
         1. The endpoint has never responded: the deadline of the worker's FirstResponses.
-        2. The mean or the last response time exceeds `max_s`: 0, because a wait would probably be in vain. The mean alone does
-           not show it: one response of two seconds moves the mean of a fast endpoint to a quarter of a second only.
-        3. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
+        2. The mean exceeds `max_s`: 0, because any wait would be in vain.
+        3. Only the last response time exceeds `max_s`: MIN_MARGIN_S. One response of two seconds moves the mean of a fast
+           endpoint to a quarter of a second, and four times the spread to two seconds.
+        4. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
         if not self._mean_s:
             return self._first_responses.deadline_s(max_s)
-        return 0.0 if self.exceeds(max_s) else super().deadline_s(max_s)
+        if self._mean_s > max_s:
+            return 0.0
+        return min(MIN_MARGIN_S, max_s) if self._last_s > max_s else super().deadline_s(max_s)
 
 
 ResponseTimes = MutableMapping[EndpointId, ResponseTime]

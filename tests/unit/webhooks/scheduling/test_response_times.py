@@ -41,10 +41,10 @@ def test_nobody_waits_for_an_endpoint_that_usually_responds_later():
     assert response_deadline_s(*[1.5] * 3) == 0
 
 
-def test_nobody_waits_for_an_endpoint_whose_last_response_was_late():
+def test_after_a_late_response_the_deadline_is_short():
     """Regression: one response of 2 s gave a mean of 0.26 s and a spread of 0.5 s. So each worker waited the maximum twice."""
     quick = [0.01] * 20
-    assert response_deadline_s(*quick, 2.0) == 0
+    assert response_deadline_s(*quick, 2.0) == MIN_MARGIN_S
     assert response_deadline_s(*quick, 2.0, 0.01) == 0.5
 
 
@@ -70,7 +70,7 @@ def test_a_few_slow_endpoints_hardly_lengthen_the_deadline_of_a_new_one():
 def test_many_slow_endpoints_lengthen_the_deadline_of_a_new_one_step_by_step():
     few, more = (new_endpoint_deadline_s(0.01, *[0.4] * count) for count in (15, 30))
     assert MIN_MARGIN_S < few < more
-    assert new_endpoint_deadline_s(0.01, *[0.4] * 1000) == pytest.approx(0.4 + MIN_MARGIN_S, abs=0.05)
+    assert new_endpoint_deadline_s(0.01, *[0.3] * 1000) == pytest.approx(0.3 + MIN_MARGIN_S, abs=0.05)
 
 
 def test_only_first_responses_count_for_new_endpoints():
