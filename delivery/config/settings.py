@@ -285,7 +285,7 @@ class Spark(Area):
 
     master: str = "local[6,4]"
     """Spark master. `local[N,F]` is this machine with N tasks at once and up to F tries of a task. A task that waits for
-    responses takes a place and no CPU. So N is the number of lanes times `parallelism`: with fewer, lanes wait for others."""
+    responses takes a slot and no CPU. So N is the number of lanes times `parallelism`: with fewer, lanes wait for others."""
     app_name: str = "fanout"
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"

@@ -127,8 +127,8 @@ def apply_manifest(
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
     With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
-    subscriptions of the manifest's customers that it does not name. Raise
-    RegistrationError if the manifest is refused, and the other errors of `apply_file`.
+    subscriptions of the manifest's customers that it does not name. Raise RegistrationError if the manifest is refused, and the
+    other errors of `apply_file`.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:

@@ -13,7 +13,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -170,12 +170,11 @@ def load_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions
     return by_topic(_Checkpoint(spark, checkpoint).positions)
 
 
-def by_topic(places: Mapping[Place, int], topics: Container[str] | None = None) -> offset_log.Positions:
-    """Return offsets by topic and partition in the format of Spark's offset log. `topics` limits the result to these topics."""
+def by_topic(places: Mapping[Place, int]) -> offset_log.Positions:
+    """Return offsets by topic and partition in the format of Spark's offset log."""
     positions: offset_log.Positions = {}
     for (topic, number), at in places.items():
-        if topics is None or topic in topics:
-            positions.setdefault(topic, {})[str(number)] = at
+        positions.setdefault(topic, {})[str(number)] = at
     return positions
 
 

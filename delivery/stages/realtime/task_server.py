@@ -157,7 +157,10 @@ class TaskServer:
             except OSError as exc:
                 if self._is_closed:
                     return
-                log.warning("the real-time lane could not take a connection of a task (%s), and tries again in a second", exc)
+                log.warning(
+                    "the real-time lane could not take a connection of a task (%s), and tries again in a second. If the cause "
+                    "is too many open files, raise the driver's limit (ulimit -n)", exc,
+                )  # fmt: skip
                 time.sleep(1.0)
                 continue
             if threading.active_count() > MAX_CONNECTIONS:

@@ -110,6 +110,7 @@ def items_in_row(value: bytes) -> list[bytes]:
 
 
 _open_connections: collections.deque[Any] = collections.deque(maxlen=8)
+"""The newest connections of this process to the state server. See `_leave_open`."""
 
 
 def _leave_open(connection: Any) -> None:

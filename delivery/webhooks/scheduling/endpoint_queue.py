@@ -182,6 +182,8 @@ class EndpointMemory:
                 continue
             del self.silent[endpoint_id]
             if since is not None:
+                # An attempt that times out does not end a silence. Without this, a later hang would never be recorded.
+                response_time.silent_since = None
                 found.add(endpoint_id)
         return frozenset(found)
 
@@ -268,7 +270,7 @@ def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s
             continue
         attempts.append(pending)
         if is_silent:
-            unresponsive[queue.endpoint_id] = queue, min(pending.since, unresponsive.get(queue.endpoint_id, (queue, now))[1])
+            unresponsive.setdefault(queue.endpoint_id, (queue, pending.since))  # the first attempt is the oldest
             is_suspicious |= not is_slow
     return Overdue(
         attempts,

@@ -97,6 +97,7 @@ class Sender:
                 extra={"endpoint_id": delivery.endpoint.endpoint_id},
             )
             status, error_class, detail = None, errors.LocalFailure.error_class, error_classes.UNFORESEEN_DETAIL
+            response = b""
         made = Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),

@@ -45,6 +45,20 @@ def test_only_an_endpoint_silent_for_the_patience_is_reported_and_once(pause_s, 
     assert (moved, found) == (1, reported)
 
 
+def test_an_endpoint_that_hangs_again_without_a_response_is_reported_again():
+    """Regression: a reported silence stayed recorded, so a later hang without a response in between was not reported."""
+    memory = endpoint_queue.EndpointMemory(
+        paces={}, hosts=host_limits.Hosts(limits.Limits(), lambda: 0.0), breakers={}, response_times={}
+    )
+    [delivery] = deliveries(1, "hangs")
+    queue = memory.queue_of(delivery.endpoint, limits.Limits(), fakes.unreported_background())
+    memory.add_silent(queue, since=10.0)
+    reported = [memory.take_unresponsive(1.0, now) for now in (10.5, 11.0, 12.0)]
+    memory.add_silent(queue, since=50.0)
+    reported += [memory.take_unresponsive(1.0, now) for now in (50.5, 51.0)]
+    assert reported == [frozenset(), {"hangs"}, frozenset(), frozenset(), {"hangs"}]
+
+
 def test_two_queues_of_an_endpoint_share_one_circuit_breaker():
     """Regression: the first failure in the second queue stored a closed breaker in place of the open one."""
     memory = endpoint_queue.EndpointMemory(
