@@ -82,6 +82,8 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
                     "spark.eventLog.compress": "false",
                     "spark.eventLog.dir": f"file://{tmp_path}/events",
                     "spark.hadoop.fs.s3a.secret.key": secrets["conf"],
+                    # Each event of Spark's scheduler counts as slow, and its text has all settings: it must not be logged.
+                    "spark.scheduler.listenerbus.logSlowEvent.threshold": "1us",
                 },
             },
         )

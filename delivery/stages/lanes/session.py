@@ -60,6 +60,8 @@ ALWAYS = {
     # Applies to names and values, and to the options of the Kafka source.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
+    # Spark writes an event of its scheduler that a busy machine handles slowly to its log, with all settings and not redacted.
+    "spark.scheduler.listenerbus.logSlowEvent": "false",
     # For each Kafka partition of each micro-batch Spark generates the source of a class, and then finds it in the cache: half
     # of the CPU of small tasks. Without code generation Spark interprets all plans (docs/adr/0029).
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
