@@ -74,11 +74,11 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
     """Return the places of the attributes in a plain JSON event, and the rules for sizes, times, topics and repeated ids."""
     source = config.source
     return parsing.Layout(
-        id_path=_path(source.id_field),
-        type_path=_path(source.type_field),
-        tenant_path=_path(source.tenant_field),
-        sub_tenant_path=_path(source.sub_tenant_field),
-        time_path=_path(source.time_field),
+        id_path=path_of(source.id_field),
+        type_path=path_of(source.type_field),
+        tenant_path=path_of(source.tenant_field),
+        sub_tenant_path=path_of(source.sub_tenant_field),
+        time_path=path_of(source.time_field),
         passes_cloud_event_time=source.invalid_time == "passed",
         passes_plain_time=source.invalid_time != "rejected",
         tells_ids_apart=source.reused_ids == "told_apart",
@@ -88,6 +88,11 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
         tenant_of_topic=source.tenant_of_topic,
         operational_topic=config.operations.topic,
     )
+
+
+def path_of(dotted: str) -> tuple[str, ...]:
+    """Return the keys of a setting like `source.type_field`, from the top: `meta.type` names `type` within `meta`."""
+    return tuple(dotted.split("."))
 
 
 def formats_of(registry: schema_settings.SchemaRegistry) -> decoder.Formats | None:
@@ -142,7 +147,3 @@ def opened_for_development(lane: settings.Delivery) -> str:
     opened += ["plain http"] if lane.allow_http else []
     opened += [] if lane.allow_ports else ["any port"]
     return ", ".join(opened)
-
-
-def _path(dotted: str) -> tuple[str, ...]:
-    return tuple(dotted.split("."))

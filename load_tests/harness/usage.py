@@ -86,7 +86,7 @@ class Meter:
                 sizes[role] = sizes.get(role, 0.0) + process.memory_info().rss / MB
         return sizes
 
-    def heap_mb(self) -> int | None:
+    def heap_mb_after_gc(self) -> int | None:
         """Run a full garbage collection of the JVM; return the live heap in MB. None without a JVM or without `jcmd`."""
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:

@@ -141,7 +141,7 @@ def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
     with disturbed(scenario):
         stop_a_worker(job, scene.say)
         scene.say("a full collection of the JVM")
-        job.meter.heap_mb()
+        job.meter.heap_mb_after_gc()
         time.sleep(max(0.0, began + scenario.disturbed_s - time.monotonic()))
     ended = time.monotonic()
     during = (customers.count - count) / (ended - began)

@@ -50,7 +50,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             )
             spent = job.meter.read().since(before)
             taken = {
-                "heap_mb": job.meter.heap_mb(),
+                "heap_mb": job.meter.heap_mb_after_gc(),
                 "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},
                 "state_memory_mb": round(job.metric("fanout_state_memory_bytes", lane=LANE) / usage.MB),
                 "state_rows": round(job.metric("fanout_state_rows", lane=LANE)),

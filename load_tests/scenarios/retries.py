@@ -177,7 +177,7 @@ def _pending(job: platform.Job) -> float:
 def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
     """Return the present memory and disk usage of the job and of the retry lane's state, as JSON values."""
     return {
-        "heap_mb": job.meter.heap_mb(),
+        "heap_mb": job.meter.heap_mb_after_gc(),
         "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},
         "state_memory_mb": round(job.metric("fanout_state_memory_bytes", lane="retry") / usage.MB),
         "state_rows": round(job.metric("fanout_state_rows", lane="retry")),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import psycopg.conninfo
 import tenacity
 from psycopg.rows import dict_row
 
@@ -40,16 +41,23 @@ def connect(database: settings.Database, *, application_name: str = "fanout") ->
     Raise RegistryUnavailable if the connection fails, and SettingsError if the URL is invalid. Errors of statements in the
     block are not translated here.
     """
+    url = database.url.get_secret_value()
     with translated_errors(), valid_url_required():
         connection: Connection = psycopg.connect(
-            database.url.get_secret_value(), row_factory=dict_row, **options(database, application_name=application_name)
+            url, row_factory=dict_row, **options(url, database, application_name=application_name)
         )
     with connection:
         yield connection
 
 
-def options(database: settings.Database, *, application_name: str) -> dict[str, Any]:
-    """Return the parameters of every connection, except the URL and `row_factory`, which the caller adds."""
+def options(url: str, database: settings.Database, *, application_name: str) -> dict[str, Any]:
+    """Return the parameters of every connection to `url`, except the URL and `row_factory`, which the caller adds.
+
+    They override parameters of the same name in the URL. Only its `options` for the server are kept: these come first, and
+    Postgres takes the last value of an option. Raise psycopg.ProgrammingError if the URL is invalid.
+    """
+    for_the_server = psycopg.conninfo.conninfo_to_dict(url).get("options")
+    timeout = f"-c statement_timeout={int(database.statement_timeout_s * 1000)}"
     return {
         "autocommit": True,
         "connect_timeout": max(2, int(database.connect_timeout_s)),
@@ -59,7 +67,7 @@ def options(database: settings.Database, *, application_name: str) -> dict[str, 
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": HALF_OPEN_MS,
-        "options": f"-c statement_timeout={int(database.statement_timeout_s * 1000)}",
+        "options": f"{for_the_server} {timeout}" if for_the_server else timeout,
     }
 
 

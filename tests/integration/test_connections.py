@@ -131,7 +131,7 @@ def test_a_late_answer_never_reaches_another_customer():
 
 def test_a_host_has_no_more_connections_than_it_may_with_the_idle_ones():
     async def main():
-        async with serving.serve(saying(OK)) as server, serving.network(max_connections_to=lambda _: 3) as network:
+        async with serving.serve(saying(OK)) as server, serving.network(soft_connection_limit=lambda _: 3) as network:
             for number in range(30):
                 await network.post(serving.to(server.url(), customer_id=f"c{number}"), HEADERS, b"body", 1.0)
             await asyncio.sleep(0.05)

@@ -136,14 +136,14 @@ class ConnectionPool:
         address_guard: guard.Guard,
         max_connections: int,
         deadlines: exchange_deadlines.Deadlines,
-        max_connections_to: Callable[[str], float] = lambda _: math.inf,
+        soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`max_connections_to` returns a number of open connections to the host of a URL.
+        """`soft_connection_limit` returns a number of open connections to the host of a URL.
 
-        From this number on, a new connection to the host closes an idle one. The number is no bound: without an idle
-        connection to the host, the pool still opens another.
+        From this number on, a new connection to the host closes an idle one. Without an idle one, the pool still opens
+        another.
         """
-        self._most_to = max_connections_to
+        self._soft_limit = soft_connection_limit
         self._open_by_host: collections.Counter[str] = collections.Counter()
         """By host, the number of open connections, idle ones included."""
         self._idle_by_host: dict[str, collections.OrderedDict[Connection, None]] = {}
@@ -266,7 +266,7 @@ class ConnectionPool:
         The idle connection may be another customer's, or to another port of the host.
         """
         host = host_limits.host_name(origin.url)
-        if self._open_by_host[host] >= self._most_to(origin.url) and (idle := self._idle_by_host.get(host)):
+        if self._open_by_host[host] >= self._soft_limit(origin.url) and (idle := self._idle_by_host.get(host)):
             oldest = next(iter(idle))
             self.close(self._remove_idle(self._idle[oldest.origin], 0))
 

@@ -45,17 +45,16 @@ class Transport:
         max_connections: int = 0,
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
         max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S,
-        max_connections_to: Callable[[str], float] = lambda _: math.inf,
+        soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
         """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
         `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0: half of the files that the
-        process may open, at most 16,384. `max_connections_to` returns a number of connections to the host of a URL. From
-        this number on, a new connection to the host closes an idle one.
+        process may open, at most 16,384. `soft_connection_limit` is that of ConnectionPool.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
-            address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, max_connections_to
+            address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, soft_connection_limit
         )
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:

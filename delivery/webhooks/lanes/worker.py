@@ -121,7 +121,7 @@ class Worker:
             max_connections=most,
             endpoint_time=clock.time,
             max_extension_s=self._plan.max_extension_s,
-            max_connections_to=self._memory.hosts.max_connections_to,
+            soft_connection_limit=self._memory.hosts.soft_connection_limit,
         )
 
     def close(self) -> None:

@@ -141,8 +141,8 @@ class Hosts:
         for host in self._hosts.values():
             host.set_bounds(bounds.in_flight_to_host(), bounds.rate_to_host())
 
-    def max_connections_to(self, url: str) -> float:
-        """Return the maximum of connections from this worker to the host of a URL; infinite if the host has no limits."""
+    def soft_connection_limit(self, url: str) -> float:
+        """Return the number of connections to the host of a URL at which a new one closes an idle one; infinite: no limit."""
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 
     def drain_delayed(self) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import psycopg
-import psycopg.conninfo
 import psycopg_pool
 from psycopg.rows import dict_row
 
@@ -44,7 +43,7 @@ class Store:
         own_url = config.api.database_url.get_secret_value()
         url = own_url or database.url.get_secret_value()
         with connect.valid_url_required("api.database_url" if own_url else "database.url"):
-            psycopg.conninfo.conninfo_to_dict(url)
+            options = connect.options(url, database, application_name="fanout api")
         self._pool: psycopg_pool.ConnectionPool[connect.Connection] = psycopg_pool.ConnectionPool(
             url,
             min_size=0,
@@ -52,7 +51,7 @@ class Store:
             timeout=WAIT_S,
             open=False,
             check=_check,
-            kwargs=connect.options(database, application_name="fanout api") | {"row_factory": dict_row},
+            kwargs=options | {"row_factory": dict_row},
         )
 
     def __enter__(self) -> Self:

@@ -14,16 +14,16 @@ from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
-MAX_COUNTED = 100_000
+MAX_EXAMINED = 100_000
 """Maximum dead letters that a count by search criteria examines. It took 7 to 50 ms with a million dead letters of one
 customer, on a shared machine of two cores."""
-MAX_COUNTED_BY_TEXT = 5000
+MAX_EXAMINED_BY_TEXT = 5000
 """Maximum dead letters that a count by a text examines. Each is read as a whole: 20,000 took 264 ms."""
-MAX_COUNTED_OF_CONSUMER = 10_000
+MAX_EXAMINED_OF_CONSUMER = 10_000
 """Maximum dead letters of each kind that the count of one consumer examines. The kinds: not leased yet, with an ended lease
 (expired or nacked), and parked. The count takes 1 to 2 ms. With 10,000 ended leases it takes 14 to 19 ms, with a million
 parked ones 14 to 140 ms."""
-MAX_COUNTED_IN_LIST = 1000
+MAX_EXAMINED_IN_LIST = 1000
 """Maximum dead letters of each kind that the count of each consumer in a list examines. A list of 100 takes 16 to 21 ms, and
 about 1 ms more for a consumer with 1,000 ended leases."""
 
@@ -50,7 +50,7 @@ class ConsumerCounts(NamedTuple):
 
 def of_dead_letters(connection: connect.Connection, customer_id: str, selection: DeadLetterSearch) -> Count:
     """Return the number of waiting dead letters that match. With `text` it examines fewer."""
-    most = MAX_COUNTED if selection.text is None else MAX_COUNTED_BY_TEXT
+    most = MAX_EXAMINED if selection.text is None else MAX_EXAMINED_BY_TEXT
     asked = {"customer_id": customer_id, "place": 0, "most": most} | selection.parameters()
     judged = "with looked_at as (" + query("letters_after") + "), judged as (" + query("judged_letters") + ")"
     with connect.translated_errors():
@@ -62,7 +62,7 @@ def of_consumers(
     connection: connect.Connection, customer_id: str, names: Sequence[str], *, now: dt.datetime
 ) -> dict[str, ConsumerCounts]:
     """Return the counts of consumers, by name. For several consumers, fewer dead letters of each are examined."""
-    most = MAX_COUNTED_OF_CONSUMER if len(names) == 1 else MAX_COUNTED_IN_LIST
+    most = MAX_EXAMINED_OF_CONSUMER if len(names) == 1 else MAX_EXAMINED_IN_LIST
     asked = {"customer_id": customer_id, "names": list(names), "now": now, "most": most}
     with connect.translated_errors():
         rows = connection.execute(query("consumer_counts"), asked).fetchall()

@@ -114,7 +114,7 @@ def test_attempts_are_shown_with_their_endpoints(acme):
 def test_attempts_are_counted_on_request(acme, monkeypatch):
     page = acme.get("/v1/attempts?limit=1&total=true&endpoint=ep1").json
     assert (page["total"], page["is_total_exact"]) == (2, True)
-    monkeypatch.setattr(attempts, "MAX_COUNTED", 5)
+    monkeypatch.setattr(attempts, "MAX_EXAMINED", 5)
     page = acme.get("/v1/attempts?total=true").json
     assert (page["total"], page["is_total_exact"]) == (5, False)
 

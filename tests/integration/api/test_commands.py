@@ -173,7 +173,7 @@ def test_consumers_are_listed_with_their_counts(monkeypatch):
     [row] = [row for row in fanout("dead-letters", "consumers", "acme") if row["name"] == world.CONSUMER]
     assert (row["waiting"], row["waiting_is_exact"], row["leased"], row["parked"]) == (1, True, 0, 0)
     assert fanout("dead-letters", "consumers", "nobody") == []
-    monkeypatch.setattr(counts, "MAX_COUNTED_OF_CONSUMER", 1)
+    monkeypatch.setattr(counts, "MAX_EXAMINED_OF_CONSUMER", 1)
     assert "1+" in CliRunner().invoke(main.app, ["dead-letters", "consumers", "acme"]).output
 
 

@@ -117,7 +117,7 @@ def test_deliveries_are_counted_on_request(acme, monkeypatch):
     for asked, total in (("", 5), ("&status=delivered", 2), ("&url=hooks", 2), ("&q=none", 0)):
         page = acme.get(f"/v1/deliveries?limit=1&total=true{asked}").json
         assert (page["total"], page["is_total_exact"]) == (total, True)
-    monkeypatch.setattr(deliveries, "MAX_COUNTED", 3)
+    monkeypatch.setattr(deliveries, "MAX_EXAMINED", 3)
     page = acme.get("/v1/deliveries?total=true").json
     assert (page["total"], page["is_total_exact"]) == (3, False)
 

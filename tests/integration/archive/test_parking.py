@@ -182,7 +182,7 @@ def test_a_consumer_counts_what_waits_is_leased_and_is_parked(connection, write,
     archived_dead_letters.discard(connection, "c1", positions(held)[2:], now=NOW)
     assert counted(connection, "k", at=3) == [((4, True), 1, (1, True))]  # the next poll drops a discarded one
     assert counted(connection, "k", at=100) == [((4, True), 0, (1, True))]  # also while nobody polls
-    monkeypatch.setattr(counts, "MAX_COUNTED_OF_CONSUMER", 2)
+    monkeypatch.setattr(counts, "MAX_EXAMINED_OF_CONSUMER", 2)
     assert counted(connection, "k", at=3) == [((3, False), 1, (1, False))]
     pollers.poll(100, limit=4)
     assert counted(connection, "k", at=1000) == [((2, False), 0, (1, False))]  # four leases ended
@@ -206,7 +206,7 @@ def test_a_consumer_counts_by_its_selection(connection, write, monkeypatch):
         assert counts.of_dead_letters(connection, "c1", selection) == (wanted, True)
     assert [found[0] for found in counted(connection, *names, at=0)] == [(wanted, True) for _, wanted in selections]
     assert counts.of_dead_letters(connection, "c1", DeadLetterSearch(since=after(1))) == (0, True)
-    monkeypatch.setattr(counts, "MAX_COUNTED_IN_LIST", 3)
-    monkeypatch.setattr(counts, "MAX_COUNTED", 3)
+    monkeypatch.setattr(counts, "MAX_EXAMINED_IN_LIST", 3)
+    monkeypatch.setattr(counts, "MAX_EXAMINED", 3)
     assert [found[0] for found in counted(connection, *names[:3], at=0)] == [(3, False), (1, False), (2, False)]
     assert counts.of_dead_letters(connection, "c1", EVERYTHING) == (3, False)

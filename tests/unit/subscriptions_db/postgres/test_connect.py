@@ -52,6 +52,13 @@ def test_an_error_of_the_platform_passes_unchanged():
     assert passed.value is refused
 
 
+def test_options_of_the_url_are_kept_and_the_settings_timeout_comes_last():
+    """Regression: the platform's own `options` took the place of those in the URL, such as a `search_path`."""
+    url = "postgresql://127.0.0.1/x?options=-c%20search_path%3Dfanout%20-c%20statement_timeout%3D1"
+    parameters = connect.options(url, settings.Database(statement_timeout_s=30), application_name="test")
+    assert parameters["options"] == "-c search_path=fanout -c statement_timeout=1 -c statement_timeout=30000"
+
+
 @pytest.mark.parametrize("url", ["postgres:u:hunter2@127.0.0.1/x", "postgresql://u:hunter2@127.0.0.1/x?hunter2=1", "hunter2"])
 def test_an_invalid_url_is_refused_without_quoting_it(url):
     with (

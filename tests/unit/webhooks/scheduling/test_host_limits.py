@@ -189,7 +189,7 @@ def test_a_changed_share_applies_to_known_hosts():
     host.enter()
     host.enter()
     shared.set_bounds(limits.Limits(max_per_host=4, workers=4))
-    assert (host.has_room, shared.max_connections_to(VICTIM)) == (False, 1)
+    assert (host.has_room, shared.soft_connection_limit(VICTIM)) == (False, 1)
     host.leave()
     assert not host.has_room
     host.leave()
