@@ -18,13 +18,13 @@ from confluent_kafka import KafkaError, TopicPartition
 from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.observability import health
-from delivery.stages.kafka import topics
+from delivery.stages.kafka import offset_requests, topics
 from fanout.kafka.places import Place
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30
-"""Seconds to wait for the offsets of a partition, or for any answer of Kafka while records are missing."""
+"""Seconds to wait for the offsets of a partition, or for any answer of Kafka while records are still to be read."""
 MAX_RECORDS_PER_POLL = 500
 """Maximum messages of one poll: records, and notices of the end of a partition."""
 PARTITION_CHECK_S = 30.0
@@ -90,7 +90,7 @@ class Source:
         """
         with self._translated():
             places = self._places()
-            marks = {place: self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S) for place in places}
+            marks = {place: offset_requests.first_and_end(self._consumer, *place, timeout_s=TIMEOUT_S) for place in places}
             starts = {place: start_of(archived_until.get(place), low, high) for place, (low, high) in marks.items()}
             self._consumer.assign([TopicPartition(*place, start.offset) for place, start in starts.items()])
         self._positions = {place: start.offset for place, start in starts.items()}
@@ -127,12 +127,12 @@ class Source:
     def has_all(self) -> bool:
         """Return True if all records that existed at `begin` are archived.
 
-        Raise KafkaUnavailable if some are missing, and Kafka has sent nothing for TIMEOUT_S.
+        Raise KafkaUnavailable if some are not archived yet, and Kafka has sent nothing for TIMEOUT_S.
         """
         if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
             raise errors.KafkaUnavailable(
-                f"Kafka at {self._kafka.bootstrap_servers} has sent nothing for {TIMEOUT_S} s, and records are missing. What "
-                "was read is archived: check the brokers, and run the command again"
+                f"Kafka at {self._kafka.bootstrap_servers} has sent nothing for {TIMEOUT_S} s, and some records were not "
+                "read. All records that were read are archived: check the brokers, and run the command again"
             )
         return not self._ends
 

@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition
 
 from delivery import errors
 from delivery.config import kafka_clients, settings, topic_pattern
-from delivery.stages.kafka import bounded_reader, topics
+from delivery.stages.kafka import bounded_reader, offset_requests, topics
 from fanout.kafka.places import Place
 
 TIMEOUT_S = 30
@@ -80,11 +80,11 @@ class Scanner:
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
             places = [Place(name, number) for name in names if name in known for number in known[name].partitions]
-            marks = {place: self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S) for place in places}
+            marks = {place: offset_requests.first_and_end(self._consumer, *place, timeout_s=TIMEOUT_S) for place in places}
             starts = {place: low for place, (low, _) in marks.items()}
             if since_ms is not None and places:
                 asked = [TopicPartition(*place, since_ms) for place in places]
-                for found in self._consumer.offsets_for_times(asked, TIMEOUT_S):
+                for found in offset_requests.first_since(self._consumer, asked, timeout_s=TIMEOUT_S):
                     place = Place(found.topic, found.partition)
                     starts[place] = found.offset if found.offset >= 0 else marks[place][1]  # all records are older
         return [Extent(place=place, low=low, first=starts[place], end=high) for place, (low, high) in marks.items()]
@@ -95,8 +95,7 @@ class Scanner:
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
             if place.topic not in known or place.partition not in known[place.topic].partitions:
                 return 0, 0
-            low, high = self._consumer.get_watermark_offsets(TopicPartition(*place), TIMEOUT_S)
-        return low, high
+            return offset_requests.first_and_end(self._consumer, *place, timeout_s=TIMEOUT_S)
 
     def read(self, extents: Iterable[Extent], name: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition.

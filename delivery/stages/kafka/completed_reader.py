@@ -29,8 +29,6 @@ READ_S = 60.0
 time without a message."""
 _ASKED_S = 10.0
 """Seconds for one request to Kafka, for partitions or for offsets."""
-_LEADER_WAIT_S = 0.2
-"""Seconds between two requests to a partition whose leader moves."""
 SLACK_MS = 60_000
 """Milliseconds by which reading begins before the start of the micro-batch, because the clocks of driver, executors and brokers
 differ. Reading too much costs only time."""
@@ -114,12 +112,14 @@ def messages(
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 
+    from delivery.stages.kafka import offset_requests  # noqa: PLC0415
+
     found = consumer.list_topics(topic, _ASKED_S).topics[topic]
     if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
         raise KafkaException(found.error)
     asked = [TopicPartition(topic, number, since_ms) for number in found.partitions]
-    # An offset below 0: no message was written since.
-    firsts = [first for first in asked and _offsets_at(consumer, asked, until=until) if first.offset >= 0]
+    found_since = asked and offset_requests.first_since(consumer, asked, timeout_s=_ASKED_S, until=until)
+    firsts = [first for first in found_since if first.offset >= 0]
     polls = bounded_reader.batches(consumer, firsts, max_records=1000, wait_s=1.0)
     while time.monotonic() < until:
         batch = next(polls, None)
@@ -132,24 +132,3 @@ def messages(
         f"topic {topic} was not read to its end {'while no message came for' if is_patient else 'within'} {READ_S:.0f} s: "
         "check that Kafka answers and is not overloaded"
     )
-
-
-def _offsets_at(
-    consumer: confluent_kafka.Consumer, asked: list[confluent_kafka.TopicPartition], *, until: float
-) -> list[confluent_kafka.TopicPartition]:
-    """Return, for each partition in `asked`, the first offset at or after a time. `asked` has this time in the offset field.
-
-    While the leader of a partition moves, ask again, until the time `until`, in monotonic seconds; then raise KafkaException.
-    librdkafka does not ask again by itself. Leaders move while a broker restarts, and then a job is likely to start as well.
-    """
-    import tenacity  # noqa: PLC0415
-    from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415
-
-    moving = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda exc: isinstance(exc, KafkaException) and exc.args[0].code() in moving),
-        wait=tenacity.wait_fixed(_LEADER_WAIT_S),
-        stop=lambda _: time.monotonic() > until,
-        reraise=True,
-    )
-    return retrying(consumer.offsets_for_times, asked, _ASKED_S)

@@ -1,0 +1,48 @@
+"""Ask Kafka for the offsets of partitions, and ask again while the leader of a partition moves.
+
+Runs on the driver, in executors, in `fanout archive`, in `fanout` commands and in the load tests. A leader moves when its
+broker starts or ends, and a new topic has no leader at first. librdkafka does not repeat these requests by itself.
+"""
+
+from __future__ import annotations
+
+import time
+
+import tenacity
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+WAIT_S = 0.2
+"""Seconds from a refused request to the next one."""
+MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
+
+
+def first_and_end(consumer: Consumer, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
+    """Return the first offset of a partition and the offset after its last record.
+
+    Raise KafkaException if Kafka does not answer within `timeout_s`, refuses, or has no leader after `timeout_s`.
+    """
+    asked = TopicPartition(topic, partition)
+    marks: tuple[int, int] = _while_leaders_move(time.monotonic() + timeout_s)(consumer.get_watermark_offsets, asked, timeout_s)
+    return marks
+
+
+def first_since(
+    consumer: Consumer, asked: list[TopicPartition], *, timeout_s: float, until: float | None = None
+) -> list[TopicPartition]:
+    """Return, for each partition in `asked`, its first offset at or after a time. `asked` has this time in the offset field.
+
+    An offset below 0: no record was written since. Raise KafkaException if Kafka does not answer within `timeout_s`, refuses,
+    or has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
+    """
+    until = time.monotonic() + timeout_s if until is None else until
+    found: list[TopicPartition] = _while_leaders_move(until)(consumer.offsets_for_times, asked, timeout_s)
+    return found
+
+
+def _while_leaders_move(until: float) -> tenacity.Retrying:
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda exc: isinstance(exc, KafkaException) and exc.args[0].code() in MOVING),
+        wait=tenacity.wait_fixed(WAIT_S),
+        stop=lambda _: time.monotonic() > until,
+        reraise=True,
+    )

@@ -1,0 +1,53 @@
+"""Requests for offsets are repeated while a leader moves, and other errors are raised at once."""
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from delivery.stages.kafka import offset_requests
+
+PLACE = TopicPartition("orders", 0, 1000)
+REQUESTS = {
+    "first_and_end": lambda consumer, timeout_s: offset_requests.first_and_end(consumer, "orders", 0, timeout_s=timeout_s),
+    "first_since": lambda consumer, timeout_s: offset_requests.first_since(consumer, [PLACE], timeout_s=timeout_s),
+}
+
+
+class Consumer:
+    """A client of Kafka whose requests fail with these errors in turn, and then succeed."""
+
+    def __init__(self, *codes):
+        self.failures = [KafkaException(KafkaError(code)) for code in codes]
+
+    def get_watermark_offsets(self, *_):
+        return self._answer((3, 7))
+
+    def offsets_for_times(self, *_):
+        return self._answer([TopicPartition("orders", 0, 5)])
+
+    def _answer(self, found):
+        if self.failures:
+            raise self.failures.pop(0)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch):
+    monkeypatch.setattr(offset_requests, "WAIT_S", 0)
+
+
+@pytest.mark.parametrize("request_offsets", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("code", sorted(offset_requests.MOVING))
+def test_a_leader_that_moves_is_waited_for(request_offsets, code):
+    """Regression: a command that reads a topic failed with "Not leader for partition" after the topic was created."""
+    assert request_offsets(Consumer(code, code), 30) == request_offsets(Consumer(), 30)
+
+
+@pytest.mark.parametrize("request_offsets", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize(
+    ("code", "timeout_s"), [(KafkaError.TOPIC_AUTHORIZATION_FAILED, 30), (KafkaError.NOT_LEADER_FOR_PARTITION, -1)]
+)
+def test_other_errors_and_the_end_of_the_time_are_raised(request_offsets, code, timeout_s):
+    consumer = Consumer(code, code)
+    with pytest.raises(KafkaException):
+        request_offsets(consumer, timeout_s)
+    assert len(consumer.failures) == 1
