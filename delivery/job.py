@@ -57,4 +57,4 @@ def run(
             supervisor.run(built | realtime, watches, stop, once=once)
             ending = HANDLED if once and not stop.is_set() else COMMITTED
             supervisor.drain_workers(config, spark, built)
-    log.info("stopped in order: %s", ending)
+    log.info("stopped gracefully: %s", ending)

@@ -82,7 +82,7 @@ def kafka(jars, tmp_path_factory):
     broker = local_kafka.EmbeddedKafka(tmp_path_factory.mktemp("kafka"), libraries=jars)
     broker.start()
     yield broker
-    broker.kill()  # an orderly stop takes seconds, for data that nobody reads again
+    broker.kill()  # a graceful stop takes seconds, for data that nobody reads again
 
 
 @pytest.fixture

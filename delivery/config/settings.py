@@ -204,7 +204,7 @@ class Delivery(Area):
     dead_letter_topic: str = "fanout.dead-letters"
     """Topic of dead letters: deliveries that were given up, with their attempt history."""
     rejected_topic: str = "fanout.rejected-events"
-    """Topic for the operator: records that are no events of a known tenant, or are rejected for another reason."""
+    """Topic for the operator: rejected records, with the reason. They are delivered to nobody."""
     retries_topic: str = "fanout.retries"
     """Topic that the retry lane reads: deliveries that wait for their next attempt, reports of leases, and other messages to
     the lane. The topic's retention must be longer than any standstill of the retry lane."""

@@ -23,7 +23,7 @@ _IN_CLASS_TWICE = ("&&", "--", "~~", "||")
 
 
 def checked(pattern: str) -> str:
-    """Return `pattern` if it means the same in Java and Python; else raise ValueError that names the first wrong construct."""
+    """Return `pattern` if it means the same in Java and Python; else raise ValueError that says what is wrong."""
     if not pattern:
         raise ValueError("is empty, so no topic would be read: set a pattern such as events\\..+")
     if problem := _problem(pattern):

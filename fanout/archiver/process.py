@@ -130,7 +130,7 @@ class Archiver:
     def stopped(self) -> None:
         """Log the regular end, as the last line."""
         log.info(
-            "stopped in order. Archived since the start: %s. The next start continues after these",
+            "stopped gracefully. Archived since the start: %s. The next start continues after these",
             self._totals.in_all(),
         )
 

@@ -1,6 +1,7 @@
 """Compare the due deliveries of the demo with the requests to the receivers and the records of the job. Pure.
 
-Runs in `fanout` commands and the tests. A pair is a delivery: an event and a subscription, by their ids.
+Runs in `fanout` commands and the tests. The result is an account: how many deliveries were due, and how each of them ended. A
+pair is a delivery: an event and a subscription, by their ids.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class LaneAccount:
     redriven: int
     """Delivered pairs that were dead letters before."""
     dead_lettered: int
-    """Pairs that were given up, and not delivered after a redrive."""
+    """Pairs that became dead letters, and were not delivered after a redrive."""
     skipped: dict[str, int]
     """Skip reason → number of pairs."""
     pending: int
@@ -124,7 +125,7 @@ class Account:
 
     @property
     def holds(self) -> bool:
-        """Return True if nothing is lost, pending, unverified or unexpected, without findings, and if `over_http` holds."""
+        """Return True if nothing is lost, pending, unverified or unexpected, `over_http` holds, and there are no findings."""
         is_open = any(lane.lost or lane.pending for lane in self.lanes.values())
         return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
@@ -170,9 +171,10 @@ def account(
 ) -> Account:
     """Return the account of all due deliveries.
 
-    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. A signature that did
-    not verify only raises `Account.unverified`. `given_up` are the deliveries that were dead letters of the failing
-    customer before it polled.
+    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. That holds also for a
+    request whose signature did not verify, which is counted in `Account.unverified` too. `given_up` are the deliveries to
+    FAILING_CUSTOMER that were dead letters before the demo polled this customer's dead letters. `polled` is what the polls
+    returned.
     """
     requests = list(received)
     accepted = collections.Counter(token for request in requests for token in _accepted(request))

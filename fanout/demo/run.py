@@ -155,7 +155,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
                 _play(scene, platform, admin, events_, console)
                 console.print(f"[bold]5[/] polling the dead letters of {scenario.FAILING_CUSTOMER} over HTTP", markup=True)
                 given_up, polled = _poll_and_redrive(scene, platform, admin, poller, console)
-                console.print("[bold]6[/] stopping everything in order …", markup=True)
+                console.print("[bold]6[/] stopping everything gracefully …", markup=True)
             while scene.reader.poll(timeout_s=1.0):
                 pass
         console.print("[bold]7[/] comparing due deliveries with receivers and topics, by fanout reconcile", markup=True)
@@ -176,7 +176,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
 
 @contextlib.contextmanager
 def _running(port: int) -> Iterator[Processes]:
-    """Run the platform, and stop it in order, the job last.
+    """Run the platform, and stop it gracefully, the job last.
 
     Raise LocalStackError if a process ended with another code than 0.
     """

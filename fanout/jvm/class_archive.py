@@ -79,10 +79,10 @@ def find(program: Program, folder: Path = LIBRARY) -> Path | None:
 
 
 def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
-    """Return the program's archive; build it first if it is missing. Then its archives of other jars are deleted.
+    """Return the program's archive. If it is missing, build it, and delete the program's archives of other jars.
 
-    None: its jars are not here; the image has no broker. The jars must be downloaded already. Raise LocalStackError if the
-    archive cannot be built.
+    None: the program's jars are not here, such as those of the broker in the image. The jars must be downloaded already. Raise
+    LocalStackError if the archive cannot be built.
     """
     if not program.jars(folder):
         return None

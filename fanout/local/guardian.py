@@ -1,9 +1,9 @@
 """Stop a process when the process that started this guardian (the parent) has ended, also if the parent was killed.
 
 Runs as its own process (`python -m fanout.local.guardian PID`). The guardian's standard input is a pipe from its parent. The
-pipe closes when the parent ends, by SIGKILL too. A parent that ends in order stops the process and then the guardian. The
-argument may also be a file into which the process will write its pid. So Postgres, which a library starts, is guarded before it
-runs.
+pipe closes when the parent ends, by SIGKILL too. A parent that ends gracefully stops the process and then the guardian.
+The argument may also be a file into which the process will write its pid. So Postgres, which a library starts, is guarded
+before it runs.
 """
 
 from __future__ import annotations

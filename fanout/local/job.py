@@ -1,4 +1,4 @@
-"""Run the job as a user does, by `fanout run` in its own process, and stop it in order.
+"""Run the job as a user does, by `fanout run` in its own process, and stop it gracefully.
 
 Runs in `fanout` commands, the tests and the load tests.
 """
@@ -22,6 +22,6 @@ def running(
     """Return a context that runs `fanout run` in `folder`, with the settings of its local.toml, and yields the process.
 
     `overrides` replace settings (`area.field`). `arguments` are options of `fanout run`. The file LOG in the folder gets the
-    output. The end of the context stops the job in order.
+    output. The end of the context stops the job gracefully, or kills it after `process.STOP_TIMEOUT_S`.
     """
     return process.running(folder, "run", *arguments, log=LOG, overrides=overrides)

@@ -148,7 +148,7 @@ class EmbeddedKafka:
         self._await_answer()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop the broker in order, or kill it after the timeout. Do nothing if it does not run."""
+        """Stop the broker gracefully, or kill it after the timeout. Do nothing if it does not run."""
         self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:

@@ -72,7 +72,7 @@ class EmbeddedPostgres:
         self.create_database(DATABASE)
 
     def stop(self) -> None:
-        """Stop the server in order, disconnect its clients, and wait for its end. After STOP_TIMEOUT_S, kill the server."""
+        """Disconnect the clients, stop the server gracefully, and wait for its end. After STOP_TIMEOUT_S, kill the server."""
         self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def discard(self) -> None:

@@ -1,4 +1,4 @@
-"""Run a long-running `fanout` command in its own process, as a user does, and stop it in order.
+"""Run a long-running `fanout` command in its own process, as a user does, and stop it gracefully.
 
 Runs in `fanout` commands, the tests and the load tests.
 """
@@ -27,7 +27,7 @@ def running(
     """Run `fanout <words>` in `folder` with the settings of its local.toml, and yield the process.
 
     `overrides` replace settings (`area.field`). The file `log` in the folder gets the output, without that of earlier runs. The
-    end of the context stops the process in order, or kills it after STOP_TIMEOUT_S.
+    end of the context stops the process gracefully, or kills it after STOP_TIMEOUT_S.
     """
     replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     (folder / log).unlink(missing_ok=True)

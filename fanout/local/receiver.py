@@ -128,7 +128,7 @@ class Receiver:
         except OSError as exc:
             raise errors.LocalStackError(
                 f"{self._host}:{self.port} cannot be opened ({exc.strerror}), so nothing is received: choose another port with "
-                "--port, or an address of this machine"
+                "--port, or name an address of this machine with `fanout smoke-test --host`"
             ) from exc
         self.port = self._runner.addresses[0][1]
 

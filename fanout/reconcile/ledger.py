@@ -35,8 +35,8 @@ class Ledger:
     postponed: dict[Due, str] = field(default_factory=dict)
     """Deliveries that a lane gave to the retry lane before an attempt had a result, each with the reason."""
     redriven: dict[Due, int] = field(default_factory=dict)
-    """Redriven deliveries, each with the time of the redriven dead letter, in ms since the epoch. Dead letters of the delivery
-    up to this time no longer count."""
+    """Redriven deliveries, each with the time of the redriven dead letter, in ms since the epoch. All dead letters of the
+    delivery up to this time count as redriven."""
     batches: dict[str, str] = field(default_factory=dict)
     """`webhook-id` of each attempted batch → why the batch was sent (a LeaveReason)."""
     rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)

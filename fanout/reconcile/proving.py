@@ -40,13 +40,13 @@ MAX_SHOWN = 30
 
 
 class Proof(NamedTuple):
-    """The account of a reconciliation, and notes about what the account cannot cover."""
+    """The account of a reconciliation, and remarks (`notes`) about what the account cannot cover."""
 
     account: Account
     notes: list[str]
 
     def document(self) -> dict[str, Any]:
-        """Return the account and the notes as a dictionary for JSON output."""
+        """Return the account and the remarks as a dictionary for JSON output."""
         return self.account.document() | {"notes": self.notes}
 
 
@@ -166,7 +166,7 @@ class _Reading:
 
 
 def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[str]:
-    """Return notes about what the account cannot cover."""
+    """Return remarks about what the account cannot cover."""
     delivery = config.delivery
     known = {
         delivery.retries_topic: terms.retries_complete,
@@ -191,7 +191,7 @@ def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[st
 
 
 def show(console: rich.console.Console, proof: Proof) -> None:
-    """Print the account for an operator, with its notes and the first MAX_SHOWN findings."""
+    """Print the account for an operator, with the remarks and the first MAX_SHOWN findings."""
     account = proof.account
     _show_lanes(console, account)
     _show_groups(console, account)

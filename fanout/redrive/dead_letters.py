@@ -103,9 +103,9 @@ class Reader:
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Read the notes of redrives, and return which of the dead letters written since `since_ms` were redriven.
+        """Return which of the dead letters written since `since_ms` were redriven. `since_ms` None: of all dead letters.
 
-        `since_ms` None: all dead letters, whenever they were written.
+        Reads the notes in the attempts and retries topics: a redrive writes a note about each dead letter that it enqueues.
         """
         redriven = Redriven()
         since_ms = _earlier(since_ms)
@@ -261,11 +261,12 @@ def redrive(
     dry_run: bool = False,
     now_ms: int | None = None,
 ) -> enqueue.Summary:
-    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven. Return the numbers.
+    """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven.
 
-    With a `limit`, enqueue only that many of these, the oldest. With `dry_run`, only count. `now_ms` None: the
-    present time. Raise SettingsError if there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or
-    writing fails: some dead letters may be enqueued then, and the next call leaves these out.
+    Return how many dead letters were enqueued, or were left out because they were redriven before. With a `limit`, enqueue at
+    most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time. Raise SettingsError if
+    there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails: some dead letters may be
+    enqueued then, and the next call leaves these out.
     """
     if not reader.has_retries_topic():
         raise errors.SettingsError(

@@ -12,7 +12,7 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 
 def exit_in_order(_number: int, _frame: FrameType | None) -> None:
     """Raise SystemExit in the main thread, so that every open context stops its processes. The handler of SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM would interrupt the orderly stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM would interrupt the graceful stop
     sys.exit(SIGTERM_STATUS)
 
 

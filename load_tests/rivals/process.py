@@ -1,4 +1,4 @@
-"""Run the plain consumer in a process of its own, and stop it in order."""
+"""Run the plain consumer in a process of its own, and stop it gracefully."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def consistent_read(connection: Connection) -> Iterator[None]:
 def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retrying:
     """Return a tenacity retryer that repeats a function while it raises RegistryUnavailable or RegistryOutdated.
 
-    Each failure is logged, and the waits between the calls grow up to 5 s. Without `stop` the retryer never gives up. Once
-    `stop` is set, the retryer raises tenacity.RetryError at the next failure, and does not log it.
+    Each failure is logged, and the waits between the calls grow up to 5 s. Without `stop` the retryer repeats for ever. Once
+    `stop` is set, it raises tenacity.RetryError at the next failure, and does not log it.
     """
     stop = stop or threading.Event()
     return tenacity.Retrying(

@@ -36,8 +36,8 @@ class ReceiverQuestion:
     endpoint_id: str
     to: origin.Target
     question: handshake.Question
-    token: bytes = field(repr=False)
-    """The digest of the callback's token."""
+    token_digest: bytes = field(repr=False)
+    """The digest of the token in the callback URL."""
 
 
 def prepare(
@@ -83,7 +83,7 @@ def prepare(
         endpoint_id=endpoint_id,
         to=request.prepare_handshake(endpoint, question, address_guard),
         question=question,
-        token=digest(token),
+        token_digest=digest(token),
     )
 
 
@@ -98,7 +98,7 @@ def record(connection: connect.Connection, asking: ReceiverQuestion) -> None:
         "customer_id": endpoint.customer_id,
         "url": endpoint.url,
         "origin": asking.question.origin,
-        "token_digest": asking.token,
+        "token_digest": asking.token_digest,
         "lifetime_s": LIFETIME.total_seconds(),
     }
     connection.execute(query("put_validation"), asked)
@@ -117,10 +117,10 @@ def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Res
         reply = Reply(State.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
     else:
         reply = handshake.parse_reply(asking.question, answer.headers)
-    asked = open_question(connection, asking.endpoint_id, asking.token)
+    asked = open_question(connection, asking.endpoint_id, asking.token_digest)
     if reply.state is State.PERMITTED:
-        is_noted = asked is not None and permit(connection, asking.endpoint_id, asking.token, asked, reply.per_minute)
-        if is_noted:
+        is_recorded = asked is not None and permit(connection, asking.endpoint_id, asking.token_digest, asked, reply.per_minute)
+        if is_recorded:
             return reply
         reason = "the endpoint was changed or asked again meanwhile, so the permission was not recorded: ask again"
         return Reply(State.REFUSED, reason=reason)
@@ -141,24 +141,25 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
 
-def open_question(connection: connect.Connection, endpoint_id: str, token: bytes) -> dict[str, Any] | None:
-    """Return the row of the question with this token digest, also if it was answered.
+def open_question(connection: connect.Connection, endpoint_id: str, token_digest: bytes) -> dict[str, Any] | None:
+    """Return the row of the question that an endpoint's receiver may answer at the callback URL whose token has this digest.
 
-    None: there is none, it has expired, or the endpoint has another URL or needs no permission now.
+    The receiver may have answered the question already. None: there is no such question, the question has expired, the
+    endpoint's URL was changed since the question, or the endpoint needs no permission any more.
     """
-    asked = {"endpoint_id": endpoint_id, "token_digest": token}
+    asked = {"endpoint_id": endpoint_id, "token_digest": token_digest}
     return connection.execute(query("open_validation"), asked).fetchone()
 
 
 def permit(
-    connection: connect.Connection, endpoint_id: str, token: bytes, asked: dict[str, Any], per_minute: int | None
+    connection: connect.Connection, endpoint_id: str, token_digest: bytes, asked: dict[str, Any], per_minute: int | None
 ) -> bool:
-    """Record that the receiver permits deliveries.
+    """Record that an endpoint's receiver permits deliveries, and that the question with this token digest was answered.
 
     `asked` is the row of the question. `per_minute` None: without a limit. Return False, and record no permission, if the
-    endpoint was deleted meanwhile, has a new URL, or needs no permission now.
+    endpoint was deleted, if its URL was changed since the question, or if it needs no permission any more.
     """
-    wanted = {"endpoint_id": endpoint_id, "token_digest": token, "per_minute": per_minute}
+    wanted = {"endpoint_id": endpoint_id, "token_digest": token_digest, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)
     return connection.execute(query("set_permission"), asked | wanted).fetchone() is not None
 

@@ -114,10 +114,10 @@ def range_of(since: dt.datetime, until: dt.datetime | None, event_types: list[st
 def ask(
     connection: connect.Connection, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne
 ) -> ReplayRequest | None:
-    """Request a replay and return it; None if an equal one is unfinished.
+    """Request a replay and return it. None: another replay is unfinished that excludes this one.
 
-    A replay of one delivery equals another one of the same delivery. A replay of a time range equals any other one of a time
-    range of the same endpoint.
+    An unfinished replay of one delivery excludes another replay of the same delivery. An unfinished replay of a time range
+    excludes every replay of a time range of the same endpoint.
     """
     fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}
@@ -127,17 +127,17 @@ def ask(
 
 
 class RoomForReplays(NamedTuple):
-    """The numbers that decide whether a customer may ask for a replay."""
+    """The two numbers by which a customer's request for a replay is allowed or refused."""
 
     unfinished: int
     """The customer's unfinished replays."""
     reached_dead_letters: int | None
-    """The customer's quota of waiting dead letters, if `fanout archive` found it reached at its last look and it still is.
-    None otherwise."""
+    """The customer's quota of waiting dead letters, if the last look of `fanout archive` found the quota reached, and it still
+    is. None otherwise."""
 
 
 def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:
-    """Return the numbers that decide whether a customer may ask for a replay."""
+    """Return the two numbers by which a customer's request for a replay is allowed or refused."""
     with connect.translated_errors():
         [row] = connection.execute(query("room_for_replays"), {"customer_id": customer_id}).fetchall()
     return RoomForReplays(row["unfinished"], row["dead_letters"])

@@ -197,7 +197,7 @@ def main() -> None:
     task = pickle.load(sys.stdin.buffer)
     sys.stdout.write(orjson.dumps(task.run(), option=orjson.OPT_NON_STR_KEYS).decode())
     sys.stdout.flush()
-    os._exit(0)  # as Spark ends its workers; in order, the event loop's thread would have to be ended first
+    os._exit(0)  # as Spark ends its workers; a graceful end would have to end the event loop's thread first
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The broker is killed, and restarted in order, in the middle of a micro-batch: the job waits for it, and goes on by itself."""
+"""The broker is killed, and restarted gracefully, in the middle of a micro-batch: the job waits for it, and continues."""
 
 import collections
 import functools

@@ -106,7 +106,7 @@ def test_each_event_arrives_once_while_brokers_are_killed_and_restarted(platform
 
     1. The broker that leads most is killed: all lanes go on by the other two, the one that had nothing to do as well, which was
        asking that broker just then. It is started again.
-    2. Each in turn is stopped in order, when none lacks anything, and started again: all lanes go on.
+    2. Each in turn is stopped gracefully, when none lacks anything, and started again: all lanes go on.
     3. Traffic ends: nothing is left, and nothing came twice.
     """
     outside = Outside()

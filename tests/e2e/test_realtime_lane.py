@@ -42,7 +42,7 @@ def deferred(platform):
 
 
 def assert_stops_amid(platform, job, ids):
-    """Stop a job in order when it has delivered 100 of these. The receiver holds its answers to the others until then."""
+    """Stop a job gracefully when it has delivered 100 of these. The receiver holds its answers to the others until then."""
     assert_eventually(lambda: platform.receiver.is_holding() and platform.workers_of(job), bool, within_s=240)
     stops = platform.log(whole=True).count(STOPPING)
     job.send_signal(signal.SIGTERM)

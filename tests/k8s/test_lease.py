@@ -244,7 +244,7 @@ def test_update_of_a_deleted_lease_creates_it_for_one_driver_only(api, namespace
 
 def test_wrong_authority_is_named(api, account):
     (account / "ca.crt").write_text(certificates.authority().pem)
-    with pytest.raises(errors.LeaseRefused, match=r"not of the authority in .*ca\.crt"):
+    with pytest.raises(errors.LeaseRefused, match=r"does not verify by the authority in .*ca\.crt"):
         leases(api, account).read()
 
 

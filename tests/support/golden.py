@@ -1,7 +1,7 @@
 """Archive the state of one version of the platform, so that tests can start later versions on this state.
 
-An archive is of a job that was stopped in order while deliveries waited in both lanes with state. It has the job's checkpoint,
-all records of its topics, its registry, and the requests that the same version made after a restart.
+An archive is of a job that was stopped gracefully while deliveries waited in both lanes with state. It has the checkpoint,
+all records of the job's topics, its registry, and the requests that the same version made after a restart.
 tests/e2e/test_upgrade.py restores each archive of tests/e2e/data and starts the present code on it instead.
 
 Make an archive of each version that is released, and before any stored format changes (delivery.webhooks.state.versioning).
@@ -166,7 +166,7 @@ class _Version:
 
     @contextlib.contextmanager
     def running(self):
-        """Run the job, and yield the port of its metrics. Stop the job in order at the end."""
+        """Run the job, and yield the port of its metrics. Stop the job gracefully at the end."""
         port = local_kafka.free_port()
         command = self._command("run", metrics={"port": port})
         job = subprocess.Popen(command, cwd=self._platform.folder, env=self._environment, start_new_session=True)

@@ -52,8 +52,9 @@ class Conflict(Exception):
 class Leases:
     """A client for one Lease at the API server. The Lease `name` may not exist yet.
 
-    `read` and `write` raise Unavailable if the API server does not answer, or answers with another error. They raise
-    LeaseRefused if it refuses this pod, if its certificate is wrong, or if the service account's files cannot be read.
+    `read` and `write` raise Unavailable if the API server does not answer, or answers with an error that may pass. They raise
+    LeaseRefused if the API server refuses this pod, if its certificate does not verify, or if the service account's files
+    cannot be read.
     """
 
     host: str
@@ -91,8 +92,10 @@ class Leases:
                 status, text = HTTPStatus(answer.status), answer.read()
         except ssl.SSLCertVerificationError as exc:
             raise errors.LeaseRefused(
-                f"{self._where(namespace)}: the API server's certificate is not of the authority in {self.account / 'ca.crt'} "
-                f"({exc.verify_message}): mount the service account's own files"
+                f"{self._where(namespace)}: the certificate of {self.host}:{self.port} does not verify by the authority in "
+                f"{self.account / 'ca.crt'} ({exc.verify_message}): if it is of another authority, mount the service account's "
+                "own files; if it has expired, renew it; if it names another host, check what KUBERNETES_SERVICE_HOST leads to "
+                "from this pod"
             ) from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
             raise Unavailable(f"{self.host}:{self.port} does not answer ({str(exc) or type(exc).__name__})") from exc
@@ -107,9 +110,7 @@ class Leases:
         try:
             return status, orjson.loads(text)
         except ValueError as exc:
-            raise Unavailable(
-                f"{self.host}:{self.port} does not answer in JSON: it is no API server, or a proxy's page"
-            ) from exc
+            raise self._not_the_api_server("in JSON") from exc
 
     def _record(self, document: Any) -> election.Record:
         try:
@@ -122,9 +123,13 @@ class Leases:
                 transitions=spec.get("leaseTransitions") or 0,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
-            raise Unavailable(
-                f"{self.host}:{self.port} does not answer with a Lease: it is no API server, or a proxy's page"
-            ) from exc
+            raise self._not_the_api_server("with a Lease") from exc
+
+    def _not_the_api_server(self, expected: str) -> Unavailable:
+        return Unavailable(
+            f"{self.host}:{self.port} answers, but not {expected}, so it is not the API server, or a proxy answers for the API "
+            "server: check what KUBERNETES_SERVICE_HOST leads to from this pod"
+        )
 
     def _where(self, namespace: str) -> str:
         return f"Lease {namespace}/{self.name}"

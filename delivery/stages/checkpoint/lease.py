@@ -101,11 +101,11 @@ class Holder:
         except cluster.Conflict:
             log.warning(
                 "the Lease %s was not released, because another driver or a person has changed it since. This driver has "
-                "stopped in order. There is nothing to do while another driver delivers", self._leases.name,
+                "stopped gracefully. There is nothing to do while another driver delivers", self._leases.name,
             )  # fmt: skip
         except (cluster.Unavailable, errors.LeaseRefused) as exc:
             log.warning(
-                "the Lease %s could not be released (%s). This driver has stopped in order. The next driver waits until the "
+                "the Lease %s could not be released (%s). This driver has stopped gracefully. The next driver waits until the "
                 "Lease expires, up to %.0f s, and events wait in Kafka meanwhile. If the text in brackets names a right, grant "
                 "it; otherwise there is nothing to do", self._leases.name, exc, election.LEASE_S,
             )  # fmt: skip
@@ -189,7 +189,7 @@ class Holder:
                 self._fence()
 
     def _fence(self) -> None:
-        """Kill this process and its JVM now, after one log line. There is no time for an orderly stop."""
+        """Kill this process and its JVM now, after one log line. There is no time for a graceful stop."""
         with self._ending:  # never released: the process ends
             alarm = threading.Timer(LAST_WORDS_S, self._end)
             alarm.daemon = True

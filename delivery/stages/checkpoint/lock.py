@@ -42,7 +42,7 @@ class Lock:
 
         `is_patient` False: raise CheckpointInUse as soon as another driver renews the Lease; without a renewal, wait until the
         Lease expires. Raise LeaseRefused if the API server does not let this driver use the Lease. The Lease is released only
-        after an orderly end. After a failure the workers may still be running, so the next driver waits for the expiry.
+        after a graceful end. After a failure the workers may still be running, so the next driver waits for the expiry.
         """
         if self._holder is None:
             yield True

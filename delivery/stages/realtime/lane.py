@@ -1,4 +1,4 @@
-"""Run the real-time lane: choose the trigger of its query, watch the query's tasks, restart the query, and stop it in order.
+"""Run the real-time lane: choose the trigger of its query, watch the query's tasks, restart and stop the query.
 
 Runs on the driver. Under the real-time trigger one batch lasts for minutes, and each of its tasks reads one Kafka partition.
 The tasks write their results to Kafka themselves, and return no rows to Spark. Guarantee: at least once. Spark commits a batch

@@ -144,7 +144,7 @@ class RealtimeTask:
             self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
 
     def await_end_of_query(self) -> None:
-        """Return at once if the task has delivered all of its records. A stopped task waits until Spark ends this process.
+        """Wait until Spark ends this process, if the task was stopped. Do not wait if it has delivered all of its records.
 
         A stopped task has dropped records. If it returned, Spark would commit these records. If it failed, Spark would retry
         the task. So it fails only when the JVM is gone, or when the driver did not end the query in time.

@@ -1,4 +1,4 @@
-"""Wait, when a job stops in order, for the attempts that still run in the workers after the last micro-batch.
+"""Wait, when a job stops gracefully, for the attempts that still run in the workers after the last micro-batch.
 
 The driver creates this task function. The executors' Python workers run it. Two kinds of attempts outlive their micro-batch:
 background attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry

@@ -1,6 +1,6 @@
 """Let a worker outlive its JVM for up to ENDS_WITHIN_S, so that its requests in flight end and their results are written.
 
-Runs in the executors' Python workers. When an executor's JVM ends, or the JVM ends its workers in order, Spark's daemon sends
+Runs in the executors' Python workers. When an executor's JVM ends, or stops its workers gracefully, Spark's daemon sends
 SIGHUP to the workers. By default SIGHUP ends a Python worker at once, and its requests in flight would be repeated.
 docs/adr/0022 describes the solution.
 """

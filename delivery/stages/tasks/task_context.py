@@ -38,7 +38,7 @@ LAST_FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """The values that every task of a lane needs. They travel from the driver to the workers. Survives pickling."""
+    """The values that every task of a lane needs. They travel from the driver to the workers, pickled."""
 
     plan: worker_plan.Plan
     """Settings of the worker process: limits, timeouts, topics."""

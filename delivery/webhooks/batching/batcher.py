@@ -31,8 +31,8 @@ MAX_SEGMENT_BYTES = 128 * 1024
 """Most bytes of events in a stored segment. More events of one endpoint have a larger segment of their own. Small, because a
 segment is read whole when events of one of its endpoints are sent."""
 MAX_SENT_BYTES = 64 * 1024 * 1024
-"""Most bytes that one decision sends of the endpoints with stored events, because all its batches are in memory together. A
-single endpoint may exceed the bound."""
+"""Most bytes that one decision sends of the endpoints with stored events, because all batches of a decision are in memory
+together. A single endpoint may exceed the bound."""
 
 
 class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
@@ -153,7 +153,7 @@ class _Batcher:
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
-        """By segment, the number of endpoints whose events are sent now and are not yet taken out of it."""
+        """Number of a segment → number of endpoints whose events in the segment are sent now, and were not taken out yet."""
         self._decision = Decision(index=index)
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
@@ -193,7 +193,7 @@ class _Batcher:
         return gathered
 
     def _count_in(self, key: str, batch: segment.PendingBatch) -> None:
-        """Add the events of a pending batch to the numbers of its endpoint in the index, and take over its bounds."""
+        """Count the events of a pending batch in the index, under the batch's endpoint, and store the batch's bounds there."""
         endpoint = self._index.endpoints.get(key)
         if endpoint is None:
             endpoint = self._index.endpoints[key] = EndpointEvents(batch.bounds, 0, 0, batch.oldest_ms, [])
@@ -233,9 +233,9 @@ class _Batcher:
         return batches[0]
 
     def _cut(self, batch: segment.PendingBatch, *, is_due: bool) -> segment.PendingBatch | None:
-        """Cut the events of an endpoint into full batches, and send these.
+        """Cut the events of an endpoint into full batches, and send these. Return the rest, which fills no batch.
 
-        The rest, which fills no batch, is sent if `is_due`. Otherwise it is returned, because it stays. None: there is no rest.
+        With `is_due`, send the rest too. None: there is no rest, or it was sent.
         """
         first, size, bounds = 0, 0, batch.bounds
         # The usual case: there is nothing to search.

@@ -156,7 +156,7 @@ class PendingBatch:
             self.oldest_ms = item.arrived_at_ms
 
     def extend(self, later: PendingBatch) -> None:
-        """Add the events of a later pending batch of the same endpoint. Take over its bounds and its mark."""
+        """Add the events of a later pending batch of the same endpoint. Take over the later batch's bounds and mark."""
         self.items += later.items
         self.subscription_ids += later.subscription_ids
         self.size += later.size

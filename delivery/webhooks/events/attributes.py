@@ -69,8 +69,9 @@ def _checked(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes
                 "meaning in CloudEvents, such as `data`"
             )
         if not _is_value(value) or (name in _NEVER_EMPTY and not isinstance(value, str)):
-            kinds = "" if name in _NEVER_EMPTY else ", a boolean or an integer of 32 bits"
-            raise _rejected(f"the value of {name[:40]} is not valid: use text without control characters{kinds}")
+            kinds = "" if name in _NEVER_EMPTY else "a boolean, an integer of 32 bits, or "
+            text = "text without control characters, surrogates and noncharacters of Unicode"
+            raise _rejected(f"the value of {name[:40]} is not valid: use {kinds}{text}")
         size += len(name) + len(as_text(value).encode())
         found.append((name, value))
         if len(found) > MAX_ATTRIBUTES:

@@ -42,7 +42,10 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Places of the attributes in an event in plain JSON, and rules for records. A path is a tuple of keys from the top."""
+    """The places of the attributes of an event in plain JSON, and settings by which all records are read and rejected.
+
+    A path is a tuple of keys from the top. The fields after the paths are the settings: for times, ids, sizes and topics.
+    """
 
     id_path: tuple[str, ...] = ("id",)
     type_path: tuple[str, ...] = ("type",)

@@ -15,7 +15,7 @@ import socket
 from aiohttp import abc
 
 MAX_LOOKUPS = 64
-"""Most look-ups at once. Each takes a thread, until the system's resolver gives up an unresponsive server (10 s by default)."""
+"""Most look-ups at once. Each takes a thread, until the system's resolver ends its wait for a server (10 s by default)."""
 DNS_TTL_S = 30
 """Seconds for which the addresses of a found name are cached."""
 

@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         return self.transport is not None and not self.transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection at once. An orderly end of TLS would keep the file descriptor for up to 30 s."""
+        """Close the connection at once. A graceful end of TLS would keep the file descriptor for up to 30 s."""
         self.should_close = True
         if self.transport is not None:
             self.transport.abort()

@@ -70,7 +70,7 @@ class _OpenSlice:
     first_offsets: dict[Place, int] = field(default_factory=dict)
     """By partition, the offset at which the slice's receipt begins."""
     is_taking: bool = False
-    """True while the slice takes records. The slice may wait in it, for a schema or for room, and must not end meanwhile."""
+    """True while the slice takes records. It may wait meanwhile, for a schema or for room, and must not end before."""
 
 
 class RealtimeLane:
@@ -172,7 +172,8 @@ class RealtimeLane:
     def end_slice(self) -> None:
         """Ask for the end of the current slice, so that the next slice has a new registry. Does not wait.
 
-        The slice ends within CHECK_EVERY_S, or as soon as it takes no records. If there is no slice now, the next one ends so.
+        The slice ends within CHECK_EVERY_S, or as soon as it takes no records. If there is no slice now, this holds for the
+        next slice.
         """
         self._must_end_slice = True
 
@@ -267,7 +268,7 @@ class RealtimeLane:
         """End the current slice if `end_slice` was called, or if it is due and no earlier slice is still finishing.
 
         A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Several slices
-        at once would send more than one alone may, because each has limits of its own.
+        at once would together exceed the limits, because each slice keeps to them by itself.
         """
         current = self._current
         if current is None or current.is_taking:

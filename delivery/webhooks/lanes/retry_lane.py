@@ -30,8 +30,8 @@ from delivery.webhooks.scheduling import host_limits, limits
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most this and one timeout, extended by
-own delay, after its start. It never expires while an attempt is in flight."""
+"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most LEASE_S and one timeout after its
+start, extended by own delay. A lease never expires while one of its attempts is in flight."""
 
 
 class LeaseResults(NamedTuple):
@@ -177,10 +177,11 @@ class RetryLane:
     ) -> LeaseInFlight:
         """Return the lease with its endpoint and subscriptions in the registry.
 
-        A lease that is given up ends at once. So it does not end by a cached answer that lacks what its entries need.
+        The entries of a lease that is given up end at once, and cannot wait for a newer registry. So rows that a cached answer
+        lacks are looked up again for such a lease.
         """
         tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
-        # Read first: a change that takes effect during the look-up may not be in the destination.
+        # Read first: a change that takes effect during the look-up may be missing in `destination`.
         revision = registry.revision
         destination = await registry.destination(lease.endpoint_id, tenants)
         if not lease.number and lease_triage.lacks_rows(lease, destination):

@@ -30,8 +30,8 @@ _PAUSE_REASONS = {
     EndpointStatus.DISABLED: retry_reasons.ENDPOINT_DISABLED,
 }
 Parts = Mapping[SkipReason | None, Sequence[int]]
-"""Places of an entry's events, by the SkipReason for which the events are skipped. Under None: the events to send, or, if the
-lease is given up, the events for a dead letter."""
+"""Places of an entry's events, by the SkipReason for which the events are skipped. Under None: the events to send. If the lease
+is given up, these events become dead letters instead."""
 
 
 class RegistryView(NamedTuple):
@@ -95,17 +95,19 @@ class Disposition(NamedTuple):
 
 
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
-    """Return the decision about each entry of a lease.
+    """Return the decision about each entry of a lease. The first case that applies counts.
 
-    1. The endpoint is quarantined, paused or disabled, and the lease is not given up: all entries are requeued.
-    2. The lease has resends of deliveries that wait already: its entries are skipped, whatever the registry says.
-    3. An endpoint, subscription or tenant is missing in this worker's registry, which may be older than the entry: the entry is
-       requeued, unless the lease is given up.
-    4. Missing otherwise means deleted. Events without endpoint, subscription or tenant are skipped, and so are events of a
-       paused or quarantined subscription. If no events remain, the entry ends.
-    5. The lease is given up: the remaining events become dead letters.
-    6. The remaining events were accepted already (`ended`): delivered.
-    7. Otherwise the remaining events are attempted.
+    1. The endpoint is quarantined, paused or disabled: all entries are requeued.
+    2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, but may be older than the
+       entry: the entry is requeued.
+    3. The registry lacks the endpoint, the subscription or the tenant of some events: they were deleted, so the events are
+       skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no other events.
+    4. The endpoint accepted all other events of the entry already (`ended`): they are delivered.
+    5. Otherwise the other events are attempted.
+
+    Only cases 3 to 5 apply to a lease that is given up (`Lease.given_up`), and its events become dead letters in place of 4
+    and 5. A lease that is given up as BROUGHT_FORWARD has resends of deliveries that wait in the retry lane. All its entries
+    are skipped.
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:
@@ -153,7 +155,11 @@ def parts(
 
 
 def lacks_rows(lease: retry_messages.Lease, destination: registries.Destination) -> bool:
-    """Return True if the endpoint, a subscription or a tenant of the lease's events is not in `destination`."""
+    """Return True if `destination` lacks the endpoint, a subscription or a tenant of the lease's events.
+
+    It also lacks an endpoint whose id was registered again for another customer or mode, and a subscription whose id was
+    registered again for another endpoint.
+    """
     return any(not _MISSING.isdisjoint(parts(lease, entry, destination)) for entry in lease.entries)
 
 
@@ -179,8 +185,8 @@ def _decision(
 def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str | None:
     """Return the reason for which nothing of a lease is attempted, or None.
 
-    A lease that is given up is not sent, so the endpoint's status does not matter. An endpoint of another customer is a
-    deleted endpoint.
+    None for a lease that is given up: it sends no request, so the endpoint's status does not matter. None also for an endpoint
+    of another customer: the lease's own endpoint was deleted.
     """
     if endpoint is None or not lease.number or endpoint.customer_id != lease.customer_id:
         return None

@@ -21,7 +21,8 @@ ALLOWED = frozenset({
 MAX_VALUE_BYTES = 128
 """Most bytes of one value. The rest is cut off."""
 MAX_BYTES = 1024
-"""Most characters of all names and values of one attempt. The first header that exceeds it is left out, with all after it."""
+"""Most characters of all names and values of one attempt. The first header that exceeds MAX_BYTES, and all later headers, are
+left out."""
 REDACTED = "***"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CREDENTIAL = re.compile(
@@ -35,8 +36,8 @@ a URL with a password. For a value in lower case. Repetitions are bounded, so th
 class AttemptWithResponse(Attempt):
     """A failed attempt, with headers of its response and the beginning of its body, without credentials.
 
-    Both are no elements of the tuple. So the bytes of the retry lane never have them: an older version refuses a longer tuple
-    there.
+    Headers and body are no elements of the tuple, so they do not come into the bytes of the retry lane. An older version would
+    refuse a longer tuple there.
     """
 
     headers: Mapping[str, str] = MappingProxyType({})

@@ -1,7 +1,8 @@
 """Count the results of a task for the driver's metrics. The driver adds the counters of all tasks.
 
-Runs in the executors and on the driver. Pure. Keys come from closed sets, and destinations are a bounded sample. So counters
-stay small after a million records. No key names a tenant, an endpoint or a URL.
+Runs in the executors and on the driver. Pure. Labels come from closed sets. Of the destinations and customers a bounded sample
+is kept, as digests (`outage.Reachability`). So counters stay small after a million records. They name no tenant, endpoint or
+URL.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="red
     """A note that a redrive enqueued a dead letter in the retry lane. A header of its Postponed record has the note as well."""
 
     dead_lettered_at_ms: int
-    """`dead_lettered_at_ms` of the dead letter. Dead letters of the delivery up to this time do not count any more."""
+    """`dead_lettered_at_ms` of the dead letter. All dead letters of the delivery up to this time count as redriven."""
     redriven_at_ms: int
     """When the dead letter was enqueued."""
     replay: str | None = None

@@ -12,9 +12,10 @@ from delivery.webhooks.state.json_decoding import JsonDecoder
 
 
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record that a lane delivers to nobody, or an event of the retry lane that cannot be read.
+    """A record that a lane rejected and delivers to nobody, or an unreadable event of a retry entry that was given up.
 
-    The record's key is the value of `topic`. An event of the retry lane has topic `(retry lane)`, partition -1 and offset -1.
+    The key in the rejected topic is the value of `topic`. An event of a retry entry has topic `(retry lane)`, partition -1 and
+    offset -1.
     """
 
     reason: str

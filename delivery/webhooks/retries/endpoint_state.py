@@ -21,8 +21,8 @@ from delivery.webhooks.state import segment_store
 LEASED_POLL_MS = 1000
 """Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 COMPLETED_KEPT_MS = 60_000
-"""Milliseconds for which a completion is kept whose retry entry has not arrived. No entry arrives later than that after the
-completion of its background attempt."""
+"""Milliseconds for which the completion of a background attempt is kept while its retry entry has not arrived. No retry entry
+arrives later than COMPLETED_KEPT_MS after the completion."""
 
 
 class EndpointState(msgspec.Struct, array_like=True):
@@ -151,7 +151,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int
-    """Time of the decision that wrote this summary, if it found that the endpoint is to be disabled. Else 0."""
+    """Time of the decision that wrote this summary, if that decision found that the endpoint is to be disabled. Else 0."""
     failing_since_ms: int = 0
     """Time of the first failure, for backlog.Failing. 0 if `failing_ms` is 0."""
     failed_ms: int = 0

@@ -181,7 +181,11 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
-    """The result of a lease, from its worker to its shard. Without `blocked`, entries that are not in `requeued` have ended."""
+    """The result of a lease, which a worker sends to the lease's shard.
+
+    If `blocked` is set, no entry was attempted, and all entries of the lease stay. Otherwise an entry that is not in `requeued`
+    has ended.
+    """
 
     endpoint_id: EndpointId
     """Endpoint of the lease."""

@@ -102,8 +102,7 @@ def decide(
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
     returns the segment with a number. A second run with the same messages and `now_ms` makes the same decision. No entry is
-    leased before it is due. The driver wakes a lane `look_ahead_ms` before the due time of its backlog, so `backlog_of` adds
-    `look_ahead_ms` to that time. Raise StateUnreadable or msgspec.MsgspecError if a segment is unreadable.
+    leased before it is due. Raise StateUnreadable or msgspec.MsgspecError if a segment is unreadable.
     """
     decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms).decide(list(messages))
@@ -112,7 +111,8 @@ def decide(
 def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
     """Return the backlog of a shard after a decision, with the shard's suppressed endpoints, for the driver.
 
-    `failing` has the endpoints that this decision, made at `now_ms`, found failing.
+    `failing` has the endpoints that this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms`
+    before `due_ms`. So `due_ms` is `look_ahead_ms` after the due time of the first entry.
     """
     events = size = 0
     suppressed, failing = set(), set()
@@ -243,7 +243,7 @@ class _Scheduler:
         Called after all other messages, because a report may have put the delivery back just now.
         1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
         2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
-        3. The entry is leased, or its background attempt is in flight: nothing changes, because this attempt is the delivery.
+        3. The entry is leased, or its background attempt is in flight: nothing changes, as this attempt counts as the resend.
         4. No entry has the delivery: its first resend becomes an entry.
 
         All other resends are skipped. A batch, or an unreadable resend, always becomes an entry.
@@ -354,7 +354,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease the first entries of a FIFO that are due, at most `most`. Return the number of leased entries."""
+        """Lease the first entries of a FIFO: up to `most`, MAX_LEASE_BYTES, or one that is not due. Return their number."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms)

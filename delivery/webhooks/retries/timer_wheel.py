@@ -103,8 +103,9 @@ def remove_resent(
 ) -> list[tuple[str, RetryEntry]]:
     """Remove the entries whose deliveries are resent, and return each with the key of its endpoint.
 
-    An entry with a background attempt in flight stays, because that attempt is the delivery. `search` remembers that its
-    delivery waits. An entry for which `has_ended(owner, entry)` is True stays too, but its delivery does not wait.
+    An entry whose background attempt is in flight stays: this attempt counts as the resend, so `search` remembers that the
+    delivery waits. An entry whose background attempt has completed (`has_ended(owner, entry)`) stays too, but `search` does not
+    count its delivery as waiting.
 
     The buckets that are due first are searched first, until `search` is exhausted. A bucket keeps its times, so it may be
     opened early, which changes nothing.

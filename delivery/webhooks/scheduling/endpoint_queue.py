@@ -143,7 +143,7 @@ class DispatchReport(NamedTuple):
     gone: frozenset[EndpointId]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints of the worker that have been silent for `response_deadline_s`, each silence once
+    """Endpoints of the worker that have been silent for `response_deadline_s`
     (`EndpointMemory.take_unresponsive`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
@@ -171,9 +171,10 @@ class EndpointMemory:
             self.silent[queue.endpoint_id] = queue.response_time
 
     def take_unresponsive(self, silent_s: float, now: float) -> frozenset[EndpointId]:
-        """Return the endpoints that have been silent for at least `silent_s`. Each silence is returned once.
+        """Return the endpoints that have been silent for at least `silent_s`.
 
-        An endpoint that pauses for less than that is not returned, so the other workers continue to send to it.
+        Each is returned once for a deadline that it missed, and again if it misses another one as long after that. An endpoint
+        that pauses for less than that is not returned, so the other workers continue to send to it.
         """
         found = set()
         for endpoint_id, response_time in list(self.silent.items()):

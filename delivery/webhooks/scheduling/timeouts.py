@@ -66,9 +66,10 @@ class Timeouts:
             self.start_response_deadline()
 
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
-        """Call `on_response_deadline` after `wait_s`, at most after `response_deadline_s`. Never call it if that is infinite.
+        """Call `on_response_deadline` after `wait_s`, or after `response_deadline_s` if that is sooner.
 
-        By default, call it at once: attempts to endpoints that usually take longer than `response_deadline_s` are overdue now.
+        Never call it if `response_deadline_s` is infinite. By default, call it at once: attempts to endpoints that usually take
+        longer than `response_deadline_s` are overdue now.
         """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:

@@ -29,8 +29,8 @@ MAX_TOKENS = 20_000
 """Most tokens that a process keeps. The least recently used are forgotten."""
 RETRY_PAUSE_S = 5.0
 """Seconds after a failed token request in which attempts without a valid token fail at once, and request no token. After a
-LocalFailure of the transport the next attempt requests a token at once. Two renewals after a 401 are at least as far apart. So
-a broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
+LocalFailure of the transport the next attempt requests a token at once. Two renewals after a 401 are also at least this far
+apart. So a broken token server, or an endpoint that accepts no token, causes no token request for each delivery."""
 DEFAULT_LIFETIME_S = 300.0
 """Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
@@ -129,7 +129,7 @@ class Tokens:
 
         1. The refused token was replaced meanwhile: return the header line with its successor.
         2. A token request is in flight: wait for its token.
-        3. The token was renewed after a 401 less than RETRY_PAUSE_S ago: None, because another renewal would not help.
+        3. A renewal after a 401 began less than RETRY_PAUSE_S ago: None, because another renewal would not help.
         4. Otherwise request a token, and wait for it.
 
         Raise TokenRefused or LocalFailure if there is no token.

@@ -113,9 +113,11 @@ class Sender:
     async def _post_with_token(
         self, to: origin.Target, grant: origin.Grant, headers: bytes, body: bytes, timeout_s: float
     ) -> tuple[transport.Response, bytes]:
-        """Post with an access token; after a 401, once more, unless the token was renewed after a 401 a moment ago.
+        """Post with an access token. After a 401, post once more with a newer token.
 
-        `timeout_s` covers both requests. Return the last response, and the header line with the token of its request.
+        No second request is made if the refused token is the newest, and a renewal after a 401 began less than
+        oauth.RETRY_PAUSE_S ago and has ended. `timeout_s` covers both requests. Return the last response, and the header line
+        with the access token of that request.
         """
         deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)

@@ -4,8 +4,8 @@ Runs in the executors. Pure.
 
 A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
 items were removed, are merged into new segments. An item is rewritten the more often the longer it waits: once more each time
-the wait quadruples. The state takes about twice the size of its backlog at most. It takes more if a shard has more than
-MAX_MERGED_SIZE of items.
+the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. It takes more if
+these items have more than MAX_MERGED_SIZE.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import msgspec
 
 MAX_RUNS = 4
-"""Number of runs of one compaction level from which on they are merged. A run: the segments that one decision wrote. Merging
-costs one rewrite of the backlog whenever its wait quadruples. It saves two thirds of the reads when items are removed."""
+"""Number of runs of one compaction level at which these runs are merged. A run is the segments that one decision wrote. Merging
+rewrites a waiting item whenever its wait quadruples. It saves two thirds of the reads when items are removed."""
 MIN_MERGED_SIZE = 64 * 1024
 """Minimum of bytes of segments that are merged because most of their items were removed."""
 MAX_MERGED_SIZE = 64 * 1024 * 1024
@@ -28,14 +28,14 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
     """A segment in the index of the state, without its content."""
 
     run: int
-    """Lowest number of the segments that were written together with this one."""
+    """The segment's run: the segments that one decision wrote. The number is the lowest segment number of the run."""
     level: int
-    """Compaction level: how often MAX_RUNS runs with the content became one run. Merges take the newest segments, so no older
-    segment has a lower level."""
+    """Compaction level. When MAX_RUNS runs of a level are merged, the new segments get the next level. Merges take the newest
+    segments, so no older segment has a lower level."""
     size: int
-    """Bytes of the items when the segment was written."""
+    """Bytes of the segment's items when they were written."""
     live: int
-    """Bytes of `size` that were not removed."""
+    """Bytes of the items that were not removed since."""
 
 
 def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], int]:
@@ -44,8 +44,8 @@ def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], i
     The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
     newest segments, are merged in two cases:
     1. The level has MAX_RUNS runs or more: they become one run of the next level.
-    2. The segments had MIN_MERGED_SIZE or more, and more than half of these bytes were removed: the remaining items become one
-       run of the same level.
+    2. The segments had MIN_MERGED_SIZE bytes or more when they were written, and more than half of these bytes were removed:
+       the remaining items become one run of the same level.
 
     A merge that would write more than MAX_MERGED_SIZE is not made.
     """

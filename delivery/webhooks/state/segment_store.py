@@ -31,7 +31,7 @@ MAX_CACHED_BYTES = 32 * 1024 * 1024
 
 
 class Item(NamedTuple):
-    """An item as bytes, and the two times that slices need without decoding the bytes."""
+    """An item as bytes, with two times. A slice keeps the earliest of each, so that no item is decoded to learn these times."""
 
     data: bytes
     since_ms: int

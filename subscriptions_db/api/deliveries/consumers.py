@@ -71,11 +71,11 @@ class Consumer(described.DescribedModel):
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
     waiting: int
-    """Dead letters that are not leased yet, or were returned, or have an expired lease. Polls give them, or park them after
+    """Dead letters that are not leased yet, were nacked, or have an expired lease. Polls give them, or park them after
     `max_receives` leases. Discarded and redriven ones do not count."""
     waiting_is_exact: bool
     """False: `waiting` is the least number, because only the oldest dead letters are examined: 10,000 that were not leased yet,
-    and 10,000 that were returned or have an expired lease. For each consumer of a list, 1,000 take the place of 10,000."""
+    and 10,000 that were nacked or have an expired lease. For each consumer of a list, 1,000 take the place of 10,000."""
     leased: int
     """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: int

@@ -134,7 +134,7 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
 
 
 def position(call: Call) -> int:
-    """Return the position that the request's path has as the id of a dead letter; raise Refused with 404 if it is no id."""
+    """Return the position of the dead letter that the request's path names; raise Refused with 404 if its id is no position."""
     text = call.path["letter_id"]
     if not text.isdecimal() or int(text) > cursor.MAX_POSITION:
         raise problems.not_found("dead letter")

@@ -1,4 +1,4 @@
-"""Lease dead letters to pollers; acknowledge (ack) and return (nack) them, and extend their leases, each by its receipt handle.
+"""Lease dead letters to pollers; acknowledge (ack) them, give them back (nack), and extend their leases, by receipt handles.
 
 Runs in the API.
 """
@@ -66,7 +66,7 @@ class ReceiptHandles(NoParameters):
 
 
 class NackRequest(ReceiptHandles):
-    """Receipt handles of dead letters to return to the consumer."""
+    """Receipt handles of dead letters to give back to the consumer."""
 
     wait_s: Annotated[float, Field(ge=0, le=consumers.MAX_LEASE_S)] = 0
     """Seconds before the dead letters can be leased again."""
@@ -150,7 +150,10 @@ def ack(call: Call) -> SettledLetters:
 
 
 def nack(call: Call) -> SettledLetters:
-    """Return dead letters: after `wait_s` any poller of the consumer can lease them again."""
+    """Give leased dead letters back to the consumer. Its pollers can lease them again after `wait_s`.
+
+    A dead letter that was leased `max_receives` times is parked instead, when a poll finds it after `wait_s`.
+    """
     now, wait_s = dt.datetime.now(dt.UTC), call.body_as(NackRequest).wait_s
     return _settled(call, "returned", functools.partial(receipts.nack, now=now, wait_s=wait_s))
 
@@ -216,7 +219,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/nack", name="giveDeadLettersBack",
-        summary="Return dead letters to the consumer, at once or after a delay.",
+        summary="Give dead letters back to the consumer, at once or after a delay.",
         scopes=routes.POLLERS, handler=nack, query=CustomerQuery, body=NackRequest, answer=SettledLetters, is_poll=True,
     ),
 )  # fmt: skip

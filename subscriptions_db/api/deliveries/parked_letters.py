@@ -1,4 +1,4 @@
-"""List the parked dead letters of a consumer, and return them to the consumer.
+"""List the parked dead letters of a consumer, and give them back to the consumer (unpark).
 
 Runs in the API.
 """
@@ -50,7 +50,7 @@ class ParkedDeadLetters(described.DescribedModel):
 
 
 class UnparkRequest(NoParameters):
-    """The parked dead letters to return to the consumer. Give their ids, or `everything: true`, and not both."""
+    """The parked dead letters to give back to the consumer. Name their ids, or `everything: true`, and not both."""
 
     letters: Annotated[list[LetterId], Field(max_length=parked_letters.MAX_UNPARKED)] | None = None
     """The ids of the dead letters."""
@@ -83,7 +83,7 @@ def list_(call: Call) -> ParkedDeadLetters:
 
 
 def unpark(call: Call) -> UnparkedDeadLetters:
-    """Return parked dead letters to their consumer.
+    """Give parked dead letters back to their consumer, whose pollers can lease them again at once.
 
     Raise Refused with 404 if there is no such consumer, and with 409 if the consumer has no room. Raise it with 422 if the
     request does not name the dead letters in exactly one way.
@@ -97,7 +97,7 @@ def unpark(call: Call) -> UnparkedDeadLetters:
         raise problems.Refused(
             409,
             f"the consumer has {consumers.MAX_UNACKNOWLEDGED} dead letters without an ack, the maximum, so nothing was "
-            "returned: ack some first",
+            "unparked: ack some first",
         )
     asked = {"everything": wanted.everything, "count": len(unparked.positions)}
     audit.write(call, "unpark", "consumer", name, customer_id=customer_id, after=asked)
@@ -112,7 +112,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/dead-letter-consumers/{consumer_id}/unpark", name="unparkDeadLetters",
-        summary="Return parked dead letters to their consumer. Their leases count from zero again.",
+        summary="Give parked dead letters back to their consumer. Their leases count from zero again.",
         scopes=routes.WRITERS, handler=unpark, query=CustomerQuery, body=UnparkRequest, answer=UnparkedDeadLetters,
         is_change=True, is_answer_progress=True,
     ),

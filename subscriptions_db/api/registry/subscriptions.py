@@ -167,8 +167,10 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
         raise problems.invalid(("everything", "is not granted to you: list tenants, or ask the operator"))
     for field in ("tenants", "sub_tenants"):
         # `str`: an id may be written as a number.
-        if any(str(tenant_id) not in {*granted.tenants, PLATFORM} for tenant_id in document.get(field) or ()):
-            raise problems.invalid((field, "contains a tenant that is not granted to you: ask the operator"))
+        for tenant_id in map(str, document.get(field) or ()):
+            if tenant_id not in {*granted.tenants, PLATFORM}:
+                problem = f"contains tenant {tenant_id}, which is not granted to you: leave it out, or ask the operator"
+                raise problems.invalid((field, problem))
 
 
 def _owner(call: Call, endpoint_id: str) -> str | None:

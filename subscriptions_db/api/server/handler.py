@@ -223,7 +223,10 @@ def _keep(connection: connect.Connection, route: Route, request: ApiRequest, ans
 
 
 def _without(document: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return an answer with null in a secret field: its own, or that of each of its items."""
+    """Return an answer with null in the secret field at `place` (Route.shown_once).
+
+    `secret` is the field `secret` of the document. `items.secret` is the field `secret` of each item in the document's `items`.
+    """
     field, _, of_item = place.partition(".")
     return document | {field: [_without(item, of_item) for item in document[field]] if of_item else None}
 

@@ -1,4 +1,4 @@
-"""Note when API keys were last used, and warn in the log before they expire.
+"""Record when API keys were last used, and warn in the log before they expire.
 
 Runs in the API, on its event loop. No request waits for this: the uses of many keys are written together, in a transaction of
 their own.
@@ -23,7 +23,7 @@ from subscriptions_db.api.contract.principals import Principal
 log = logging.getLogger(__name__)
 
 MAX_KEYS = 10_000
-"""Maximum keys that one process remembers. With more keys, some are noted and warned of more often."""
+"""Maximum keys that one process remembers. With more keys, some uses are written, and some warnings logged, more often."""
 WARN_EVERY_S = 86_400.0
 """Seconds between two warnings about one key in the log of one process."""
 WRITE_AFTER_S = 1.0
@@ -53,7 +53,7 @@ class KeyUse:
         self._ending = asyncio.Event()
 
     def note(self, principal: Principal) -> None:
-        """Note the use of a key, and warn if the key expires soon."""
+        """Record the use of a key, and warn if the key expires soon."""
         key_id = principal.key_id
         if key_id not in self._warned and _expires_soon(principal.expires_at):
             self._warned[key_id] = None

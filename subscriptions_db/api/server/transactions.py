@@ -92,13 +92,13 @@ class Store:
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             return published_counts.add(connection, counts, today)
 
-    def owner_of_question(self, endpoint_id: str, token: bytes) -> str | None:
-        """Return the customer of an endpoint whose receiver was asked with a token; None if the question is not open.
+    def owner_of_question(self, endpoint_id: str, token_digest: bytes) -> str | None:
+        """Return the customer of an endpoint whose receiver was asked for permission; None if the question is not open.
 
-        `token` is the digest of the token in the callback URL.
+        `token_digest` is the digest of the token in the question's callback URL.
         """
         with self._transaction(OPERATOR_ROLE) as connection:
-            asked = receiver_permission.open_question(connection, endpoint_id, token)
+            asked = receiver_permission.open_question(connection, endpoint_id, token_digest)
             return None if asked is None else str(asked["customer_id"])
 
     def require_ready(self) -> None:

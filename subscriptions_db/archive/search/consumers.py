@@ -2,7 +2,7 @@
 
 Runs in the API, in the caller's transaction; `list_consumers` also in `fanout` commands. A consumer leases a dead letter to one
 poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer. receipts.py
-acks, nacks and extends the leases. parked_letters.py returns parked dead letters.
+acks, nacks and extends the leases. parked_letters.py lists and unparks parked dead letters.
 """
 
 from __future__ import annotations
@@ -197,9 +197,10 @@ def end(connection: connect.Connection, customer_id: str) -> int:
 def _expired(
     connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int
 ) -> tuple[list[int], bool]:
-    """Park dead letters with an expired lease that were leased `max_receives` times.
+    """Examine the MAX_PARKED_PER_POLL leases that expired first: park the dead letters that were leased `max_receives` times.
 
-    Return the positions of at most `limit` others with an expired lease, and True if there may be more to park.
+    Return the positions of at most `limit` other dead letters of these leases, and True if there may be more to park. With
+    `max_receives` None nothing is parked: return the positions of the `limit` leases that expired first.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False
@@ -233,7 +234,8 @@ def locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any
     """Lock a consumer and return its row; raise RegistrationError if it does not exist."""
     found = connection.execute(query("lock_consumer"), key).fetchone()
     if found is None:
-        raise errors.RegistrationError("consumer", "there is no such consumer: create it, or correct the name")
+        problem = f"this customer has no consumer {key['name']}, so nothing was changed: create it, or correct the name"
+        raise errors.RegistrationError("consumer", problem)
     return found
 
 

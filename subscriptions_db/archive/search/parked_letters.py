@@ -1,4 +1,4 @@
-"""List the parked dead letters of a consumer, and return them to the consumer.
+"""List the parked dead letters of a consumer, and give them back to the consumer (unpark).
 
 Runs in the API. A poll parks a dead letter that the consumer has leased `max_receives` times, once the last lease has
 ended (consumers.py).
@@ -17,7 +17,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_UNPARKED = 1000
-"""Maximum dead letters that one call returns to their consumer, so that no call locks rows for long."""
+"""Maximum dead letters that one call unparks, so that no call locks rows for long."""
 
 
 class ParkedLetter(NamedTuple):
@@ -39,7 +39,7 @@ class ParkedPage(NamedTuple):
 
 
 class Unparked(NamedTuple):
-    """The dead letters that a call has returned to their consumer."""
+    """The dead letters that a call has given back to their consumer."""
 
     positions: list[int]
     has_more: bool
@@ -67,10 +67,10 @@ def browse(connection: connect.Connection, customer_id: str, name: str, *, after
 def unpark(
     connection: connect.Connection, customer_id: str, name: str, positions: Sequence[int] | None, *, now: dt.datetime
 ) -> Unparked:
-    """Return parked dead letters to their consumer: those at these positions, or all for None.
+    """Give parked dead letters back to their consumer: those at `positions`, or all for None. Return their positions.
 
-    Their leases count from zero again. Positions that are not parked are ignored. One call returns at most MAX_UNPARKED. The
-    call returns fewer if the consumer would have more than `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack. Raise
+    Their leases count from zero again. Positions that are not parked are ignored. One call unparks at most MAX_UNPARKED. It
+    unparks fewer if the consumer would have more than `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack. Raise
     RegistrationError if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}

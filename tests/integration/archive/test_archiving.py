@@ -138,7 +138,7 @@ def test_the_archiver_logs_its_start_and_its_progress(platform, caplog):
     assert [record.getMessage() for record in caplog.records if record.name == process.__name__] == [
         f"archiving {topics.dead_letter_topic}, {topics.attempts_topic} into Postgres",
         "archived dead letters: 2, attempts: 0",
-        "stopped in order. Archived since the start: dead letters: 2, attempts: 0. The next start continues after these",
+        "stopped gracefully. Archived since the start: dead letters: 2, attempts: 0. The next start continues after these",
     ]
 
 

@@ -43,7 +43,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """End them in order."""
+    """End them gracefully."""
     for name in NAMES:
         processes.stop(name)
 

@@ -54,7 +54,7 @@ def find(name: str) -> psutil.Process | None:
 
 
 def stop(name: str) -> None:
-    """End the process in order; kill it when it does not come to an end."""
+    """End the process gracefully; kill it when it does not come to an end."""
     process = find(name)
     if process is not None:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -165,7 +165,7 @@ class Failed(Query):
 
 
 class Run:
-    """A lane that is planned for one query after another; the last one ends in order."""
+    """A lane that is planned for one query after another; the last one ends gracefully."""
 
     def __init__(self, lane, monkeypatch, *queries, answers=()):
         self.planned, self.asked = 0, 0

@@ -250,14 +250,16 @@ class TestFurtherAttributes:
         "value", [1.5, 1.0, 2**31, -(2**31) - 1, 2**70, [], {}, "a\nb", "\r", "\x7f", "\x85", "\ufffe", "\ufdd0"]
     )
     def test_a_value_of_another_type_is_rejected(self, value):
-        with pytest.raises(errors.EventRejected, match=r"sequence is not valid: use text .*a boolean or an int") as rejected:
+        with pytest.raises(errors.EventRejected, match=r"sequence is not valid: use a boolean, .* or text without") as rejected:
             self.structured(sequence=value if value != 2**70 else float(2**70))
         assert rejected.value.reason == "bad_attribute"
 
     @pytest.mark.parametrize("name", ["subject", "dataschema"])
     @pytest.mark.parametrize("value", [5, True])
     def test_subject_and_dataschema_are_text(self, name, value):
-        with pytest.raises(errors.EventRejected, match=f"value of {name} is not valid: use text without control characters'"):
+        with pytest.raises(
+            errors.EventRejected, match=f"value of {name} is not valid: use text without control characters, sur"
+        ):
             self.structured(**{name: value})
 
     def test_the_number_of_further_attributes_is_bounded(self):
