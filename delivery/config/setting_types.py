@@ -63,7 +63,10 @@ def with_one_group(pattern: str) -> str:
     except re.error as exc:
         raise ValueError(f"is not a regular expression: {exc}; correct it") from None
     if pattern and groups != 1:
-        raise ValueError(f"has {groups} groups, and must have exactly one group: the tenant's id, as in events\\.([^.]+)\\..+")
+        raise ValueError(
+            f"has {groups} groups, and must have exactly one group: the tenant's id, as in `events\\.([^.]+)\\..+`. Write any "
+            "other group as (?:…)"
+        )
     return pattern
 
 

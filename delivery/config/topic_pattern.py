@@ -25,7 +25,7 @@ _IN_CLASS_TWICE = ("&&", "--", "~~", "||")
 def checked(pattern: str) -> str:
     """Return `pattern` if it means the same in Java and Python; else raise ValueError that says what is wrong."""
     if not pattern:
-        raise ValueError("is empty, so no topic would be read: set a pattern such as events\\..+")
+        raise ValueError("is empty, so no topic would be read: set a pattern such as `events\\..+`")
     if problem := _problem(pattern):
         raise ValueError(f"{problem}. Java and Python both read the pattern, so it may contain only: {ALLOWED}")
     try:

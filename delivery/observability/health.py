@@ -122,7 +122,11 @@ class Backlog:
 
 
 class Watch:
-    """Gather the facts about one lane. Used by several threads: of the query, of the lag and of the probes."""
+    """Gather the facts about one lane.
+
+    Several threads use a watch. The threads of the lane's query and of its lag write the facts. The threads that answer
+    `/metrics`, `/healthz` and `/readyz`, and the thread that scales the executors, read them.
+    """
 
     def __init__(
         self, *, pause_reason: Callable[[], str | None], stop: threading.Event, clock: Callable[[], float] = time.monotonic

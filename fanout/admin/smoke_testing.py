@@ -175,8 +175,8 @@ def require_allowed(config: settings.Settings, url: str) -> None:
     except errors.TargetRefused as exc:
         raise errors.SettingsError(
             f"the job's address guard refuses {_shown(url)} ({exc}), so nothing was published. Name an endpoint that the guard "
-            "permits and that answers 2xx: --endpoint-url https://…. For development, open delivery.allow_http, "
-            "delivery.allow_networks and delivery.allow_ports"
+            "permits and that answers 2xx: --endpoint-url https://…. For development, permit the URL by "
+            "delivery.allow_http, delivery.allow_networks and delivery.allow_ports"
         ) from None
 
 

@@ -26,7 +26,7 @@ MICRO_BATCHES = 3
 
 
 def main(archive: Path) -> None:
-    """Run some micro-batches with Python workers and state. The JVM writes `archive` at its end."""
+    """Run some micro-batches with Python workers and state. When the JVM exits, it writes its classes to the file `archive`."""
     writing = session.java_options(f"-XX:ArchiveClassesAtExit={archive}")
     connector = jars.ensure().connector
     conf = {"spark.driver.defaultJavaOptions": SecretStr(writing)}

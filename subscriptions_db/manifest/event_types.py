@@ -98,7 +98,9 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
         found = itertools.islice(_Bounded(own, registry=_NO_OTHERS).iter_errors(payload), MAX_PROBLEMS)
         return [SchemaProblem(_path_of(error), _short(error.message)) for error in found]
     except (_TooMuch, RecursionError):
-        raise errors.RegistrationError("", "takes too many steps to check: simplify the schema or the payload") from None
+        raise errors.RegistrationError(
+            "", "the check against the schema was ended, because it takes too many steps: simplify the schema or the payload"
+        ) from None
     except referencing.exceptions.Unresolvable:
         raise errors.RegistrationError(
             "", "cannot be checked: a $ref of the schema does not resolve. Let it name a schema in $defs"

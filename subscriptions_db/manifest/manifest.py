@@ -45,7 +45,7 @@ def _small(metadata: dict[str, str]) -> dict[str, str]:
     """Return the metadata unchanged; raise ValueError if Postgres would refuse its size."""
     size = len(json.dumps(metadata, ensure_ascii=False).encode(errors="surrogatepass"))
     if size > MAX_METADATA_BYTES:
-        raise ValueError(f"has {size} bytes as JSON; at most {MAX_METADATA_BYTES} are stored: shorten names or texts")
+        raise ValueError(f"has {size} bytes as JSON; at most {MAX_METADATA_BYTES} are allowed: shorten names or texts")
     return metadata
 
 
@@ -144,7 +144,8 @@ class ManifestEndpoint(EndpointFields):
             raise ValueError("batch is allowed with mode: batch only: remove batch, or set the mode")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
             raise ValueError(
-                "content_mode cloudevents_binary holds one event: with mode: batch use standard or cloudevents_structured"
+                "content_mode cloudevents_binary is allowed with mode: direct only, as each request has one event: use "
+                "standard or cloudevents_structured, or set the mode"
             )
         if self.mode == "batch" and self.order_by is not None:
             raise ValueError("order_by is allowed with mode: direct only: remove order_by, or set the mode")

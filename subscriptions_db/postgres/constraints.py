@@ -18,7 +18,7 @@ _WORDS = {
     "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason: remove one of the two"),
     "endpoints_no_binary_batches": (
         "content_mode",
-        "cloudevents_binary holds one event: with mode batch use standard or cloudevents_structured",
+        "cloudevents_binary is allowed with mode direct only: use standard or cloudevents_structured",
     ),
     "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only: remove it"),
     "endpoints_headers_have_names": ("headers", "a header name must be letters, digits or `-`"),

@@ -41,7 +41,7 @@ def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.
     yield from refused_auth
     if (size := len(json.dumps(dict(endpoint.headers)))) > MAX_HEADERS_BYTES:
         yield errors.TargetRefused(
-            "headers", f"have {size} bytes as JSON; at most {MAX_HEADERS_BYTES} are stored: shorten them"
+            "headers", f"have {size} bytes as JSON; at most {MAX_HEADERS_BYTES} are allowed: shorten them"
         )
     if endpoint.tls is not None:
         yield from errors_of("", _check_tls, endpoint.tls)
@@ -94,7 +94,9 @@ def _check_tls(tls: Tls) -> None:
         with below("tls.key"):
             if _public_key_of(tls.key) != leaf.public_key().public_bytes(*_SPKI):
                 raise errors.RegistrationError(
-                    "", "is not the key of the first certificate: put the endpoint's certificate before its chain"
+                    "",
+                    "is not the key of the first certificate in tls.certificate: give the key of the client certificate, and "
+                    "put the client certificate before its chain",
                 )
 
 

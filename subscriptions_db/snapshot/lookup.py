@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PostgresReader:
-    """Answer look-ups over one connection, which the first look-up opens, and the first one after an error opens again."""
+    """Answer look-ups over one connection. The first look-up opens it. After an error, the next look-up opens a new one."""
 
     def __init__(self, database: settings.Database, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database

@@ -68,7 +68,7 @@ def read_realtime(spark: SparkSession, kafka: settings.Kafka, source: settings.S
 
 
 def is_realtime(source: settings.Source, topic: str) -> bool:
-    """Return True if a topic belongs to the real-time lane: it matches both patterns of `source`."""
+    """Return True if a topic belongs to the real-time lane: `realtime_pattern` and `topic_pattern` of `source` match it."""
     return (
         bool(source.realtime_pattern)
         and topic_pattern.matches(source.realtime_pattern, topic)

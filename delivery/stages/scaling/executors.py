@@ -82,8 +82,9 @@ def cores(config: settings.Spark) -> int:
             )
     if not conf.get(CORES, "").isdecimal() or not int(conf[CORES]):
         raise errors.SettingsError(
-            "setting scaling.max_executors: the job needs to know how many tasks an executor runs at once, and did not start. "
-            f"Set {CORES} in spark.conf to a whole number"
+            f"setting scaling.max_executors: {CORES} in spark.conf is missing or no whole number above 0, so the job does not "
+            f"know how many tasks an executor runs at once. The job did not start. Set {CORES} in spark.conf to a whole number "
+            "above 0, or set scaling.max_executors to 0"
         )
     return int(conf[CORES])
 

@@ -36,7 +36,7 @@ class Shuffles:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let no executor be removed inside the context. If a removal has begun, first wait for its end."""
+        """Let no executor be removed inside the context. While `between` runs, first wait for its end."""
         with self._changing:
             self._changing.wait_for(lambda: not self._is_wanted)
             self._in_use += 1
@@ -50,7 +50,7 @@ class Shuffles:
     def between(self, act: Callable[[], None], within_s: float) -> bool:
         """Call `act`, which removes executors, at a moment in which no shuffled rows are in use; return True.
 
-        Return False if there is no such moment within `within_s` seconds. Meanwhile `in_use` waits.
+        Return False if there is no such moment within `within_s` seconds. A new `in_use` waits until this method returns.
         """
         with self._changing:
             self._is_wanted = True

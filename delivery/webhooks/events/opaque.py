@@ -38,7 +38,8 @@ _UNICODE = frozenset({"utf-8", "utf8", "us-ascii"})
 def is_media_type(text: str) -> bool:
     """Return True if `text` is a media type of at most MAX_MEDIA_TYPE_CHARS, and not one of CloudEvents.
 
-    By a CloudEvents media type, a receiver would read the request as another event. Media types of JSON return True too.
+    If a request had a CloudEvents media type, the receiver would read the payload as the event itself. A media type of JSON is
+    accepted too.
     """
     return (
         len(text) <= MAX_MEDIA_TYPE_CHARS
@@ -90,7 +91,10 @@ def as_received(event: Event, wanted: EndpointPayload) -> Event:
 
 
 def as_json(payload: bytes, opaque: Opaque | None) -> bytes:
-    """Convert a payload to the JSON of `Event.data`. JSON (`opaque` None) and the form NONE are returned unchanged."""
+    """Convert a payload to the JSON of `Event.data`: text becomes a JSON string, and bytes become a JSON string in base64.
+
+    JSON (`opaque` None) is returned unchanged, and so is NULL, the stand-in for a missing payload (PayloadForm.NONE).
+    """
     if opaque is None or opaque.form is PayloadForm.NONE:
         return payload
     return orjson.dumps(payload.decode()) if opaque.form is PayloadForm.TEXT else b'"%s"' % base64.b64encode(payload)

@@ -80,7 +80,10 @@ def _plain(value: Any) -> str:
 
 
 class _Examined:
-    """Examine a parsed schema. `named` has the definition of each named type."""
+    """Find out whether a parsed schema is recursive, and refuse schemas whose values could harm a worker.
+
+    `named` has the definition of each named type.
+    """
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named

@@ -36,8 +36,8 @@ a URL with a password. For a value in lower case. Repetitions are bounded, so th
 class AttemptWithResponse(Attempt):
     """A failed attempt, with headers of its response and the beginning of its body, without credentials.
 
-    Headers and body are no elements of the tuple, so they do not come into the bytes of the retry lane. An older version would
-    refuse a longer tuple there.
+    Headers and body are attributes of the object, not elements of the tuple. The retry lane stores the elements only, because
+    an older version of the platform refuses to read a longer tuple.
     """
 
     headers: Mapping[str, str] = MappingProxyType({})

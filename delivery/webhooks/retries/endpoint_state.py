@@ -182,7 +182,8 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
     """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
 
-    If the endpoint has no retry entries, and its last report is not current, its window keeps only the failure times.
+    If the endpoint has no retry entries, and `known_until_ms` of its window has passed, the window keeps only the times of the
+    first and the last failure.
     """
     if entry is None:
         return EndpointState()

@@ -115,10 +115,10 @@ class LookupRegistry:
     async def destination(
         self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
     ) -> registries.Destination:
-        """Return an endpoint, its subscriptions, and those of `tenants` that are not registered, except the platform.
+        """Return an endpoint, its subscriptions, and the tenants among `tenants` that are not registered.
 
-        Missing answers are looked up in Postgres. A cached answer is at most `ttl_s` seconds old. `read_again`: look all
-        answers up, and cache them.
+        The platform's own tenant always counts as registered. Missing answers are looked up in Postgres. A cached answer is at
+        most `ttl_s` seconds old. `read_again`: look all answers up, and cache them.
         """
         known = None if read_again else self._destinations.get(endpoint_id)
         if known is None:

@@ -125,9 +125,9 @@ class WholeRegistry:
         *,
         read_again: bool = False,  # noqa: ARG002  # the registry has no cached answers
     ) -> Destination:
-        """Return the endpoint, all subscriptions of the registry, and those of `tenants` that are not registered.
+        """Return the endpoint, the subscriptions of all endpoints, and the tenants among `tenants` that are not registered.
 
-        Does not wait. The platform's own tenant is never among the deleted tenants.
+        Does not wait. The platform's own tenant always counts as registered.
         """
         router = self._router
         deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]

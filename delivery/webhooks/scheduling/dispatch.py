@@ -108,7 +108,7 @@ class Dispatcher(Generic[Sent]):
         await self._wait_while(lambda: len(self._ready) > ENOUGH_READY)
 
     async def finish(self) -> None:
-        """Wait until every delivery has its outcome. Overdue attempts move to the background. Submit nothing afterwards."""
+        """Wait until every delivery has its outcome. Overdue attempts move to the background. Do not call `submit` again."""
         self._timeouts.stop()
         self._enter(timeouts.Phase.FINISHING)
         self._hand_over_quick_retries()

@@ -78,9 +78,10 @@ class Host:
         self.wake()
 
     def call_when_free(self, resume: Callable[[], bool]) -> None:
-        """Count a wait, and call `resume` once the host has capacity.
+        """Count a wait for the limits, and call `resume` once when the host has capacity.
 
-        `resume` returns True if its queue will call `use_reservation`.
+        `resume` returns True if its queue takes the reservation. The queue must then call `use_reservation` once. `resume`
+        returns False if its queue needs no capacity any more.
         """
         self.count_delay()
         self._waiting.append(resume)

@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 def wished_per_minute(max_per_second: float | None) -> int | None:
     """Return the rate to request, in requests a minute, by the endpoint's own limit. None: the endpoint has no limit.
 
-    The rate is rounded down, and is at least 1, as the header demands.
+    The rate is rounded down, and is at least 1, as the specification of the header WebHook-Request-Rate demands.
     """
     return None if max_per_second is None else max(1, int(max_per_second * _MINUTE_S))
 
@@ -108,7 +108,9 @@ def per_minute(rate: str) -> int | None:
     if rate == ANY:
         return None
     if not _RATE.fullmatch(rate):
-        raise errors.RegistrationError(ALLOWED_RATE, f"is neither a whole number above 0, of requests a minute, nor {ANY}")
+        raise errors.RegistrationError(
+            ALLOWED_RATE, f"is neither a whole number above 0, of requests a minute, nor {ANY}, so no permission was recorded"
+        )
     # Check the length first: Python parses no number of thousands of digits.
     return MAX_PER_MINUTE if len(rate) > len(str(MAX_PER_MINUTE)) else min(int(rate), MAX_PER_MINUTE)
 

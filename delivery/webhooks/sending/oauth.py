@@ -76,8 +76,8 @@ def token_of(header: bytes) -> str:
 class Tokens:
     """Fetch and keep access tokens, one for each Auth, in one process.
 
-    `timeout_s` bounds a token request. `clock` returns seconds since the epoch. Waits for token servers are measured by
-    `endpoint_time`, in seconds.
+    `timeout_s` is the timeout of a token request. `clock` returns seconds since the epoch. `endpoint_time` is the clock, in
+    seconds, by which waits for token servers are measured.
     """
 
     def __init__(

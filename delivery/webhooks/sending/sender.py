@@ -30,10 +30,10 @@ class Transport(Protocol):
 class Sender:
     """Make attempts at deliveries and batches over one transport.
 
-    `timeout_s` is the default time of an attempt, and the time of a token request. `clock` returns seconds since the epoch.
-    `endpoint_time` is the clock by which endpoints are judged, in seconds. A `Retry-After` above `max_retry_after_s` counts as
-    `max_retry_after_s`. A failed attempt keeps at most `logged_response_bytes` of the response's body for the attempts topic;
-    0: none.
+    `timeout_s` is the default timeout of an attempt, and the timeout of a request for an access token (OAuth). `clock` returns
+    seconds since the epoch. `endpoint_time` is the clock by which endpoints are judged, in seconds. A `Retry-After` above
+    `max_retry_after_s` counts as `max_retry_after_s`. A failed attempt keeps at most `logged_response_bytes` of the response's
+    body for the attempts topic; 0: none.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ def list_(call: Call) -> Replays:
 
 
 def _number(text: str) -> int:
-    """Return the number of the replay in a cursor; NEWEST without a cursor. Raise RegistrationError for another cursor."""
+    """Return the number of the replay in a cursor; NEWEST if `text` is empty. Raise RegistrationError for an invalid cursor."""
     if not text:
         return NEWEST
     if not text.isdecimal():

@@ -110,7 +110,10 @@ class TokenVerifier:
             return False
 
     def _checked(self, payload: bytes) -> dict[str, Any]:
-        """Return the claims in a payload; raise Refused if they are not for this API, or not now."""
+        """Return the claims in a payload.
+
+        Raise Refused if the token is of another issuer or for another API, has expired, or is not valid yet.
+        """
         rules = jwt.JWTClaimsRegistry(
             now=int(self._now()),
             leeway=self._config.leeway_s,

@@ -114,7 +114,7 @@ class DailyQuotas:
         self._add({tenant: events for tenant, events in collections.Counter(tenants).items() if _REGISTRY_ID.fullmatch(tenant)})
 
     def room(self, tenants: Iterable[TenantId]) -> limits.Room:
-        """Return the room of the tenant that has the least: the events left today, and the seconds until the next day."""
+        """Return quota and events left today of the tenant with the fewest left, and the seconds until the next day."""
         left, limit = min(
             ((self._left(tenant), self._quota(tenant)) for tenant in set(tenants)), default=(self._max_per_day,) * 2
         )

@@ -152,9 +152,12 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
         return
     # A customer may always subscribe to its own operational events.
     if PLATFORM in map(str, document.get("tenants") or ()):
-        raise problems.invalid(("tenants", f"{PLATFORM} is for the operator only: name your own customer id in sub_tenants"))
+        problem = f"only the operator may name tenant {PLATFORM}: write your own customer id into sub_tenants.{PLATFORM}"
+        raise problems.invalid(("tenants", problem))
     if any(str(named) != customer_id for named in (document.get("sub_tenants") or {}).get(PLATFORM, ())):
-        raise problems.invalid(("sub_tenants", f"of {PLATFORM} you may name your own customer id only"))
+        raise problems.invalid(
+            ("sub_tenants", f"of tenant {PLATFORM} you may name your own customer id only: leave other ids out")
+        )
     if call.principal.endpoints is not None and PLATFORM in map(str, document.get("sub_tenants") or ()):
         # Operational events name every endpoint of the customer.
         raise problems.invalid(

@@ -95,7 +95,9 @@ class RequestHandler:
         self._webhook_origin = webhook_origin
 
     def answer(self, route: Route, request: ApiRequest) -> ApiAnswer:
-        """Run the route's handler in a transaction, and return the answer; raise Refused.
+        """Run the route's handler in a transaction, and return the answer.
+
+        Raise Refused if the request is invalid, if the handler refuses it, or if an error of the platform prevents the answer.
 
         If an equal request with the same `Idempotency-Key` was answered within a day, return that answer without its secrets,
         and change nothing.
@@ -104,7 +106,7 @@ class RequestHandler:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
     def record(self, route: Route, request: ApiRequest, pending: routes.PendingSend | routes.PendingQuestion) -> None:
-        """Record a test event or a question that is about to be sent, in a transaction of its own; raise Refused."""
+        """Record a test event or a question that is about to be sent, in its own transaction; raise Refused as `answer`."""
         with self._call(route, request) as call:
             pending.record(call)
 
@@ -115,7 +117,7 @@ class RequestHandler:
         exchange: routes.PendingQuestion,
         said: transport.Response | errors.AttemptFailed,
     ) -> ApiAnswer:
-        """Return the answer to a request whose handler asked a receiver; raise Refused.
+        """Return the answer to a request whose handler asked a receiver; raise Refused as `answer`.
 
         Runs in a transaction of its own. `said` is the receiver's response, or the error of the attempt to get one.
         """

@@ -72,7 +72,7 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ({"endpoints": [ENDPOINT | {"mode": "batch", "batch": {"max_bytes": 4095}}]}, "endpoints[0].batch.max_bytes:"),
         (
             {"endpoints": [ENDPOINT | {"mode": "batch", "content_mode": "cloudevents_binary"}]},
-            "endpoints[0]: content_mode cloudevents_binary holds one event",
+            "endpoints[0]: content_mode cloudevents_binary is allowed with mode: direct only",
         ),
         ({"endpoints": [ENDPOINT | {"retry": {"schedule_s": [5, 0]}}]}, "endpoints[0].retry.schedule_s[1]:"),
         ({"endpoints": [ENDPOINT | {"retry": {"schedule_s": [604_801]}}]}, "endpoints[0].retry.schedule_s[0]:"),
