@@ -34,7 +34,8 @@ class EmbeddedPostgres:
 
     def __init__(self, data: Path) -> None:
         self._data = data.resolve()
-        self._data.parent.mkdir(parents=True, exist_ok=True)
+        # The package creates the folder once for each path in a process. It may have been deleted since.
+        self._data.mkdir(parents=True, exist_ok=True)
         self._server = postgres_server.get_server(self._data, cleanup_mode=None, start=False)
         self._lock = self._data / "postmaster.pid"
         self._guardian: subprocess.Popen[bytes] | None = None

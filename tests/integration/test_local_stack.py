@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from delivery.stages.kafka import topics
 from fanout.jvm import class_archive, jar_lock
 from fanout.jvm import jars as local_jars
 from fanout.local import kafka as local_kafka
-from fanout.local import stack
+from fanout.local import postgres, stack
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.integration
@@ -97,6 +98,17 @@ def test_what_a_killed_postgres_had_committed_is_there_when_it_is_started_again(
         assert connection.execute("select one from kept").fetchone() == (1,)
 
 
+def test_a_postgres_starts_anew_where_this_process_deleted_another(tmp_path):
+    """Regression: load tests that start a platform for each value in one folder failed at the second value."""
+    for _ in range(2):
+        server = postgres.EmbeddedPostgres(tmp_path / "postgres")
+        server.start()
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("create table rows (n int)")
+        server.discard()
+        shutil.rmtree(tmp_path / "postgres")
+
+
 def test_a_process_with_the_pid_of_a_crashed_postgres_is_not_taken_for_it(own_postgres):
     own_postgres.kill()
     left = own_postgres._data / "postmaster.pid"
@@ -110,7 +122,7 @@ def test_a_process_with_the_pid_of_a_crashed_postgres_is_not_taken_for_it(own_po
 HOLD_A_STACK = """
 import signal, sys, threading
 from pathlib import Path
-from fanout.local import stack
+from fanout.local import postgres, stack
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with stack.Stack(Path(sys.argv[1])):
     print("up", flush=True)
