@@ -1,6 +1,7 @@
 """The optional parts: alerts, dashboard, the API's ways in, `helm test`, Kafka and Postgres for trials."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -14,15 +15,36 @@ from tests.chart import rendering
 
 
 def alerts(values):
-    [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(values | {"alerts": {"enabled": True}})).values()
+    asked = values | {"alerts": values.get("alerts", {}) | {"enabled": True}}
+    [rule] = rendering.of_kind("PrometheusRule", rendering.rendered(asked)).values()
     return {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
 
 
 def test_the_alerts_are_those_of_the_parts_that_run():
     [group] = yaml.safe_load((rendering.CHART / "files" / "alerts.yaml").read_text())["groups"]
     every = alerts(rendering.EVERYTHING)
-    assert every == {alert["alert"]: alert for alert in group["rules"]}
-    assert every.keys() - alerts(rendering.MINIMAL).keys() == {"FanoutArchiveStands"}
+    assert [*every] == [alert["alert"] for alert in group["rules"]]
+    assert every.keys() - alerts(rendering.MINIMAL).keys() == {"FanoutArchiveStands", "FanoutApiNotReady"}
+
+
+def test_alerts_select_the_series_of_the_releases_namespace_only():
+    """Regression: a release in another namespace hid that this one was absent, and alerts had no label to route them by."""
+    [group] = yaml.safe_load((rendering.CHART / "files" / "alerts.yaml").read_text())["groups"]
+    made = alerts(rendering.EVERYTHING)
+    for alert in group["rules"]:
+        here = made[alert["alert"]]
+        selectors = re.findall(r"fanout_\w+(\{[^}]*\}|)", here["expr"])
+        assert selectors
+        assert all(selector.startswith('{namespace="default"') for selector in selectors), here["expr"]
+        plain = here["expr"].replace('{namespace="default"}', "").replace('namespace="default",', "")
+        assert plain == alert["expr"]
+        assert here["labels"] == {"namespace": "default", "severity": alert["labels"]["severity"]}
+        assert here | {"expr": "", "labels": {}} == alert | {"expr": "", "labels": {}}
+
+
+def test_the_wait_that_is_an_alert_is_set_by_a_value():
+    made = alerts(rendering.MINIMAL | {"alerts": {"maxBatchWaitSeconds": 90_000}})
+    assert made["FanoutPendingTooLong"]["expr"].endswith('lane="batch"} > 90000')
 
 
 @pytest.mark.parametrize(
@@ -35,7 +57,7 @@ def test_the_alerts_are_those_of_the_parts_that_run():
 def test_each_lane_of_a_driver_is_missed_when_it_is_absent(values, lanes):
     """Regression: with two drivers, the alert FanoutAbsent did not fire while one of them lived."""
     terms = alerts(values)["FanoutAbsent"]["expr"].split(" or ")
-    assert terms == [f'absent(fanout_ready{{lane="{lane}"}})' for lane in lanes]
+    assert terms == [f'absent(fanout_ready{{namespace="default",lane="{lane}"}})' for lane in lanes]
 
 
 def test_the_dashboard_is_the_file_with_grafanas_label():

@@ -99,8 +99,10 @@ def test_a_backup_of_the_checkpoint_can_be_restored(tmp_path):
     (tmp_path / "checkpoint" / "direct").mkdir(parents=True)
     (tmp_path / "checkpoint" / "direct" / "metadata").write_text("kept")
     [commands] = [block for block in blocks("docs/operations.md", "sh") if block.startswith("tar")]
-    back_up, restore = commands.replace("/var/lib/fanout", str(tmp_path)).splitlines()
+    back_up, restore = commands.replace("/var/lib/fanout", str(tmp_path)).split("\n\n")
     shell(back_up, tmp_path)
     (tmp_path / "checkpoint" / "direct" / "metadata").write_text("damaged")
+    (tmp_path / "checkpoint" / "direct" / "newer").write_text("a later micro-batch")
     shell(restore, tmp_path)
-    assert (tmp_path / "checkpoint" / "direct" / "metadata").read_text() == "kept"
+    # Regression: newer files stayed, and the lane continued after them.
+    assert {path.name: path.read_text() for path in (tmp_path / "checkpoint" / "direct").iterdir()} == {"metadata": "kept"}

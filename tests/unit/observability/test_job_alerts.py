@@ -69,6 +69,18 @@ def test_the_absence_of_each_lane_is_an_alert_of_its_own():
     assert terms == [f'absent(fanout_ready{{lane="{lane}"}})' for lane in ("direct", "batch", "retry")]
 
 
+def test_an_api_and_an_archive_that_do_not_run_or_cannot_work_are_alerts():
+    """Regression: without a process, and after a restart of an archive that cannot write, no alert fired."""
+    assert ALERTS["FanoutApiNotReady"]["expr"] == 'absent(fanout_ready{lane="api"}) or fanout_ready{lane="api"} == 0'
+    assert 'or max(fanout_ready{lane="archive"}) == 0' in ALERTS["FanoutArchiveStands"]["expr"]
+
+
+def test_only_lanes_whose_deliveries_are_due_at_once_can_be_slow():
+    """Regression: the retry lane's deliveries are minutes old by its schedule, so one repaired endpoint fired the alert."""
+    found = {lane for lane in job.LANES for selector in selectors("FanoutSlow") if selected(selector, lane)}
+    assert found == {"direct", "realtime"}
+
+
 def test_restarts_do_not_reset_the_alert_about_lanes_that_are_not_ready():
     """Regression: the series vanished at each restart, so `for: 5m` began again, and a crash loop fired no alert."""
     rule = ALERTS["FanoutNotReady"]
