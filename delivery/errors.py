@@ -72,7 +72,7 @@ class RegistryOutdated(FanoutError):
 
 
 class CheckpointInUse(FanoutError):
-    """Another job runs a lane on this checkpoint. The message says which process."""
+    """Another job runs a lane on this checkpoint. The message names that job's process."""
 
 
 class LeaseRefused(FanoutError):
@@ -117,7 +117,7 @@ class RegistrationError(FanoutError):
 
 
 class ManifestRefused(RegistrationError):
-    """A document is refused, with all its mistakes, at least one. `path`, `problem`, `file` and `line` are of the first one."""
+    """A document is refused, with all its mistakes, at least one. `path`, `problem`, `file` and `line` are of the first."""
 
     SHOWN = 100
     """Most mistakes that the message lists. In a generated document each row may have the same mistake."""
@@ -197,7 +197,7 @@ class AttemptFailed(FanoutError):
 class LocalFailure(AttemptFailed):
     """The worker has too few file descriptors, connections or ports, or too little memory or CPU.
 
-    An attempt that an unforeseen error in our own code ended has the same error class.
+    If an unforeseen error in our own code ends an attempt, the attempt has this error class too.
     """
 
     error_class = "local"
@@ -228,7 +228,7 @@ class ConnectFailed(AttemptFailed):
 
 
 class TlsFailed(AttemptFailed):
-    """TLS failed: the endpoint's certificate is expired, of an unknown issuer or of another host, or its protocol is old."""
+    """TLS failed: the certificate is expired, of an unknown issuer or of another host, or the receiver's TLS version is old."""
 
     error_class = "tls"
 

@@ -36,7 +36,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` (None: all by the settings) until `stop` is set; `once`: until the start's records are handled."""
+    """Run lanes `names` (None: those of the settings) until `stop`; `once`: until all records now in Kafka are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     worker_plans.warn_of_open_guard(config.delivery)

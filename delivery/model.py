@@ -62,10 +62,10 @@ class Event(NamedTuple):
     payload_digest: str = ""
     """Digest of the payload. Set only if `source.reused_ids` is `told_apart`: then the `webhook-id` depends on it too."""
     has_invalid_time: bool = False
-    """True if the producer's time is no RFC 3339 time, and `time` is when Kafka appended the record. False after the event was
-    packed."""
+    """True if the producer's time is no RFC 3339 time, and `time` is when Kafka appended the record. False if the event was
+    stored in a lane's state or in the retries topic meanwhile."""
     framed: Framed | None = None
-    """The value from which `data` was decoded by a schema. None: nothing was decoded, or the event was packed."""
+    """The value from which `data` was decoded by a schema. None: nothing was decoded, or the event was stored meanwhile."""
 
 
 class Sendable(Protocol):
@@ -110,8 +110,8 @@ class Delivery(NamedTuple):
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF. Shared like the body."""
     order_key: str | None = None
-    """Value of the field `order_by` as JSON, or a digest of a long value; empty: the payload lacks the field. Deliveries with
-    the same key to an endpoint stay in order. None: no order."""
+    """Value of the payload's field that `Endpoint.order_by` names, as JSON, or a digest of a long value. Empty: the payload has
+    no such field. Deliveries to an endpoint with the same key stay in order. None: no order."""
 
     @property
     def signed(self) -> bytes:
@@ -186,7 +186,7 @@ class NextAttempt(NamedTuple):
     at_ms: int
     """Earliest time of the next attempt, milliseconds since the epoch."""
     retries: int
-    """Number of waits of the endpoint's schedule that are used up. The wait until `at_ms` counts if the schedule has it."""
+    """Number of waits of the endpoint's schedule that are used up, including the wait until `at_ms` if it is one of them."""
 
 
 class Outcome(NamedTuple, Generic[Sent]):

@@ -74,7 +74,7 @@ def consumer(kafka: Kafka, own: Mapping[str, Any]) -> confluent_kafka.Consumer:
 def producer(kafka: Kafka, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Producer:
     """Return a new client that writes. Raise SettingsError if librdkafka refuses an option.
 
-    `own` has further options, which `kafka.librdkafka_options` may replace, and `fixed` those that it may not replace.
+    `own` and `fixed` have further options. `kafka.librdkafka_options` may replace those of `own`, but not those of `fixed`.
     """
     with _translated(kafka):
         return confluent_kafka.Producer({**own, **for_librdkafka(kafka), **(fixed or {})})
@@ -84,7 +84,8 @@ def producer(kafka: Kafka, own: Mapping[str, Any], fixed: Mapping[str, Any] | No
 def _translated(kafka: Kafka) -> Iterator[None]:
     """Raise SettingsError if librdkafka refuses an option of a client that is created in the block.
 
-    Neither the message nor the traceback has a value. So the error of librdkafka, which may quote one, is no cause.
+    librdkafka's error may quote the value of an option. So it is not the cause of the SettingsError, and the message names only
+    the option.
     """
     try:
         yield
@@ -98,7 +99,7 @@ def _translated(kafka: Kafka) -> Iterator[None]:
 
 
 def _refusal(kafka: Kafka, text: str) -> str:
-    """Return the message for the operator. `text` is that of librdkafka, from which only names of options are taken."""
+    """Return the message for the operator. `text` is librdkafka's message, of which only names of options are used."""
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
     if text.startswith("No such configuration property"):
         problem = "librdkafka has no option of this name"

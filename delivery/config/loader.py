@@ -63,7 +63,8 @@ def _parsed(path: Path) -> dict[str, Any]:
         ) from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise errors.SettingsError(
-            f"the settings file {path} cannot be read: {_cause(exc)}. Make it readable to this login; nothing was started"
+            f"the settings file {path} cannot be read: {_cause(exc)}. Correct the file, or make it readable to this "
+            "login; nothing was started"
         ) from None
 
 

@@ -26,13 +26,13 @@ class Oidc(Area):
     application of the same provider is refused."""
     claim: Annotated[str, Field(min_length=1)] = "groups"
     """Claim that gives a token its scope: the name of the claim, or a dotted path such as `realm_access.roles`. The claim is a
-    list of texts, or one text with words between spaces."""
+    list of texts, or one text of words with spaces between them."""
     scopes: dict[str, Literal["operator", "executor", "publisher"]] = {}
     """Value of the claim → scope (`fanout-admins = "operator"`). If a token has several of the values, the first entry decides.
     A token with none of them is refused. In the environment: `value1=scope1,value2=scope2`."""
     subject_claim: Annotated[str, Field(min_length=1)] = "sub"
-    """Claim that names the caller in the audit log, as `oidc:…`, and for the rate limit. The provider must let nobody choose or
-    change its own value. An example is `preferred_username`, if the provider forbids changes of it."""
+    """Claim that names the caller in the audit log, as `oidc:…`, and for the rate limit. Users of the provider
+    must not be able to choose or change this claim. So `preferred_username` is safe only if the provider forbids its change."""
     leeway_s: Annotated[int, Field(ge=0, le=300)] = 30
     """Seconds by which the clocks of the provider and the API may differ."""
     ca_file: str = ""

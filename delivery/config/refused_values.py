@@ -56,8 +56,8 @@ _NO_FORM = "does not have the required form"
 def explained(error: Any, words: Mapping[str, str], *, is_yaml: bool = False) -> str:
     """Return the message for one of pydantic's errors.
 
-    `words` maps a field's pattern to the message for a value that does not match it. With `is_yaml`, the message says how YAML
-    reads words such as `yes`.
+    `words` maps a field's pattern to the message for a value that does not match it. `is_yaml`: the value is from a YAML
+    document, so the message about an unexpected boolean says that YAML reads words such as `yes` as booleans.
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in _OTHERS:
@@ -85,7 +85,7 @@ def _meant(given: object, values: list[str], *, is_yaml: bool) -> str:
 
 
 def _kind_of(value: object, *, is_yaml: bool, is_text_wanted: bool) -> str:
-    """Return the kind of a value, never the value, and what to do if text was read as another kind."""
+    """Return the kind of a value, never the value. For a boolean or a number in place of text, add the advice to quote it."""
     if value is None:
         return "empty"
     if isinstance(value, bool):

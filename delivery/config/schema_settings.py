@@ -33,9 +33,9 @@ class SchemaRegistry(Area):
     timeout_s: Seconds = 5
     """Longest time of one request."""
     wait_s: Seconds = 3
-    """Time for which a task waits for a schema registry that does not answer. Then the lane leaves out the record's topic until
-    the schema registry answers, and delivers all other topics. The records of the topic wait in Kafka. The real-time lane
-    instead waits with all of its topics."""
+    """Time for which a task waits for the schema of a record while the schema registry does not answer. Then the lane leaves
+    out the record's topic until the schema registry answers, and delivers all other topics. The records of the topic wait in
+    Kafka. The real-time lane instead waits with all of its topics."""
     max_schemas: Annotated[int, Field(gt=0)] = 1000
     """Most schemas in the cache of one worker process. The least recently used schemas are dropped first."""
 

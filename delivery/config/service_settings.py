@@ -24,7 +24,7 @@ class Archive(Area):
     """Fewest days for which an attempt is kept after it started."""
     statistics_retention_days: Annotated[int, Field(ge=0, le=3650)] = 90
     """Fewest days for which the statistics of an hour are kept: a row for each endpoint and hour with deliveries. 0: there are
-    no statistics. Without `attempts`, only dead letters count."""
+    no statistics. If `attempts` is false, the statistics count dead letters only."""
     replay_max_pending: Annotated[int, Field(gt=0)] = 10_000
     """A replay pauses while this many of its deliveries wait in the retry lane. Keep this number below `retry.max_pending`,
     which the live events of the endpoint share."""
@@ -103,12 +103,13 @@ class Api(Area):
     source."""
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
-    evenly. A request that begins within the rate is accepted whole, and the next one waits for its events. A request counts
-    at least one event for each KiB of its body, and for its CPU time: half a second of CPU counts as a second of the rate."""
+    evenly. A request that begins within the rate is accepted whole. Later requests are answered with 429 until the rate covers
+    all accepted events. A request counts at least one event for each KiB of its body, and for its CPU time: half a second of
+    CPU counts as a second of the rate."""
     max_tenant_events_per_s: Annotated[float, Field(ge=0)] = 0
     """Most events a second that all API keys together publish for one tenant, in each process. A fifth of this number may come
-    at once, the rest evenly. A request whose tenants are all within their rate is accepted whole, and the next one waits for
-    its events. 0: no limit."""
+    at once, the rest evenly. A request whose tenants are all within their rate is accepted whole. Later requests for these
+    tenants are answered with 429 until the rate covers all accepted events. 0: no limit."""
     max_tenant_events_per_day: Annotated[int, Field(ge=0)] = 0
     """Most events that all API keys and all processes together publish for one tenant in a day of UTC. A tenant may have a
     quota of its own instead. The processes exchange their counts each second, so a tenant may exceed its quota by the events

@@ -32,7 +32,7 @@ class Database(Area):
     url: SecretStr = SecretStr("postgresql://fanout@127.0.0.1:5432/fanout")
     """libpq connection URL. TLS and all other libpq options go into its query."""
     connect_timeout_s: Seconds = 5
-    """Longest time for opening one connection, in whole seconds, at least 2."""
+    """Longest time for opening one connection. libpq takes whole seconds: a fraction is cut off, and below 2 counts as 2."""
     statement_timeout_s: Seconds = 30
     """Longest time of one statement, before Postgres cancels it. `fanout apply` and `fanout db migrate` have no limit."""
 
@@ -223,9 +223,9 @@ class Batch(Area):
     each of which handles several shards one after another. A checkpoint keeps its number of shards: the lane refuses to start
     with another number."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
-    """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. Batches leave a little
-    before `max_wait_s` has passed: up to twice this time earlier, and earlier by a further share of up to a tenth of
-    `max_wait_s`, at most 10 s. Each endpoint always has the same share. If `max_wait_s` is at most twice this time, the batch
+    """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. A batch leaves before
+    `max_wait_s` has passed: up to twice this time earlier, and earlier by a further part of `max_wait_s`, up to a tenth and at
+    most 10 s, which is fixed for each endpoint. If `max_wait_s` is at most twice this time, the batch
     leaves with each micro-batch. A batch leaves late if micro-batches take longer than this time: by the excess of two
     micro-batches, the one in which the batch becomes due and the one that sends it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
@@ -247,7 +247,8 @@ class Retry(Area):
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
     each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
     settle_s: Seconds = 1
-    """Most seconds for which a micro-batch of the retry lane waits for responses. A later one reports slower responses."""
+    """Most seconds for which a micro-batch of the retry lane waits for responses. A later micro-batch reports those
+    that come later."""
     probe_interval_s: Seconds = 5
     """Wait before a failing endpoint is probed with one delivery. The wait doubles while the endpoint fails."""
     max_probe_interval_s: Seconds = 60

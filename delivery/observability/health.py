@@ -107,7 +107,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """The lag of a lane in Kafka, and the records that it has handled."""
+    """The lag of a lane in Kafka, and the number of records that the lane has handled."""
 
     at_s: float = 0.0
     """When Kafka was last asked; monotonic seconds."""
@@ -149,7 +149,7 @@ class Watch:
             self._phase_entered, self._progressed_at = phase, self._clock()
 
     def reach(self, positions: Positions) -> None:
-        """Record the committed positions of the lane's query. Changed positions are progress, and end a `wait_for`."""
+        """Record the committed positions of the lane's query. Changed positions are progress, and end a pause by `wait_for`."""
         if positions != self.progress.positions:
             self._progressed_at = self._clock()
             self.progress = Progress(positions=positions, at_s=self._progressed_at)

@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
     """If `metrics.port` is set, start a thread that serves `/metrics`, `/healthz` and `/readyz` until the process ends.
 
-    In any case let the metric fanout_ready follow `watches`. `watches` has a watch for each lane of a job, or one watch of
-    another process, by name. Called once, early in the start of a process. Raise SettingsError if the port cannot be opened.
+    The metric fanout_ready follows `watches`, also if the port is not set. `watches` has, by name, a watch for each lane of a
+    job, or the one watch of `fanout archive` or `fanout serve`. Called once, early in the start of a process. Raise
+    SettingsError if the port cannot be opened.
     """
     for name, watch in watches.items():
         metrics.READY.labels(name).set_function(functools.partial(_is_ready, watch))

@@ -102,21 +102,22 @@ FAILING_ENDPOINTS = Gauge(
 )
 PAUSED_TOPICS = Gauge(
     "fanout_paused_topics",
-    "Topics that the lane leaves out because the schema registry gives no schema of their records. They wait in Kafka.",
+    "Topics that the lane leaves out because the schema registry gives no schema of their records. The records wait in Kafka.",
     ["lane"],
 )
 STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory of a lane's state in the JVM.", ["lane"])
 STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
 MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
-    "Time of a micro-batch with records, from its offsets to its commit.",
+    "Time of a micro-batch with records, from the choice of its offsets to its commit.",
     ["lane"],
     buckets=(0.25, 0.5, 1, 2, 5, 10, 30, 60),
 )
 LAG_RECORDS = Gauge("fanout_lag_records", "Records in Kafka that no committed micro-batch has handled.", ["lane", "topic"])
 EXECUTORS = Gauge(
     "fanout_executors",
-    "Executors that are registered and get tasks. This and the next five metrics are set only with scaling.max_executors.",
+    "Executors that are registered and get tasks. This and the next five metrics are set only while scaling.max_executors is "
+    "above 0.",
 )
 EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants for the current lag.")
 SCALING_REASON = Gauge(
@@ -158,8 +159,8 @@ WAITED_FOR_HOSTS = Counter(
 REUSED_IDS = Counter(
     "fanout_reused_ids",
     "Events with the source and id of an earlier event and another payload. Receivers ignore them as repeats, unless "
-    "source.reused_ids is told_apart. An estimate: each worker compares with the last 16,384 events that were due in the lane, "
-    "at least, and counts repeats of such an event again.",
+    "source.reused_ids is told_apart. An estimate: each worker remembers at least the last 16,384 events that were due in the "
+    "lane, and counts an event again if its micro-batch or its producer repeats it.",
     ["lane"],
 )
 INVALID_TIMES = Counter(
@@ -170,14 +171,15 @@ INVALID_TIMES = Counter(
 )
 CLOCK_AHEAD_SECONDS = Gauge(
     "fanout_clock_ahead_seconds",
-    "Difference of the worker clock that differs most from the driver's clock, positive if ahead; 0 if waits explain it.",
+    "Seconds by which the worker clock that differs most is ahead of the driver's clock; negative: behind. 0: no clock is "
+    "more than 30 s ahead or 1 s behind.",
     ["lane"],
 )
 REGISTRY_REVISION = Gauge("fanout_registry_revision", "Revision of the registry that the job routes by.")
 REGISTRY_CONFIRMED = Gauge(
     "fanout_registry_confirmed_timestamp_seconds",
-    "When Postgres last confirmed the revision that the job routes by. Alert on the age of this time. It is absent before the "
-    "first time.",
+    "When Postgres last confirmed the revision that the job routes by. Alert on the age of this time. The metric is absent "
+    "before the first confirmation.",
     ["process"],  # `driver`: the only process that sets the metric. Without a label, the others would serve 0
 )
 REGISTRY_ROWS = Gauge(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ZIP = ("python", "lib", "pyspark.zip")
-"""Path of the zipped copy of PySpark, in Spark's home folder. With pip, that is the package's own folder."""
+"""Path of the zipped copy of PySpark, in Spark's home folder. With pip, Spark's home is the folder of the package `pyspark`."""
 
 
 def without_zipped_copies(path: Iterable[str]) -> list[str]:
@@ -20,6 +20,6 @@ def without_zipped_copies(path: Iterable[str]) -> list[str]:
 
 
 def _parent_of_package(zipped: Path) -> str:
-    """Return the folder that has the package `pyspark` with this zip file in it; "": Spark's home is no such package."""
+    """Return the folder above the package `pyspark` that contains this zip file; "": no such package contains it."""
     home = zipped.parents[2]
     return str(home.parent) if (home / "__init__.py").is_file() else ""

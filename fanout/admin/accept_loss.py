@@ -45,9 +45,9 @@ class _Move(NamedTuple):
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints.
 
-    With `is_dry` nothing is changed. Without, the positions of the lanes' paused topics first move back into the checkpoints,
-    as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the next run finds
-    and audits the loss again.
+    With `is_dry` nothing is changed. Without `is_dry`, the positions of the lanes' paused topics first move back into the
+    checkpoints, as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the
+    next run finds and audits the loss again.
 
     Raise CheckpointInUse if a job runs one of the lanes, SettingsError if the checkpoint cannot be written, LeaseRefused if the
     Lease cannot be used, and KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not answer.

@@ -239,7 +239,7 @@ def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[d
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a person: the beginning of its SHA-256 digest replaces a certificate in PEM."""
+    """Return a row for a person: each certificate in PEM is replaced by the beginning of its SHA-256 digest."""
     return {name: _short(value) for name, value in row.items()}
 
 
@@ -271,7 +271,7 @@ def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> Non
 
 
 def overlap_of(text: str) -> dt.timedelta:
-    """Return the duration of a text such as `24h`. Raise RegistrationError for another text or one above MAX_OVERLAP."""
+    """Return the duration of a text such as `24h`. Raise RegistrationError if it is no duration, or exceeds MAX_OVERLAP."""
     overlap = times.duration(text)
     if overlap is None or overlap > rotation.MAX_OVERLAP:
         raise errors.RegistrationError(

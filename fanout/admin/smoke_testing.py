@@ -54,8 +54,8 @@ class Result:
 
     url: str
     is_signature_checked: bool
-    """True if the endpoint is the receiver of the command, which checks signatures. Otherwise only the status of its answer is
-    known."""
+    """True: the endpoint is the receiver of the command, which checks signatures. False: only the status of the endpoint's
+    answer is known."""
     published: int
     """Copies of the event. More than one: there was no proof of a delivery within PUBLISH_EVERY_S."""
     delivered_after_s: float | None

@@ -45,8 +45,8 @@ MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction. A larger record has a transaction of its own."""
 MAINTENANCE_S = 60.0
 """Seconds between two maintenance runs. A run creates and drops the partitions of days, and deletes other rows past their
-retention. It looks for reached quotas if a look is due (quota_step.py). With `operations.topic` it records a notice about each
-API key that expires soon."""
+retention. It checks the quotas if a check is due (quota_step.py). With `operations.topic` it stores an operational event about
+each API key that expires soon."""
 REPORT_S = 60.0
 """Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
@@ -110,8 +110,8 @@ class Archiver:
     def follow(self, *, once: bool) -> None:
         """Archive until `stop` is set, or until a topic has new partitions, which the next call reads too.
 
-        With `once`, return when the records now in Kafka are archived and no requested work can advance now. Then raise
-        SchemaRegistryUnavailable if a replay needs a schema that cannot be read now. Raise one of UNAVAILABLE if Kafka or
+        With `once`, return when the records now in Kafka are archived and no requested work can advance now. With `once`, also
+        raise SchemaRegistryUnavailable if a replay needs a schema that cannot be read now. Raise one of UNAVAILABLE if Kafka or
         Postgres does not answer, or if the schema in Postgres has another version. Raise SettingsError if the retries topic
         refuses large records.
         """
@@ -347,7 +347,7 @@ def policy_of(config: settings.Settings) -> Policy | None:
 
 
 def _written_at(message: confluent_kafka.Message, now: dt.datetime) -> dt.datetime:
-    """Return the time of a record; `now` if the record has none, or a later or impossible one.
+    """Return the time of a record; `now` if the record has no time, a time after `now`, or an impossible time.
 
     A time in the future would suppress notifications until that time.
     """

@@ -1,6 +1,6 @@
-"""Look for reached quotas between two writes, in a bounded share of the archiver's time.
+"""Check the quotas between two writes, in a bounded share of the archiver's time.
 
-Runs in `fanout archive`. A failed look is logged and tried again later, and archiving continues. If the look has lost the
+Runs in `fanout archive`. A failed check is logged and tried again later, and archiving continues. If the check has lost the
 connection to Postgres, the archive pauses.
 """
 
@@ -21,31 +21,32 @@ from subscriptions_db.postgres import connect
 log = logging.getLogger(__name__)
 
 SHARE = 0.02
-"""Largest share of the time for looks at quotas, because archiving waits meanwhile. A look took 1.3 to 2.5 s with 10,000
-customers and a million dead letters of 10 days, on a shared machine of two cores. So such looks are two to three minutes
-apart."""
+"""Largest share of the archiver's time for checks of the quotas, because archiving waits for them. A check took 1.3 to 2.5 s
+with 10,000 customers and a million dead letters of 10 days, on a shared machine of two cores. Such checks are two to three
+minutes apart, because a check begins at a maintenance run only."""
 
 
 class QuotaLooks:
-    """Look for reached quotas when a look is due."""
+    """Check the quotas when a check is due."""
 
     def __init__(
         self, defaults: quotas.DefaultQuotas, policy: Policy | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock` returns seconds. Without a policy there are no operational events."""
+        """`clock` returns seconds. `policy` None: there are no operational events."""
         self._defaults = defaults
         self._policy = policy
         self._clock = clock
         self._due_at = 0.0
         self._failure: str | None = None
-        """Why the last look failed; None: it succeeded, or there was none."""
+        """Why the last check failed; None: it succeeded, or there was none."""
 
     def run(self, connection: connect.Connection) -> None:
-        """Look for reached quotas if a look is due, and set the metric. Call at each maintenance run.
+        """Check the quotas if a check is due, and set the metric of reached quotas. The archiver calls this at each maintenance
+        run.
 
-        A failed look is logged, unless the one before failed for the same reason, and leaves the metric as it was. A look
-        that took n seconds is due again n / SHARE seconds after its begin. Raise RegistryUnavailable only if a new connection
-        is needed.
+        A failed check is logged, unless the check before failed for the same reason, and leaves the metric as it was. After a
+        check that took n seconds, the next one is due n / SHARE seconds after its begin. Raise RegistryUnavailable only if a
+        new connection is needed.
         """
         began = self._clock()
         if began < self._due_at:
@@ -68,10 +69,10 @@ class QuotaLooks:
             return
         self._failure = reason
         log.warning(
-            "the archive cannot look for reached quotas: %s. Archiving continues, and the archive looks again later. Until "
-            "then no further reached quota is reported, and none refuses replays. If a right is missing, grant the rights of "
-            "docs/operations.md. A statement of a look may take %.0f s: if that is too short, run `vacuum` on dead_letters, or "
-            "lower `api.max_dead_letters_per_customer`",
+            "the archive cannot check the quotas: %s. Archiving continues, and the archive checks again later. Until then no "
+            "quota that is reached now is reported or refuses replays. If a right is missing, grant the rights of "
+            "docs/operations.md. A statement of the check may take %.0f s: if that is too short, run `vacuum` on dead_letters, "
+            "or lower `api.max_dead_letters_per_customer`",
             reason,
             quotas.LOOK_TIMEOUT_S,
         )

@@ -2,7 +2,7 @@
 
 Runs in `fanout archive`, between its writes: a step takes about STEP_S. Postgres records a chunk after Kafka has confirmed it.
 A process that dies in between repeats the chunk, with the same `webhook-id`s. `archive.replay_max_pending` bounds the enqueued
-deliveries without an outcome, because they wait in the retry lane, where live events of the endpoint also need room.
+deliveries without an outcome, because they wait in the retry lane, where live events of the endpoint also need space.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Replayer:
         """Advance each unfinished replay by one chunk, in rotation, for about STEP_S or until none can advance now.
 
         Return the number of advances; the begin and the end of a replay count as well. Raise KafkaUnavailable or
-        SchemaRegistryUnavailable; the next step then repeats the chunk. `clock` is for tests.
+        SchemaRegistryUnavailable if Kafka or the schema registry fails. The next step then repeats the chunk. `clock` is for
+        tests.
         """
         began, chunks = clock(), 0
         try:
@@ -94,7 +95,7 @@ class Replayer:
         3. The replay asks for one delivery: the delivery is enqueued, or the replay fails.
         4. The replay asks for a time range, and attempts are not archived: the replay fails.
         5. The replay asks for a time range, and has not begun: the offsets to read are recorded.
-        6. The endpoint is paused or disabled: the replay waits, because its deliveries would only take room in the retry lane.
+        6. The endpoint is paused or disabled: the replay waits, because its deliveries would only take space in the retry lane.
         7. Otherwise the next records are read, and their due deliveries enqueued. If no record is left, the replay is done.
         """
         routes = self._routes_to(connection, seen)

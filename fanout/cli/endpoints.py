@@ -36,7 +36,7 @@ def rotate_secret(
     The secret, or the public key of scheme v1a, is shown once.
 
     Running the command again creates another secret, and extends no older one. At most five secrets may be valid at once. With
-    `--overlap 0s` the older secrets stop to sign now. Secrets under `signing_secrets` in a document of `fanout apply` are
+    `--overlap 0s` the older secrets stop signing now. Secrets under `signing_secrets` in a document of `fanout apply` are
     rotated in that document instead.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415

@@ -1,6 +1,6 @@
 """Define the command `fanout event-type try`: test a schema on an event before the catalogue has the schema.
 
-Runs in `fanout` commands. Needs Kafka never, and Postgres only for a schema of the catalogue.
+Runs in `fanout` commands. Needs no Kafka, and needs Postgres only for a schema of the catalogue.
 """
 
 from __future__ import annotations

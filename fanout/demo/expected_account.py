@@ -116,8 +116,8 @@ class Account:
     unverified: int
     """Requests whose signature did not verify."""
     unexpected: tuple[Pair, ...]
-    """Pairs with an outcome that were not due, or not due with this outcome. An accepted request of no due pair has `?` as its
-    event id, and its Token in place of the subscription."""
+    """Pairs that have an outcome and were not due, or whose outcome is not permitted. An accepted request of no due pair has
+    `?` as its event id, and its Token in place of the subscription."""
     findings: tuple[str, ...]
     """Findings of `fanout reconcile`, which knows neither the oracle nor the receivers."""
     wall_s: float
@@ -171,8 +171,8 @@ def account(
 ) -> Account:
     """Return the account of all due deliveries.
 
-    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. That holds also for a
-    request whose signature did not verify, which is counted in `Account.unverified` too. `given_up` are the deliveries to
+    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. A request whose
+    signature did not verify counts here too, and also in `Account.unverified`. `given_up` are the deliveries to
     FAILING_CUSTOMER that were dead letters before the demo polled this customer's dead letters. `polled` is what the polls
     returned.
     """
@@ -224,10 +224,10 @@ def _place(placed_event: PlacedEvent) -> places.Place:
 def _expected(
     lane: str, placed: Sequence[PlacedEvent], history: History, recorded: ledger.Ledger
 ) -> Iterator[tuple[Due, _DueDelivery]]:
-    """Yield the deliveries that are due in a lane, by the revision that the lane's receipts name.
+    """Yield the deliveries that are due in a lane, by the revision that the lane's offset receipts name.
 
     A delivery that waits for its batch or its next attempt is sent by the registry of that later moment. So a later change of
-    the registry may skip it.
+    the registry may cause a skip.
     """
     for placed_event in placed:
         event, offset = placed_event.event, placed_event.offset

@@ -45,9 +45,11 @@ OVERRIDES = {
 }
 """Settings of the job. Failing endpoints are probed often, because the demo takes about a minute."""
 START_TIMEOUT_S = 120
-"""Seconds without a new record in the topics of the ledger after which the demo fails, while the job and the API start."""
+"""Seconds without a new record in the topics that the ledger reads, after which the demo fails while the job and the API
+start."""
 QUIET_TIMEOUT_S = 60
-"""Seconds without a new record in the topics of the ledger, or without a polled dead letter, after which the demo fails."""
+"""Seconds without a new record in the topics that the ledger reads, or without a polled dead letter, after which the demo
+fails."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 
@@ -224,7 +226,7 @@ def _play(
     events_: Sequence[scenario.PublishedEvent],
     console: rich.console.Console,
 ) -> None:
-    """Publish the events at a steady pace, change the registry meanwhile, and wait until every delivery has ended."""
+    """Publish the events at a steady rate, change the registry meanwhile, and wait until every delivery has ended."""
     recorded, events = scene.reader.ledger, len(events_)
     columns = ("[progress.description]{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
     with rich.progress.Progress(*columns, console=console) as progress:
@@ -294,7 +296,7 @@ def _poll_and_redrive(
 
 
 def _await(is_done: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
-    """Read until `is_done`. Raise LocalStackError if no record comes for `timeout_s`."""
+    """Call `advance`, which reads records, until `is_done`. Raise LocalStackError if no record comes for `timeout_s`."""
     last = time.monotonic()
     while not is_done():
         if advance(0.2):

@@ -224,7 +224,7 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
 
 
 def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, Any]]:
-    """Return endpoints in batch mode: each bound, both layouts, compression, and faults."""
+    """Return endpoints in batch mode: one for each limit of a batch, for CloudEvents, for compression, and for each fault."""
     bounds: dict[str, dict[str, Any]] = {
         "by-count": {"max_events": 50, "max_wait_s": 5},
         "by-time": {"max_wait_s": 2},

@@ -7,8 +7,8 @@ machines:
 1. Spark, on two cores: a session with its first micro-batch took 8.7 s instead of 13.4, and the JVM 16.6 CPU seconds instead of
    23.7. The connector's classes save a direct lane with one micro-batch another 1.5 CPU seconds of 11.5.
 2. Spark's launcher: 0.16 CPU seconds instead of 0.39.
-3. The embedded broker: 2.7 CPU seconds instead of 4.5, and 289 MB instead of 356. Formatting its folder takes 1.2 CPU seconds
-   instead of 1.9.
+3. The embedded broker: 2.7 CPU seconds instead of 4.5, and 289 MB of memory instead of 356. Formatting its folder takes 1.2 CPU
+   seconds instead of 1.9.
 """
 
 from __future__ import annotations

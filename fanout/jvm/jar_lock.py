@@ -1,4 +1,4 @@
-"""Compare jars with a lock that has the SHA-256 of each, because Ivy downloads them by version only.
+"""Compare jars with a lock file that has the SHA-256 of each jar, because Ivy downloads jars by version only.
 
 Runs in `fanout` commands and on the driver. In the folder of the jars, `sha256sum --check` also reads the lock.
 """

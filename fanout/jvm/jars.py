@@ -50,7 +50,7 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
     Raise LocalStackError if the download fails, or if a jar is missing, extra or different, compared with the lock. The
     comparison, at each call, takes a twentieth of a second of CPU.
     """
-    # Without links, because a JVM compares the paths of jars with those in its class archive.
+    # Without symbolic links, because a JVM compares the paths of jars with those in its class archive.
     library = (ivy_file.parent / "lib").resolve()
     wanted = hashlib.sha256(ivy_file.read_bytes()).hexdigest()
     if not _holds(library, wanted):
@@ -70,7 +70,7 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
 def write_lock(ivy_file: Path = IVY_FILE) -> None:
     """Download the jars without Ivy's cache, and write their lock.
 
-    Nothing checks this download: review what changes in the lock.
+    Nothing checks this download, so a person must review the changes of the lock.
     """
     with tempfile.TemporaryDirectory() as scratch:
         fetched = Path(scratch) / "lib"

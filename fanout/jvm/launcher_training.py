@@ -1,7 +1,7 @@
 """Start Spark's launcher, so that its JVM archives the classes that it loads.
 
-Runs as its own process, started by fanout/jvm/class_archive.py. It uses the script `spark-submit`, as PySpark does: a JVM
-compares the class path with that of the archive.
+Runs as its own process, started by fanout/jvm/class_archive.py. It uses the script `spark-submit`, as PySpark does, because a
+JVM ignores an archive that was made with another class path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from delivery.stages import class_sharing
 
 
 def main(archive: Path) -> None:
-    """Print Spark's version by `spark-submit`. The launcher writes `archive` at its end."""
+    """Print Spark's version by `spark-submit`. The launcher's JVM writes `archive` when it exits."""
     home = Path(pyspark.__file__).parent
     options = class_sharing.launcher_options(f"-XX:ArchiveClassesAtExit={archive}")
     environ = {**os.environ, "SPARK_HOME": str(home), "SPARK_LAUNCHER_OPTS": options}

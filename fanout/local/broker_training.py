@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 120
 
 
 def main(archive: Path) -> None:
-    """Create a topic, write a record and read it in a consumer group. The broker's JVM writes `archive` at its end."""
+    """Create a topic, write a record and read it in a consumer group. The broker's JVM writes `archive` when it exits."""
     broker = kafka.EmbeddedKafka(Path.cwd() / "kafka", libraries=jars.ensure(), archive_to=archive)
     broker.start()
     try:

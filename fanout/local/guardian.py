@@ -24,7 +24,7 @@ data."""
 def watch(process: int | Path) -> subprocess.Popen[bytes]:
     """Start a guardian for a process, named by its pid or its pid file. Return the guardian's process.
 
-    The caller must `dismiss` the guardian after stopping the process.
+    The caller must `dismiss` the guardian when it stops the process.
     """
     # Its own session, so that Ctrl-C in the terminal reaches only the parent.
     command = [sys.executable, "-m", "fanout.local.guardian", str(process)]

@@ -1,8 +1,8 @@
 """Receive webhooks as a customer does: with an HTTP server that verifies the signature of each request.
 
-Runs in `fanout` commands and the tests. By default the package `standardwebhooks` verifies, because code of this
-project must not judge its own signatures. Customers use the package, and the image does not have it. The server decompresses
-bodies, as many servers do. The signature is that of the body before compression.
+Runs in `fanout` commands and the tests. By default the package `standardwebhooks` verifies, because code of this project must
+not judge its own signatures. Customers use the package, and the image does not have it. The server decompresses bodies, as many
+servers do. The signature covers the body before compression.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Receiver:
 def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
     """Return the events of a body that looks like a batch: an array of objects with `source` and `id`; None for other bodies.
 
-    In binary mode, the payload of a single event may look like that.
+    The payload of a single event in binary mode may look so too. It is then taken for a batch.
     """
     if not body.startswith(b"["):
         return None

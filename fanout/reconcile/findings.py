@@ -156,7 +156,7 @@ class Findings:
         return len(self.kept) < MAX_KEPT
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and keep it if there is room."""
+        """Count a finding, and keep it unless MAX_KEPT findings are kept already."""
         self.by_kind[finding.kind.value] += 1
         if self.has_room:
             self.kept.append(finding)

@@ -171,7 +171,7 @@ def get(reader: Reader, name: str) -> Found:
     """Return the dead letter that `name` names.
 
     1. `partition:offset` or `topic:partition:offset` names the record of the dead-letter topic.
-    2. A `webhook-id`, of an event or of a batch, names the dead letter with it that was given up last.
+    2. A `webhook-id`, of an event or of a batch, names the newest dead letter with this `webhook-id`.
 
     Raise SettingsError if there is none.
     """

@@ -34,7 +34,7 @@ class Summary:
     letters: int = 0
     """Dead letters that were enqueued, or with a dry run would be."""
     requests: int = 0
-    """Requests that the retry lane makes for them at first. The dead letters of a batch share requests."""
+    """Requests that the retry lane makes for these dead letters at first. The dead letters of a batch share requests."""
     redriven_before: int = 0
     """Selected dead letters that were left out, because they were redriven before. Only the command counts them."""
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)

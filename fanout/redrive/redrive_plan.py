@@ -124,7 +124,7 @@ def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.R
     """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
     Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If all of them are
-    redriven together, the body is the same, and so is the `webhook-id`.
+    redriven together, body and `webhook-id` are the same as before.
     """
     first = together[0]
     return retry_messages.new_entry(

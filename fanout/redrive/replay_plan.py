@@ -4,7 +4,7 @@ Runs in `fanout archive` and the tests. For a time range, delivery.webhooks.rout
 which events are due, as in the lanes. Each retry entry carries the id of the replay, and so do all later records about the
 entry. By this id `fanout reconcile` tells replayed deliveries from due ones. A delivery keeps its `webhook-id` while
 `source.reused_ids` stays the same. A batch has a digest of its events as `webhook-id`, so a replayed batch usually gets another
-one.
+`webhook-id`.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ _Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for nam
 
 
 def _said(error: Any) -> str:
-    """Return what is wrong with a schema. The library's text for a wrong type does not help."""
+    """Return what is wrong with a schema. For a wrong `type`, list the valid types, because the library's text does not."""
     if str(error.json_path).endswith(".type"):
         return f"must be one of {', '.join(_JSON_TYPES)}, or a list of them"
     return _short(error.message)

@@ -35,7 +35,7 @@ def subscriptions(
 
     The warnings about event types and filters come first, then at most 10,000 about tenants; both are sorted by subscription
     id. A login that may not read tenants gets none about tenants. `paths` maps the ids of the subscriptions to check to their
-    paths in a document. None checks all, with the id as path. `types` are the event types that have a topic; empty if the
+    paths in a document. None: all are checked, with the id as path. `types` are the event types that have a topic; empty if the
     topics are unknown.
     """
     if paths is not None and not paths:
@@ -62,7 +62,7 @@ def subscriptions(
 def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iterator[errors.RegistrationError]:
     """Yield a warning if an event type matches no known type.
 
-    Types of operational events get no warning. While no type is known, there is none at all. With `has_topics`, `known` has
+    Types of operational events get no warning. While `known` is empty, no type gets a warning. With `has_topics`, `known` has
     the event types of the topics too.
     """
     is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue

@@ -71,7 +71,7 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
         return super().construct_mapping(node, deep=deep)
 
     def construct_tagged(self, node: yaml.Node) -> Any:
-        """Return the value of a node by its tag; raise ConstructorError if the text does not fit it, as in `!!bool x`."""
+        """Return the value of a node by its tag; raise ConstructorError if its text does not fit the tag, as in `!!bool x`."""
         try:
             return _SAFE_LOADER.yaml_constructors[node.tag](self, node)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as exc:  # PyYAML does not check the text
@@ -139,7 +139,7 @@ def read(text: bytes | str, name: str = "") -> Document:
 
 
 def _require_shallow(text: bytes | str, name: str) -> None:
-    """Raise RegistrationError with the line of a list or mapping below MAX_LEVELS. Reads events, so nothing recurses."""
+    """Raise RegistrationError, with the line, for a list or mapping nested deeper than MAX_LEVELS. Does not recurse."""
     levels = 0
     for event in yaml.parse(text, Loader=_SAFE_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):

@@ -26,7 +26,7 @@ JOB = "job"
 """The actor of changes by the job. Migration 0014 depends on this word."""
 
 Fields = dict[str, Any] | None
-"""Fields of the changed row before or after the change. None: the entry has no such fields. A creation has none before it."""
+"""Fields of the changed row before or after the change. None: there are none, as before a creation."""
 
 
 def note(
@@ -40,7 +40,7 @@ def note(
     before: Fields = None,
     after: Fields = None,
 ) -> None:
-    """Write one entry.
+    """Write one audit entry.
 
     `actor` is the id of an API key or token, `COMMAND`, or `callback` for the answer of a receiver. `customer_id` is the
     customer who may read the entry. None: only the operator reads it.
@@ -49,7 +49,7 @@ def note(
 
 
 def note_many(connection: connect.Connection, entries: Sequence[dict[str, Any]]) -> None:
-    """Write many entries in one statement.
+    """Write many audit entries in one statement.
 
     With one statement for each entry, a large registration would take 1.5 times as long.
     """

@@ -53,8 +53,9 @@ def connect(database: settings.Database, *, application_name: str = "fanout") ->
 def options(url: str, database: settings.Database, *, application_name: str) -> dict[str, Any]:
     """Return the parameters of every connection to `url`, except the URL and `row_factory`, which the caller adds.
 
-    They override parameters of the same name in the URL. Only its `options` for the server are kept: these come first, and
-    Postgres takes the last value of an option. Raise psycopg.ProgrammingError if the URL is invalid.
+    They override parameters of the same name in the URL. The exception is `options`, the settings for the server: those of the
+    URL are kept, and come before the platform's. Postgres takes the last value of a setting. Raise psycopg.ProgrammingError if
+    the URL is invalid.
     """
     for_the_server = psycopg.conninfo.conninfo_to_dict(url).get("options")
     timeout = f"-c statement_timeout={int(database.statement_timeout_s * 1000)}"

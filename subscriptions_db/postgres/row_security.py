@@ -1,6 +1,6 @@
 """Refuse a login from which row-level security hides the rows of customers.
 
-Runs on the driver, in executors with look-ups, in `fanout archive` and in `fanout` commands. In the API too, whose role for
+Runs on the driver, in executors with look-ups, in `fanout archive`, in `fanout` commands, and in the API, whose role for
 operators sees all rows. The policies are in docs/adr/0016-roles-and-row-level-security.md.
 """
 

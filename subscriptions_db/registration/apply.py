@@ -296,7 +296,7 @@ def _write(
             {"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in with_sub_tenants
         ]
         _execute_all(cursor, "delete_sub_tenants", keep)
-        # By `columns`, where the last one counts of several with the same id: one statement cannot write a row twice.
+        # From `columns`, which keeps only the last of several with the same id: one statement cannot write a row twice.
         sub_tenants = [
             {"tenant_id": row.id, "id": sub_tenant, "name": name}
             for row in with_sub_tenants
@@ -392,7 +392,7 @@ def _event_type(row: manifest.ManifestEventType) -> dict[str, Any]:
 
 
 def _each(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement for each row. `executemany` takes three round trips; one row or none does without it."""
+    """Execute a statement for each row. `executemany` takes three round trips, so a single row is executed without it."""
     if len(rows) == 1:
         cursor.execute(query(name), rows[0])
     elif rows:

@@ -11,7 +11,7 @@ from subscriptions_db.manifest import manifest
 
 
 def tenant(row: manifest.ManifestTenant) -> dict[str, Any]:
-    """Return the columns of a tenant. `sub_tenants` is missing if the manifest has none or null: they stay unchanged then."""
+    """Return the columns of a tenant. If `row.sub_tenants` is None, the result has no `sub_tenants`: they stay unchanged."""
     fields: dict[str, Any] = {"name": row.name, "status": row.status}
     if row.sub_tenants is not None:
         fields["sub_tenants"] = {department.id: department.name for department in row.sub_tenants or ()}

@@ -105,7 +105,7 @@ def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: boo
 def end(
     connection: connect.Connection, replay: ReplayRequest, state: ReplayState, *, now: dt.datetime, reason: str | None = None
 ) -> None:
-    """Record the final state of a replay, and delete the progress of its partitions. `reason`: why the replay failed."""
+    """Record the final state of a replay, and delete its partitions' progress. `reason`: why it failed; None: it did not."""
     asked = {"replay_id": replay.replay_id, "state": state, "reason": reason, "now": now}
     connection.execute(query("end_replay"), asked)
     connection.execute(query("delete_replay_partitions"), asked)

@@ -132,8 +132,8 @@ class RoomForReplays(NamedTuple):
     unfinished: int
     """The customer's unfinished replays."""
     reached_dead_letters: int | None
-    """The customer's quota of waiting dead letters, if the last look of `fanout archive` found the quota reached, and it still
-    is. None otherwise."""
+    """The customer's quota of waiting dead letters, if `fanout archive` found the quota reached, and it is reached now. None:
+    the quota is not reached, or there is none."""
 
 
 def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:

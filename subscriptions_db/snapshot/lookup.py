@@ -37,9 +37,9 @@ class PostgresReader:
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
         """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
 
-        Subscriptions to everything are the answer without a tenant. The snapshot also has the endpoints, and the tenant if it
-        is registered. Waits for Postgres without a time limit. An event without a look-up can be neither delivered nor skipped.
-        If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
+        `tenant_id` None: return the subscriptions to everything instead. The snapshot also has the endpoints, and the tenant if
+        it is registered. Waits for Postgres without a time limit: an event without a look-up can neither be delivered nor
+        skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"

@@ -99,8 +99,8 @@ def read_candidates(
 ) -> Snapshot:
     """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
 
-    Subscriptions to everything are the answer without a tenant. The snapshot also has the endpoints, and the tenant if it is
-    registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds the
+    `tenant_id` None: return the subscriptions to everything instead. The snapshot also has the endpoints, and the tenant if it
+    is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds the
     subscriptions; most pairs of tenant and type have none. A second read, at the returned revision or a later one, then reads
     their rows.
     """

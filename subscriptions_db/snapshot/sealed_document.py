@@ -38,7 +38,7 @@ def read(connection: connect.Connection, since: Revision | None) -> dict[str, An
 
     1. `since` is None.
     2. The revision `since` does not exist yet.
-    3. The log of changes does not reach back to it.
+    3. The log of changes does not reach back to `since`.
     """
     if since is None:
         newest, changed = registry_reader.revisions(connection).newest, None

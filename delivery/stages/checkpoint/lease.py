@@ -27,7 +27,7 @@ LAST_WORDS_S = 1.0
 
 
 class Leases(Protocol):
-    """A client for one Lease at the API server, such as `cluster.Leases`. Both functions raise Unavailable and LeaseRefused."""
+    """A client for one Lease at the API server, such as `cluster.Leases`. `read` and `write` may raise the same errors."""
 
     @property
     def name(self) -> str:

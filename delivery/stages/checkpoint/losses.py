@@ -2,8 +2,9 @@
 
 Runs in `fanout accept-loss`, while no job runs the lane. A position is the next offset of a partition. Spark refuses to
 continue where records are gone (`failOnDataLoss`). Gone records are lost events, and an operator has to accept the loss.
-Guarantee: no record that Kafka still holds is skipped, and the lane's state is untouched. One exception: a topic that was
-deleted and recreated, and now has more records than were read of the old topic, looks like the old topic.
+Guarantee: no record that Kafka still holds is skipped, and the lane's state is untouched. One exception: a topic was deleted
+and recreated, and now has more records than were read of the old topic. The new topic looks like the old one, so its first
+records are skipped.
 """
 
 from __future__ import annotations

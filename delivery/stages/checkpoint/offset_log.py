@@ -82,7 +82,7 @@ class Checkpoint:
     def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
         """Make the lane continue from `positions`. Replace the end offsets of an interrupted micro-batch by `limited(ends)`.
 
-        The micro-batch reads nothing of a partition that has a position and that its end offsets lack. Called only if the lane
+        If a partition has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane
         has committed a micro-batch.
         """
         if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses

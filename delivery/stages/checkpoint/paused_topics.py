@@ -2,8 +2,8 @@
 
 Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
 handles all other partitions. Spark commits the offsets of all partitions, the paused partition included. So the lane keeps the
-offsets of the waiting records in a file of its checkpoint folder. Between two queries it changes Spark's offset log
-(docs/adr/0043):
+offsets of the waiting records in a file of its checkpoint folder. Between two queries the lane changes Spark's offset
+log (docs/adr/0043):
 
 1. `note` saves the first waiting offsets, before the micro-batch is committed.
 2. After the commit the query ends, and the topics' positions move from the offset log into the file. The next query does not
@@ -69,14 +69,14 @@ def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -
 
 
 def committed(topics: Topics, newest: int) -> dict[str, PausedTopic]:
-    """Return the topics whose positions are valid, because their micro-batch is at most the `newest` committed one. Pure."""
+    """Return the topics whose positions are valid: a micro-batch up to `newest`, the last committed one, paused them. Pure."""
     return {name: topic for name, topic in topics.items() if topic.since <= newest}
 
 
 def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
     """Return the paused topics with an offset for each partition that the lane has read. Pure.
 
-    A partition keeps the offset that its topic has for it. Any other partition gets the lane's committed position.
+    An offset that `topics` already has for a partition stays. Any other partition gets the lane's committed position.
     """
     return {name: topic._replace(offsets=positions.get(name, {}) | topic.offsets) for name, topic in topics.items()}
 
@@ -152,7 +152,7 @@ class PausedTopics:
         return self._left_out
 
     def await_registry(self) -> bool:
-        """Wait until the paused topics can be read again. Return False if none is paused, or if the job is asked to stop."""
+        """Wait until the schema registry answers; return True. Return False if no topic is paused, or if the job must stop."""
         while self._left_out and not self._is_back.is_set() and not self._stop.wait(POLL_S):
             pass
         return bool(self._left_out) and not self._stop.is_set()

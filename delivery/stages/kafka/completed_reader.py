@@ -54,8 +54,9 @@ class CompletedWork:
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
         """Return the keys of the deliveries and leases that a task must not repeat. Called in the task.
 
-        `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing, because only an earlier run of the
-        whole micro-batch can have handled its records, and `known` has that run's results. Later attempts read the topics.
+        `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing: only an earlier run of the whole
+        micro-batch can have handled the task's records, and `known` has the results of that run. Later attempts read the
+        topics.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
 
@@ -107,8 +108,8 @@ def messages(
 
     `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
     messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, or refuses them. Raise
-    KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds. With `is_patient`, any
-    messages extend this time to READ_S from then.
+    KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds. With `is_patient`,
+    each poll with messages sets `until` to READ_S after that poll.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 
@@ -129,6 +130,6 @@ def messages(
             until = time.monotonic() + READ_S
         yield from (message for message in batch if message.error() is not None or message.value() is not None)
     raise errors.KafkaUnavailable(
-        f"topic {topic} was not read to its end {'while no message came for' if is_patient else 'within'} {READ_S:.0f} s: "
+        f"topic {topic} was not read to its end {'because no message came for' if is_patient else 'within'} {READ_S:.0f} s: "
         "check that Kafka answers and is not overloaded"
     )

@@ -19,7 +19,7 @@ MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_A
 def first_and_end(consumer: Consumer, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
     """Return the first offset of a partition and the offset after its last record.
 
-    Raise KafkaException if Kafka does not answer within `timeout_s`, refuses, or has no leader after `timeout_s`.
+    Raise KafkaException if Kafka does not answer within `timeout_s`, refuses, or if the partition has no leader by then.
     """
     asked = TopicPartition(topic, partition)
     marks: tuple[int, int] = _while_leaders_move(time.monotonic() + timeout_s)(consumer.get_watermark_offsets, asked, timeout_s)
@@ -32,7 +32,7 @@ def first_since(
     """Return, for each partition in `asked`, its first offset at or after a time. `asked` has this time in the offset field.
 
     An offset below 0: no record was written since. Raise KafkaException if Kafka does not answer within `timeout_s`, refuses,
-    or has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
+    or if a partition has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
     """
     until = time.monotonic() + timeout_s if until is None else until
     found: list[TopicPartition] = _while_leaders_move(until)(consumer.offsets_for_times, asked, timeout_s)

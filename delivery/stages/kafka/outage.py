@@ -48,7 +48,7 @@ def is_over(config: settings.Settings) -> bool:
 
 
 def schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
-    """Return True if the schema registry answers all requests for schema 1, or if the settings name none.
+    """Return True if the schema registry answers all requests for schema 1, or if no topic has a schema registry.
 
     Takes at most `schema_registry.timeout_s` for each request and each URL of the schema registry. One request asks for schema
     1. If schema 1 exists, a second request follows for a Protobuf schema, and one for each other schema that schema 1 needs.

@@ -16,19 +16,19 @@ from delivery.config import kafka_clients, settings, topic_pattern
 
 FETCH_WAIT_MS = "0"
 """Milliseconds for which a broker keeps a fetch that finds no record: none. Spark fetches the existing records and then asks
-for the partition's first and last offsets. That request waits behind the consumer's next fetch, so each partition would take
-this long in each micro-batch (docs/adr/0026)."""
+for the partition's first and last offsets. That request waits behind the consumer's next fetch, so a broker that
+kept fetches would add this time to each micro-batch, for each partition (docs/adr/0026)."""
 
 ASK_TIMEOUT_MS, ASK_TIMES = "20000", "10"
 """Milliseconds to wait for one answer of Kafka, and the number of tries. Spark asks for the end offsets by Java's admin client.
-It may wait for a killed broker although other brokers have taken its place (KAFKA-20673). With the default of one minute the
-lane continued only after that minute. The timeout cannot be much shorter: in tasks it must cover a change of leaders, 9 s by
-Kafka's default. Timeout times tries is about as long as with the defaults, 3 minutes."""
+The client may wait for a killed broker although other brokers have taken its place (KAFKA-20673). With the default of one
+minute the lane continued only after that minute. The timeout cannot be much shorter: in tasks it must cover a change of
+leaders, 9 s by Kafka's default. All tries together take as long as with the defaults, about 3 minutes."""
 
 
 REALTIME_FETCH_WAIT_MS = "5"
 """Milliseconds for which a broker keeps a fetch of the real-time lane that finds no record. The lane's consumers, one for each
-partition, fetch again by themselves. With 0 they would fetch all the time; with more a real-time batch would end later."""
+partition, fetch again by themselves. With 0 they would fetch all the time; with more a micro-batch would end later."""
 
 
 def read(

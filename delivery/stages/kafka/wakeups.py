@@ -39,7 +39,7 @@ takes less since the workers share loaded modules (docs/adr/0048)."""
 def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:
     """Return the number of seconds until the next wake-up is needed; 0: now. Pure.
 
-    `due_ms` is when the first waiting batch or retry entry is due, in milliseconds since the epoch like `now_ms`; None: none
+    `due_ms` is when the first batch or retry entry is due, in milliseconds since the epoch like `now_ms`; None: nothing
     waits. A micro-batch that starts within `look_ahead_ms` before `due_ms` sends that batch or entry. `quiet_s` is the time
     since the last micro-batch.
     """
@@ -74,7 +74,7 @@ class Waker:
         threading.Thread(target=self._run, name=f"wake-ups of {self._lane}", daemon=True).start()
 
     def update(self, pending: Pending) -> None:
-        """After a micro-batch: set the next due time by the lane's backlog, restart the idle time, and publish the backlog."""
+        """After a micro-batch: set the next due time by the lane's backlog, restart the idle time, and set the metrics."""
         metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
         metrics.PENDING_BYTES.labels(self._lane).set(pending.size)
         metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)

@@ -77,7 +77,7 @@ def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_con
 def paused_topics_of(
     config: settings.Settings, spark: SparkSession, lane: str, watch: health.Watch, stop: threading.Event
 ) -> paused_topics.PausedTopics:
-    """Return the keeper of one lane's paused topics, which wait for the schema registry. At first the lane has none."""
+    """Return the PausedTopics of one lane: it pauses topics while the schema registry does not answer. At first it has none."""
     folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
     is_answering = functools.partial(outage.schema_registry_answers, config.schema_registry)
     return paused_topics.PausedTopics(spark, folder, watch, stop, is_answering)

@@ -41,8 +41,8 @@ RETAINED = "20"
 ALWAYS = {
     # A speculative copy of a task would send its deliveries twice.
     "spark.speculation": "false",
-    # If an executor ends with rows that other tasks need, Spark would run those tasks again beside the ones that still run, and
-    # both would send. The lane restarts instead, with its completed-work log (docs/adr/0025).
+    # If an executor ends with shuffled rows, Spark would start second copies of the tasks that read the rows. First copies that
+    # still run would send as well. The lane restarts instead, with its completed-work log (docs/adr/0025).
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
@@ -60,7 +60,7 @@ ALWAYS = {
     # Applies to names and values, and to the options of the Kafka source.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
-    # Spark writes an event of its scheduler that a busy machine handles slowly to its log, with all settings and not redacted.
+    # If a busy machine handles an event of Spark's scheduler slowly, Spark logs the event with all settings, not redacted.
     "spark.scheduler.listenerbus.logSlowEvent": "false",
     # For each Kafka partition of each micro-batch Spark generates the source of a class, and then finds it in the cache: half
     # of the CPU of small tasks. Without code generation Spark interprets all plans (docs/adr/0029).
@@ -83,8 +83,8 @@ ALWAYS = {
     "spark.scheduler.mode": "FAIR",
     # Streaming queries ignore it, and would log a warning at each start.
     "spark.sql.adaptive.enabled": "false",
-    # A checksum over all shuffled bytes took a tenth of the JVM's CPU samples in the batch lane. With it, Spark would rerun the
-    # tasks after a shuffle if a task before it ran again and wrote other bytes, and their deliveries would be repeated.
+    # A checksum over all shuffled bytes took a tenth of the JVM's CPU samples in the batch lane. With it, Spark would rerun
+    # the tasks after a shuffle if a task before the shuffle ran again and wrote other bytes, and would repeat their deliveries.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
     # The lanes' state is on disk, and a micro-batch writes only its changes.
@@ -125,7 +125,7 @@ class Libraries:
     """Class archive of the launcher, which PySpark starts first."""
 
     def settings(self, master: str, conf: Mapping[str, str]) -> dict[str, str]:
-        """Return Spark's settings for the jars. The jars and the class path in `conf`, the operator's settings, come first.
+        """Return Spark's settings for the jars. `conf` has the operator's settings; their jars and class path come first.
 
         Spark copies the jars of `spark.jars` to the executors. A `master` of one process (`local`, `local[2]`) has no executors
         besides the driver, so `spark.jars` leaves `connector` out.
@@ -210,7 +210,7 @@ def _end(spark: SparkSession) -> None:
 
 
 def _name_an_address(master: str) -> None:
-    """Set Spark's address in the environment, if it is needed: without it the JVM would fail before it reads other settings."""
+    """Set Spark's address in the environment if the host name does not resolve: otherwise the JVM would fail at its start."""
     name = local_address.host_name()
     if added := local_address.missing(os.environ, master, name=name):
         log.warning(

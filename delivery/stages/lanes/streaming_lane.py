@@ -93,9 +93,9 @@ class Lane(Generic[Registry]):
     with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
     called until it returns True. `is_woken`: True if a wake-up causes a micro-batch at the start even without records. The lane
     is then ready once this micro-batch is committed, so no event waits for the slow first micro-batch of a process. False: the
-    lane is ready once its query has started. `paused` has the topics that wait for the schema registry. When they change, the
-    query restarts with a new plan. `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that
-    many seconds more.
+    lane is ready once its query has started. `paused` has the topics that wait for the schema registry; None: the lane
+    pauses no topic. When these topics change, the query restarts with a new plan. `stalled_after_s`: when the job stops, the
+    lane interrupts a micro-batch that runs for that many seconds more.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
 def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
     """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
-    Never raises: requests that are not awaited are only sent again after the next start.
+    Never raises: a failure only means that the next start sends some requests again.
     """
     if not lanes:  # only the real-time lane ran, and its tasks have waited already
         return

@@ -1,8 +1,8 @@
-"""Collect the workers' counters by Spark accumulators, and publish them as metrics.
+"""Collect the workers' counters by Spark accumulators, and add them to the metrics.
 
 Runs on the driver. In the executors, delivery.stages.tasks.observer adds to the accumulators (docs/adr/0008). Only finished
 tasks count: the counters of a failed task are dropped, and Spark runs the task again. The counters of a micro-batch are
-published once all of its results are written.
+added once all of its results are written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WorkerReport(NamedTuple):
 
 
 class Telemetry:
-    """Collect the counters of one lane's tasks, and publish them as metrics. The tasks count by calling `observer`."""
+    """Collect the counters of one lane's tasks, and add them to the metrics. The tasks count by calling `observer`."""
 
     def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
         self._lane = lane

@@ -85,7 +85,7 @@ WITHOUT_LANE = (
 
 
 def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
-    """Return the lanes to run if the operator names none: all `known` lanes, the real-time lane only if it has topics."""
+    """Return the lanes to run if the operator names none: all of `known`; the real-time lane only if its pattern is set."""
     return [name for name in known if name != NAME or config.source.realtime_pattern]
 
 
@@ -157,7 +157,8 @@ class RealtimeLane:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if Spark has too few slots at the start, LaneFailed if the checkpoint is damaged or restarts fail.
+        Raise SettingsError if Spark has too few slots at the start, except with `once`. Raise LaneFailed if the checkpoint is
+        damaged, if a query ended and a restart would not help, or after MOST_RESTARTS restarts.
         """
         self._topics.find(is_first=not once)  # with `once`, micro-batches need no slot for each partition
         while self._registry.current() is not None and (once or self._await_topics(watch)):
@@ -297,7 +298,7 @@ class RealtimeLane:
         return self._outcome_of(query)
 
     def _collect(self, query: _Query, watch: health.Watch) -> float:
-        """Publish the tasks' reports since the last call; return the age of their oldest record, in seconds; 0: no record."""
+        """Add the tasks' reports since the last call to the metrics; return the oldest record's age in seconds; 0: none."""
         reports = query.server.drain()
         if reports.tally != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.tally)
@@ -391,7 +392,7 @@ class RealtimeLane:
 
 
 def _outcome_after(fault: str) -> Outcome:
-    """Log the fault of a task, and return why the lane's query ends: KAFKA_AWAY without the schema registry, else FAULT."""
+    """Log the fault of a task, and return why the query ends: KAFKA_AWAY if the schema registry did not answer, else FAULT."""
     if outage.is_schema_outage(fault):
         log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
         return Outcome.KAFKA_AWAY

@@ -159,14 +159,15 @@ def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positio
     """Make a real-time lane that has committed nothing begin at `positions`. `checkpoint` is the lane's folder.
 
     Delete that folder, because Spark keeps the first offsets of a started query there and would read other topics from their
-    first record. So `positions` must include the receipts since that start. After a crash before the deletion, both are read.
+    first record. So `positions` must include the receipts since that query started. After a crash before the deletion, the next
+    start reads both the written positions and the folder.
     """
     offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
     offset_log.delete(spark, checkpoint)
 
 
 def load_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions:
-    """Return the committed positions of the lane whose folder is `checkpoint`, or those at which it began; empty: neither."""
+    """Return the committed positions of the lane whose folder is `checkpoint`; before the first commit, where it begins."""
     return by_topic(_Checkpoint(spark, checkpoint).positions)
 
 

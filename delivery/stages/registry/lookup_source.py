@@ -60,7 +60,7 @@ class LookupSource:
 
 
 class Lookups:
-    """Return a LookupSource for each micro-batch, once Postgres has answered. For jobs with `snapshot.source` = "lookup"."""
+    """Give each micro-batch a LookupSource, once Postgres has answered. For jobs with `snapshot.source` = "lookup"."""
 
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._ring = keyring.KeyRing.from_settings(config.keys)

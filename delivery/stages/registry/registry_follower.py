@@ -76,8 +76,8 @@ class Follower:
 
     The changes are read when Postgres notifies the connection, and at the latest every `snapshot.poll_interval_s`.
 
-    A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. The thread publishes only whole
-    revisions: an interrupted read publishes nothing.
+    A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. The registry changes only
+    to whole revisions: an interrupted read changes nothing.
     """
 
     def __init__(

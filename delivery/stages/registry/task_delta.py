@@ -50,7 +50,7 @@ class TaskDeltaSource:
 
 
 class TaskDelta:
-    """Publish to the tasks of each micro-batch the delta between the registry in their closure and the newest registry."""
+    """Send the tasks of each micro-batch the delta between the registry in their closure and the newest registry."""
 
     def __init__(self, context: SparkContext, source: registries.RefreshedSource) -> None:
         self._context = context
@@ -68,7 +68,7 @@ class TaskDelta:
         return bool(_without_delta(newest) == self._at_start)
 
     def publish(self, newest: registries.RefreshedSource) -> None:
-        """Publish the delta up to `newest` to the tasks of this micro-batch.
+        """Send the delta up to `newest` to the tasks of this micro-batch.
 
         Called inside the function of `foreachBatch`, on the thread on which Spark calls that function.
         """

@@ -107,7 +107,7 @@ class Controller:
             self._planned = self._policy.bounded(self._registered)
 
     def _remove(self, names: tuple[str, ...]) -> None:
-        """Decommission these executors, unless a lane has shuffled rows in use for REMOVE_WITHIN_S.
+        """Decommission these executors, unless shuffled rows stay in use for all of the next REMOVE_WITHIN_S seconds.
 
         The caller names the newest: the oldest executors have the state of most shards.
         """

@@ -98,7 +98,7 @@ class Decision:
 
 
 def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
-    """Decide after one more observation: the load `seen` of each lane, and the number of registered `executors`.
+    """Return the decision after one more observation: the load `seen` of each lane, and the number of registered `executors`.
 
     `now_s` is the time of the observation, in monotonic seconds.
     """
@@ -130,7 +130,7 @@ class _Need:
     drain_s: float
     """Seconds until the registered executors have drained the lane's lag."""
     more: int
-    """Number of executors that drains the lag in time; the wanted number, if it does that or the lag is unknown."""
+    """Number of executors that drains the lag in time; the wanted number, if that one suffices or the lag is unknown."""
     useful: int
     """Largest number of executors that all have a partition to read; the wanted number, if the partitions are unknown."""
     sufficient: int

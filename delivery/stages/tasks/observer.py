@@ -1,7 +1,7 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
-Runs in the executors' Python workers. The driver adds the terms of the workers to its accumulators. The driver also reads its
-own CPU time by this module. The module is separate from delivery.stages.lanes.telemetry because a worker that unpickles an
+Runs in the executors' Python workers. Spark adds the terms of the workers to the driver's accumulators. The driver also reads
+its own CPU time by this module. The module is separate from delivery.stages.lanes.telemetry because a worker that unpickles an
 observer imports the observer's module: the driver's metrics and settings would take 11 MB of each worker.
 """
 

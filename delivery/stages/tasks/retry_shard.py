@@ -97,7 +97,7 @@ class RetryDecision:
     """The retries topic."""
     policy: window.ShardPolicy
     look_ahead_ms: int
-    """Milliseconds by which the driver wakes the lane before the due time of its backlog. `backlog_of` allows for that."""
+    """Milliseconds by which the driver wakes the lane before the due time of its backlog. `backlog_of` adds this time."""
 
     def __call__(
         self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int

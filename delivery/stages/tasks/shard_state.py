@@ -1,4 +1,4 @@
-"""Keep each shard of a lane in Spark's state, and decide in each micro-batch which items leave it.
+"""Keep each shard of a lane in Spark's state, and decide in each micro-batch which items leave the shard.
 
 Used by the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard
 holds the waiting items of some endpoints, and is one key of Spark's state: the cost of the state depends on keys and
@@ -114,11 +114,11 @@ _open_connections: collections.deque[Any] = collections.deque(maxlen=8)
 
 
 def _leave_open(connection: Any) -> None:
-    """Keep a task's connection to its state open until this process has run some more tasks, and report no end over it.
+    """Keep a task's connection to its state open until this process has run some more tasks. Do not report the task's end.
 
-    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). When it hears that the
-    processor is closed, or when the worker closes its end, it ends without closing the connection. So the JVM would lose one
-    socket in each task. It closes the connection if the end of the task interrupts it while it reads.
+    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). If the worker reports
+    that the processor is closed, or closes its end of the connection, the server ends without closing the other end. So the JVM
+    would lose one socket in each task. The server closes its end if the end of the task interrupts the server while it reads.
     """
     connection.set_handle_state = lambda _: None
     _open_connections.append(connection)
@@ -168,7 +168,7 @@ class Shard(StatefulProcessor):
         self._index.update((decided.written,))
 
     def close(self) -> None:
-        """Write the last results of the Spark task, and end it, if any of its rows were handled."""
+        """If the Spark task has handled rows, write its last results and end it. Otherwise do nothing."""
         if self._task is not None:
             self._task.finish()
             _leave_open(self._connection)

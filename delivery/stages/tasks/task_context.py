@@ -88,7 +88,7 @@ class Task:
         self._writing = tools.sink()
 
     def write(self, results: Results) -> None:
-        """Observe results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
+        """Count and log results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
 
         Raise KafkaUnavailable if a row cannot be enqueued, or an earlier row of the task could not be written.
         """
@@ -96,7 +96,7 @@ class Task:
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
     def write_leases(self, ended: retry_lane.LeaseResults) -> None:
-        """Observe and write the results of leases, then enqueue the reports by which the shards remove or requeue entries.
+        """Count, log and write the results of leases, then enqueue the reports by which shards remove or requeue entries.
 
         Raise KafkaUnavailable if a row could not be written.
         """

@@ -3,10 +3,10 @@
 Runs in the executors. Pure: values and `now_ms` in, a decision out. A decision is made for each shard in each micro-batch. A
 shard is one key of Spark's state, with the waiting events of some endpoints.
 
-The state of a shard is an index and numbered segments. The index is small, and written after each decision that changes it. A
-segment has events of one or more endpoints. A segment never changes. It is read when some of its events are sent, or when it is
-merged. The index has the segments of each endpoint, oldest first. Compaction merges segments that are many or mostly empty
-(delivery.webhooks.state.compaction).
+The state of a shard is an index and numbered segments. The index is small, and written after each decision that changes it. For
+each endpoint it lists the numbers of the endpoint's segments, oldest first. A segment has events of one or more endpoints. A
+segment never changes, and is read only when some of its events are sent, or when it is merged. Compaction merges segments when
+there are many, or when most of their events were sent (delivery.webhooks.state.compaction).
 
 After an outage the whole backlog is due at once, and may exceed a worker's memory. So one decision sends a bounded part of the
 backlog. The next decision comes at once and sends more.
@@ -28,18 +28,18 @@ from delivery.webhooks.state.backlog import Pending
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Most bytes of events in a stored segment. More events of one endpoint have a larger segment of their own. Small, because a
+"""Most bytes of events in a stored segment. If one endpoint has more, they have a larger segment of their own. Small, because a
 segment is read whole when events of one of its endpoints are sent."""
 MAX_SENT_BYTES = 64 * 1024 * 1024
-"""Most bytes that one decision sends of the endpoints with stored events, because all batches of a decision are in memory
+"""Most bytes that one decision sends to endpoints with stored events, because all batches of a decision are in memory
 together. A single endpoint may exceed the bound."""
 
 
 class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
-    """The entry of one endpoint in a shard's index: its stored events, counted."""
+    """The stored events of one endpoint, as the shard's index counts them."""
 
     bounds: segment.Bounds
-    """The bounds of the endpoint's batches, as its newest event brought them."""
+    """The bounds of the endpoint's batches. They came with the endpoint's newest event."""
     events: int
     """Number of stored events."""
     size: int
@@ -133,12 +133,12 @@ def decoded(written: bytes | None) -> Index:
 def decide(
     index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, look_ahead_ms: int
 ) -> Decision:
-    """Decide which batches of a shard are sent now; return them with the changes of the state. Change `index` in place.
+    """Decide which batches of a shard are sent now; return them with the changes of the state. `index` is changed in place.
 
-    `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment of a number. A second run
-    with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the next decision
-    it would be late. Of the due endpoints with stored events, those with the oldest are sent, up to MAX_SENT_BYTES. The others
-    stay until the next decision. Raise StateUnreadable for a segment of another version.
+    `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment with a given number. A
+    second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the
+    next decision it would be late. If more than MAX_SENT_BYTES of stored events are due, the endpoints with the oldest events
+    come first, and the others wait for the next decision. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 
@@ -153,13 +153,13 @@ class _Batcher:
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
-        """Number of a segment → number of endpoints whose events in the segment are sent now, and were not taken out yet."""
+        """By number of a segment: how many endpoints' events in this segment are sent now, and were not taken out yet."""
         self._decision = Decision(index=index)
 
     def decide(self, arrived: Iterable[bytes]) -> Decision:
         kept = self._gathered(arrived)
         immediate = {key for key, batch in kept.items() if batch.mark == segment.Mark.IMMEDIATE}
-        # With short waits these are all events. They never enter the index, and are sent after the stored events.
+        # If all waits are short, these are all events. They never enter the index, and are sent after the stored events.
         unstored = [kept.pop(key) for key in sorted(immediate.difference(self._index.endpoints))]
         for key, batch in kept.items():
             self._count_in(key, batch)
@@ -180,7 +180,7 @@ class _Batcher:
         return self._decision
 
     def _gathered(self, arrived: Iterable[bytes]) -> dict[str, segment.PendingBatch]:
-        """Return one pending batch of each endpoint, from the arrived segments. Send batches that arrived full."""
+        """Return the arrived events as one pending batch for each endpoint. Full batches are left out, and sent at once."""
         gathered: dict[str, segment.PendingBatch] = {}
         for written in sorted(arrived):
             for batch in segment.decoded(written):
@@ -206,8 +206,8 @@ class _Batcher:
         """Return the sorted keys of the due endpoints whose events are sent now.
 
         Of endpoints with stored events, those with the oldest events are sent: at least one, and others up to MAX_SENT_BYTES.
-        The events of all other due endpoints are sent too: they are in memory already, and a micro-batch is bounded. Segments
-        have the same order of keys, so few segments are decoded at a time.
+        The events of all other due endpoints are sent too: they are in memory already, and a micro-batch is bounded. The keys
+        in segments are sorted in the same way, so few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
         due = [key for key, endpoint in endpoints.items() if key in immediate or endpoint.due_ms <= self._until_ms]
@@ -261,7 +261,7 @@ class _Batcher:
         self._decision.batches.append(segment.encoded_batch(batch, reason))
 
     def _merge(self, kept: dict[str, segment.PendingBatch]) -> int:
-        """Read the segments that compaction picks, and put their events before those in `kept`. Drop the segments.
+        """Move the events of the segments that compaction picks to `kept`, before newer events. Drop the segments.
 
         Return the compaction level of the segments that will be written from `kept`.
         """

@@ -2,7 +2,7 @@
 
 Runs in the executors. The API, the archive and the commands use packed events too. A segment is a value with pending batches:
 events of one or more endpoints of one shard. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A
-new field comes at the end and has a default, so that old bytes can be read. VERSION rises when that is not enough.
+new field comes at the end and has a default, so that old bytes can be read. Any other change needs a higher VERSION.
 
 The batch lane packs an event (MessagePack) when it collects the event, and unpacks it when it makes the request. Batching
 decides by the size and the arrival of an event, which stand beside the packed event. So the packed event is not decoded.
@@ -26,10 +26,10 @@ from delivery.webhooks.state import versioning
 
 VERSION = 1
 MAX_BYTES = 2 * 1024 * 1024
-"""Most bytes of events in a segment that is shuffled; far below the bound of a row and of a value in the state. One pending
-batch may exceed MAX_BYTES."""
+"""Most bytes of events in a segment that is shuffled; far below the limits of a row and of a value of Spark's state. A segment
+with a single pending batch may exceed MAX_BYTES."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
-"""Largest reduction of an endpoint's longest wait (`bounds_of`): the share SPREAD of the wait, and at most MAX_SPREAD_MS."""
+"""`bounds_of` reduces an endpoint's longest wait by at most the share SPREAD, and by at most MAX_SPREAD_MS milliseconds."""
 _SPREAD_SALT = -1
 """Salt by which `bounds_of` calls `shard_of`, so that the reduction does not depend on the endpoint's shard. The salts of full
 batches are 0, 1, …"""
@@ -57,8 +57,8 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     time: str
     """When the event happened (RFC 3339), as its producer wrote it. Without a valid time: when Kafka appended the event."""
     data: bytes
-    """The event's payload, byte for byte. An opaque payload is a JSON string: its text, or the base64 of its bytes. An event
-    without a payload has `null`."""
+    """The payload as JSON, byte for byte as it came, or decoded by its schema. An opaque payload is a JSON string: its text, or
+    the base64 of its bytes. An event without a payload has `null`."""
     topic: str
     """Topic of the event."""
     partition: int
@@ -104,7 +104,7 @@ class Item(NamedTuple):
     size: int
     """Upper bound of the event's bytes in a body, in either content mode."""
     arrived_at_ms: int
-    """When Kafka appended the event, or when a task packed it if that is earlier. Milliseconds since the epoch."""
+    """When Kafka appended the event, or when a task packed it, whichever is earlier. Milliseconds since the epoch."""
 
 
 class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -156,7 +156,7 @@ class PendingBatch:
             self.oldest_ms = item.arrived_at_ms
 
     def extend(self, later: PendingBatch) -> None:
-        """Add the events of a later pending batch of the same endpoint. Take over the later batch's bounds and mark."""
+        """Add the events of a later pending batch of the same endpoint. The bounds and the mark become those of `later`."""
         self.items += later.items
         self.subscription_ids += later.subscription_ids
         self.size += later.size
@@ -166,7 +166,7 @@ class PendingBatch:
     def part(self, first: int, end: int) -> PendingBatch:
         """Return a pending batch with the items `first` to `end`, `end` excluded, and the mark WAITS.
 
-        For all items, return this object itself.
+        If these are all items, return this object itself, with its own mark.
         """
         if (first, end) == (0, len(self.items)):
             return self
@@ -183,7 +183,7 @@ class PendingBatch:
 
 
 class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
-    """A pending batch as written. `places` has, for each item, its index in the lists of the segment."""
+    """A pending batch as written. `places` has the index of each item in the lists of the segment."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -250,7 +250,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 
 def item(event: Event, now_ms: int) -> Item:
-    """Return an event as an item that arrived at its record's time, or at `now_ms` if that is earlier."""
+    """Return an event as an item that arrived at the time of its record or at `now_ms`, whichever is earlier."""
     topic, partition, offset, appended_at_ms, _, headers = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)

@@ -1,10 +1,10 @@
 """Estimate the driver's time in a worker. All times that cross between processes are by the driver's clock.
 
-The reasons are in docs/adr/0033. The driver writes its time into the stamps of tasks, and into each update to a task of the
-real-time lane. A worker receives a stamp or update some time after. So the worker's clock minus the driver's time is the
-difference of the clocks plus a wait that is never negative. The minimum over the last SAMPLES stamps and updates is the best
-estimate. NTP's clock filter uses it too (RFC 5905, section 10). A worker that is behind by at most BEHIND_S, or ahead by at
-most AHEAD_S, counts as neither.
+The reasons are in docs/adr/0033. A stamp is the driver's time in a task, or in an update to a task of the real-time lane. A
+worker receives a stamp some time after the driver wrote it. So the worker's clock minus the stamp is the difference of the
+clocks plus a wait that is never negative. The minimum over the last SAMPLES stamps is the best estimate. NTP's clock filter
+uses a minimum too (RFC 5905, section 10). A worker that is behind by at most BEHIND_S, or ahead by at most AHEAD_S, counts as
+neither behind nor ahead.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import time
 from collections.abc import Callable
 
 SAMPLES = 20
-"""Number of stamps and updates over which the minimum is taken. After a clock has jumped, the estimate is right again after
-this many at the latest."""
+"""Number of stamps over which the minimum is taken. After a clock has jumped, the estimate is right again after this many
+stamps at the latest."""
 BEHIND_S = 1.0
-"""Seconds. A worker counts as behind if its clock was more than this before one of the last SAMPLES stamps and updates. A wait
-cannot explain this, because a wait only makes the worker's clock look ahead."""
+"""Seconds. A worker counts as behind if its clock was more than this before one of the last SAMPLES stamps. A wait cannot
+explain this, because a wait only makes the worker's clock look ahead."""
 AHEAD_S = 30.0
-"""Seconds. A worker counts as ahead if its clock was more than this ahead of each of the last SAMPLES stamps and updates. On a
-busy cluster one task may wait this long, but hardly every task."""
+"""Seconds. A worker counts as ahead if its clock was more than this ahead of each of the last SAMPLES stamps. On a busy
+cluster one task may wait this long, but hardly every task."""
 ENOUGH_SAMPLES = 3
-"""Number of stamps and updates that a new worker must have received before it may count as ahead. The first task waits for its
-process to start."""
+"""Number of stamps that a new worker must have received before it may count as ahead, because the first task of a worker waits
+for the process to start."""
 
 
 class DriverClock:
-    """Estimate the driver's clock. A call of the object returns seconds since the epoch. `clock` is the worker's own clock.
+    """Estimate the driver's time. A call of the object returns it, in seconds since the epoch. `clock` is the worker's clock.
 
     Thread-safe.
     """
@@ -44,9 +44,9 @@ class DriverClock:
         return self._clock() - self.ahead_s
 
     def record_stamp(self, driver_s: float) -> None:
-        """Record `driver_s`, the driver's time in a stamp or update that this worker receives now, in seconds since the epoch.
+        """Record `driver_s`, a stamp that this worker receives now, in seconds since the epoch.
 
-        Called with the stamp of each task that has one, and with each update to a task of the real-time lane.
+        Called for each task that has a stamp, and for each update to a task of the real-time lane.
         """
         self._samples.append(self._clock() - driver_s)
         least_s = min(self._samples)

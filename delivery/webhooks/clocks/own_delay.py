@@ -21,9 +21,9 @@ _MAX_READ_BYTES = 512
 class OwnDelay:
     """Measure the delay of the thread in which the object is created, by three cumulative counters.
 
-    The counters are the pressure on CPU, the pressure on memory, and the thread's time in the run queue. Linux measures the
-    pressure for the process's control group if it can, otherwise for the machine. The counters overlap, so the largest
-    increase counts.
+    The counters are the pressure on CPU, the pressure on memory, and the thread's time in the run queue. The pressure is
+    that of the process's control group, or of the whole machine if the group has no pressure file. The counters overlap, so the
+    largest increase counts.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
@@ -40,7 +40,7 @@ class OwnDelay:
         return max((self._last[fd] - before[fd] for fd in self._last.keys() & before.keys()), default=0.0)
 
     def close(self) -> None:
-        """Close the files of the counters. Then the delay is 0."""
+        """Close the files of the counters. Afterwards the delay is always 0."""
         for fd in (*self._pressures, *([] if self._schedule is None else [self._schedule])):
             os.close(fd)
         self._pressures, self._schedule, self._last = [], None, {}
@@ -48,7 +48,8 @@ class OwnDelay:
     def _read(self) -> dict[int, float]:
         """Return the total of each counter that can be read, by its descriptor.
 
-        A control group may turn its pressure off while the worker runs. An error would stop the endpoint clock.
+        A control group may turn its pressure off while the worker runs. Errors are suppressed, because an error would stop the
+        endpoint clock.
         """
         readers: dict[int, Callable[[bytes], float]] = dict.fromkeys(self._pressures, _pressure_s)
         if self._schedule is not None:

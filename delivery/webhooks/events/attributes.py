@@ -40,7 +40,7 @@ def further_attributes(attributes: Mapping[str, Any], named: frozenset[str]) -> 
     """Return the attributes whose names are not in `named`, in their order, as pairs of a name and a value.
 
     Leave out null values, and an empty `subject` or `dataschema`. Raise EventRejected for an invalid name or value, and for
-    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent. Without such attributes, it takes one comparison.
+    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent. Without further attributes, this is one comparison.
     """
     return () if named.issuperset(attributes) else _checked(attributes, named)
 

@@ -13,8 +13,8 @@ from delivery import errors
 HEADER = "content-encoding"
 """Name of the header, in lower case."""
 MAX_MEMBERS = 64
-"""Most compressed parts (members) of a gzip or deflate value. Each copies the rest of the value, so thousands of empty parts
-would take long."""
+"""Most compressed parts (members) of a gzip or deflate value. Decompressing a part copies the rest of the value, so thousands
+of empty parts would take long."""
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 """Window of zlib's decompressor for the frame of gzip."""
 

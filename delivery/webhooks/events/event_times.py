@@ -21,9 +21,9 @@ _RFC_3339 = re.compile(
 
 
 def read(value: Any, *, passes_invalid: bool) -> str | None:
-    """Return the time of an event. None: the time is missing or empty, or is no RFC 3339 time and `passes_invalid` is true.
+    """Return the time of an event if it is an RFC 3339 time. Return None if it is missing or empty.
 
-    Raise EventRejected for any other time, whether it is text, a number or another value.
+    For any other value, of any type, return None if `passes_invalid` is true, and raise EventRejected if it is false.
     """
     if value is None or value == "":
         return None

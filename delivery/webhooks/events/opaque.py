@@ -22,7 +22,7 @@ SCHEMA_ID = "schemaid"
 """Name of the CloudEvents attribute that `as_received` adds to an event with an original payload: the id of the schema."""
 NO_PAYLOAD = Opaque(PayloadForm.NONE)
 NULL = b"null"
-"""Stand-in for a missing payload in the state and in dead letters. Older versions read it as JSON."""
+"""Stand-in for a missing payload in the state and in dead letters. Older versions of the platform read it as JSON."""
 
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[\x20-\x7e\t]*)?")

@@ -59,10 +59,11 @@ class Layout:
     """True: an event in plain JSON whose time is not an RFC 3339 time gets the time of its record. False: it is rejected. An
     event without a time gets the time of its record in both cases."""
     tells_ids_apart: bool = False
-    """True: the `webhook-id` of a tenant's event depends on the payload too. Two events with one id and different payloads
-    then have two. Operational events are left out."""
+    """True: the `webhook-id` of a tenant's event depends on the payload too. So two events with the same id and different
+    payloads have different `webhook-id`s. False, and for operational events: it does not depend on the payload."""
     rejects_reused_ids: bool = False
-    """True: a lane rejects a due event if its worker remembers one of the same tenant, source and id with another payload."""
+    """True: a lane rejects a due event if the worker remembers an event with the same tenant, source and id, and another
+    payload. False: the lane delivers such an event, and counts it."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
@@ -120,10 +121,10 @@ def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
 
 
 def header_bytes(name: str, content: bytes) -> int:
-    """Return the size that a record's header counts towards `Layout.max_bytes`.
+    """Return the number of bytes for which a record's header counts towards `Layout.max_bytes`.
 
-    The size is at least three quarters of the bytes that the header takes in the JSON of a dead letter. There an empty header
-    takes thirty bytes, and in Kafka two; a control character in a header's name takes six.
+    The number is at least three quarters of the header's bytes in the JSON of a dead letter. An empty header has thirty bytes
+    in that JSON, and two in Kafka. A control character in a header's name has six bytes in that JSON.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -183,7 +184,7 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
         attributes = {name[3:]: content.decode() for name, content in headers.items() if name.startswith("ce_")}
         media_type = headers.get("content-type", b"application/json").decode().strip()
     except UnicodeDecodeError as exc:
-        raise errors.EventRejected("bad_attribute", "a ce_ or content-type header is not UTF-8: encode it so") from exc
+        raise errors.EventRejected("bad_attribute", "a ce_ or content-type header is not UTF-8: encode it in UTF-8") from exc
     is_json = media_type == "application/json" or opaque.is_json(media_type)
     if not is_json and not opaque.is_media_type(media_type):
         raise errors.EventRejected(
@@ -219,7 +220,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
         try:
             data = base64.b64decode(document["data_base64"], validate=True)
         except (ValueError, TypeError) as exc:
-            raise errors.EventRejected("bad_attribute", "data_base64 is not base64: encode it so, or use `data`") from exc
+            raise errors.EventRejected("bad_attribute", "data_base64 is not base64: write base64, or use `data`") from exc
         if media_type := _opaque_type(document):
             kind = Opaque(PayloadForm.BYTES, media_type)
             data, content = opaque.as_json(data, kind), {}

@@ -13,7 +13,7 @@ objects (branches). At least one branch must match, and so must the other fields
 * A field has a value when it is a string, number, boolean or null. An object is not a value, nor is an empty array. Only
   `{"exists": false}` matches a field without a value. `anything-but` needs a value.
 * A field that is an array matches when one of its elements matches by a value, at any depth of nesting. A match by missing
-  values alone needs all elements: where two items are listed and one has a `discount`, `discount` is not missing.
+  values alone needs all elements: if one of two elements has a `discount`, `discount` is not missing.
 * Fields of one pattern object must match in the same object of an array: a pattern for first name Ann and last name Lee does
   not match an array with Ann Ray and Bo Lee.
 
@@ -21,9 +21,10 @@ EventBridge differs in four details:
 
 1. A dot in a field name is a step into an object in EventBridge. In this module it is part of the name.
 2. Strings that look like addresses are compared as addresses in EventBridge. In this module they are compared as text.
-3. Of a field named both beside and inside `$or`, EventBridge keeps one. In this module both must match.
-4. A field beside `$or` and a field inside it may name the same array. In this module they may match in different objects of
-   the array.
+3. If a field is named both beside and inside `$or`, EventBridge keeps one of the two conditions. In this module both must
+   match.
+4. A field beside `$or` and a field inside it may name the same array. In EventBridge both must match in the same object of the
+   array. In this module they may match in different objects.
 
 A pattern becomes a tree of judges, one for each object and field: functions from a value to one of three verdicts.
 """

@@ -6,7 +6,7 @@ The filter `{"status": ["paid", "sent"]}` matches no document with another statu
 and each value of a document is looked up. The cost depends on the document, not on the number of filters. A key has a path in
 the document, and is one of
 
-* a text or a part of it: the whole, or a start or an end of some length, with or without case;
+* a text, its start or its end, with or without regard to case;
 * a number, a boolean or null;
 * a range of numbers, for `numeric`;
 * the presence of any value, for `anything-but`, `cidr`, `{"exists": true}` and `{"wildcard": "*x*"}`.
@@ -14,9 +14,9 @@ the document, and is one of
 A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. Each
 branch of `$or` has its own keys. A filter that can match by missing fields alone has no key, and is always a candidate.
 
-The index only prunes. If a filter has keys, a document without any of them cannot match it. For a candidate, the compiled
-filter decides. This is the access predicate of "Filtering Algorithms and Implementation for Very Fast Publish/Subscribe
-Systems" (SIGMOD 2001).
+The index only prunes. If a filter has keys, a document that fulfils none of these keys cannot match the filter. For a
+candidate, the compiled filter decides. The keys of a filter are its access predicate, as in "Filtering Algorithms and
+Implementation for Very Fast Publish/Subscribe Systems" (SIGMOD 2001).
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class FilterIndex(Generic[Item]):
 
 
 class _Part(NamedTuple):
-    """A key: the slice from `start` to `end` of a text at `path` equals `text`. `is_folded`: after case folding."""
+    """A key: the slice from `start` to `end` of a text at `path` equals `text`.
+
+    `start` or `end` None: the slice begins or ends where the text does. `is_folded`: the slice is taken after case folding.
+    """
 
     path: Path
     is_folded: bool
@@ -82,7 +85,7 @@ class _Part(NamedTuple):
 
 
 class _Literal(NamedTuple):
-    """A key: the value at `path` is no string, and equals `value`. `kind` keeps `true` and 1 apart; float for numbers."""
+    """A key: the value at `path` is no string, and equals `value`. `kind` is its type (numbers: float), so `true` is not 1."""
 
     path: Path
     kind: type
@@ -104,8 +107,8 @@ class _Present(NamedTuple):
 
 _Key: TypeAlias = _Part | _Literal | _InRange | _Present
 _Conditions: TypeAlias = "list[list[_Key | _Conditions]]"
-"""Conditions of a pattern. A document that matches fulfils each condition by at least one of its alternatives. An alternative
-is a key, or the conditions of a branch of `$or`."""
+"""Conditions of a pattern, each a list of alternatives. A document that matches fulfils at least one alternative of each
+condition. An alternative is a key, or the conditions of a branch of `$or`."""
 
 
 def _conditions(pattern: Mapping[str, Any], path: Path) -> _Conditions:

@@ -2,10 +2,10 @@
 
 Runs wherever events are matched with subscriptions. Imports the standard library only. Pure.
 
-The sorted bounds of all ranges divide the numbers into slots: one for each bound, and one for each gap. A range is a run of
-slots, stored at the fewest nodes of a segment tree that cover the run. A number is in one slot. The ranges that contain the
-number are at the slot's own node and at the nodes above it. So a look-up takes as many steps as the logarithm of the number of
-bounds.
+The sorted bounds of all ranges divide the numbers into slots: one for each bound, and one for each gap. A range covers
+consecutive slots, and is stored at the fewest nodes of a segment tree that cover them. A number is in one slot. The ranges that
+contain the number are at the slot's own node and at the nodes above it. So a look-up takes as many steps as the logarithm of
+the number of bounds.
 """
 
 from __future__ import annotations

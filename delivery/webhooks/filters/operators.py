@@ -44,9 +44,9 @@ def equality(literals: Iterable[Any]) -> Tests:
 
 
 def comparison(rule: Mapping[str, Any], path: str) -> Tests:
-    """Return the tests of `rule`, an object with one operator such as `{"prefix": "a"}`. `path` is its place in the pattern.
+    """Return the tests of `rule`, an object with one operator such as `{"prefix": "a"}`.
 
-    Raise FilterError for any other object, and for an invalid operand.
+    `path` is the rule's place in the pattern. Raise FilterError for any other object, and for an invalid operand.
     """
     if len(rule) != 1:
         raise errors.FilterError(path, f"has {len(rule)} operators: write one, and alternatives as objects of their own")

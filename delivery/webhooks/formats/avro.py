@@ -4,7 +4,8 @@ docs/producing.md lists the JSON of each type. Bytes come from producers, so no 
 
 1. fastavro's compiled reader recurses on the C stack without a limit. Bytes of a recursive schema could end the process, so
    such schemas are read by fastavro's Python reader, which raises RecursionError.
-2. An array's items could have no bytes (`null`), and their count is only a number. Such schemas are refused.
+2. If the items of an array have no bytes (`null`), a few bytes can claim billions of items. Schemas with such an array are
+   refused.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ MAX_SCALE = 1000
 digits."""
 _VALUE = "value"
 _WRAPPER = "fanout.Wrapper"
-"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. fastavro
-parses a schema that is no record again for each value, and then does not know the types of references."""
+"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. The record is
+needed, because fastavro parses any other schema again for each value, and then does not know the types of references."""
 
 
 def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
     """Return a function that takes a body in Avro and returns JSON, by the schema `text` (JSON).
 
-    `references` are the schemas that `text` refers to, each after the schemas that it refers to itself. Raise ValueError with
-    the reason if the schema cannot be used. The function raises EventRejected for a body that does not fit the schema.
+    `references` are the schemas that `text` needs, in such an order that no schema needs a later one. Raise ValueError with the
+    reason if the schema cannot be used. The returned function raises EventRejected for a body that does not fit the schema.
     """
     import fastavro  # noqa: PLC0415  # only jobs with a schema registry need it
     from fastavro import _read_py  # noqa: PLC0415

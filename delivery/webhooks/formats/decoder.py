@@ -3,8 +3,8 @@
 Runs in the event loop of a worker, in the archive and in the commands.
 
 If a schema registry is set, each worker process has one Decoder. A schema never changes under its id, so cached schemas do not
-expire, and are used while the schema registry is away. A record whose schema is not cached then waits, and is not rejected
-(delivery.webhooks.routing.intake).
+expire, and are used while the schema registry is away. Meanwhile a record whose schema is not cached waits, and is not
+rejected (delivery.webhooks.routing.intake).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ UNKNOWN_S = 30.0
 """Seconds for which the schema registry is not asked again for a schema that it does not have. Often many records in a row have
 the same wrong id."""
 AWAY_S = 3.0
-"""Seconds for which the schema registry is not asked again after it gave no usable answer. Each request waits for
-`Access.wait_s`, and the records of hundreds of partitions would wait one after another."""
+"""Seconds for which the schema registry is not asked again after it gave no usable answer. Otherwise the records of hundreds of
+partitions would wait for it one after another, each for `Access.wait_s`."""
 _CONTENT_TYPE = "content-type"
 
 
@@ -41,7 +41,7 @@ class Formats:
 
     access: registry_client.Access
     topic_pattern: str
-    """Regular expression for the whole names of topics whose values may be framed. The operational topic is never one."""
+    """Regular expression for the whole names of topics whose values may be framed. Never the operational topic."""
     max_schemas: int = 1000
     """Most schemas in the cache. The least recently used are dropped."""
 
@@ -50,7 +50,7 @@ class Reader(Protocol):
     """Reads schemas from the schema registry. Called outside the event loop's thread, because a call may wait."""
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that decoding needs. None: the schema registry lacks it, or a needed schema.
+        """Return a schema with all schemas that decoding needs. None: the schema registry lacks one of these schemas.
 
         Raise SchemaRegistryUnavailable if the schema registry gives no usable answer.
         """
@@ -82,7 +82,7 @@ class Decoder:
     async def event(self, record: Record) -> Event:
         """Return the event in `record`. Waits for the schema registry if the record's schema is not cached.
 
-        An event whose value was decoded has the value as written in `framed`.
+        If the record's value was decoded, `framed` of the event has the value as the producer wrote it, decompressed.
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
         unknown_schema. Raise SchemaRegistryUnavailable if the schema cannot be read now: the record must wait.
@@ -150,7 +150,8 @@ def _media_type(headers: Mapping[str, bytes]) -> str:
 def _is_kept(header: tuple[str, bytes]) -> bool:
     """Return True for a header that is also true of the decoded value: every header but two.
 
-    `content-encoding` is dropped, and `content-type` unless it names structured mode: then the decoded JSON is a CloudEvent.
+    `content-encoding` is dropped. `content-type` is dropped too, unless it names structured mode: then the decoded JSON is a
+    CloudEvent.
     """
     name, content = header[0].lower(), header[1]
     if name == _CONTENT_TYPE:

@@ -37,7 +37,7 @@ def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byte
     """Return a function that takes a body in Protobuf and returns JSON, by the schema `text`, a FileDescriptorProto in base64.
 
     `references` has the descriptors of imported files, by the names with which files import them. Raise ValueError with the
-    reason if the schema cannot be used. The function raises EventRejected for a body that does not fit the schema.
+    reason if the schema cannot be used. The returned function raises EventRejected for a body that does not fit the schema.
     """
     try:
         return _compiled(text, references)
@@ -106,7 +106,7 @@ def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> Non
 def _full_name(file: Any, indexes: tuple[int, ...]) -> str:
     """Return the full name of a message of `file`; raise EventRejected if there is none at `indexes`.
 
-    `indexes` has the index among the file's messages, then among the messages nested in it.
+    The first of `indexes` counts among the file's messages. Each later one counts among the messages nested in the one before.
     """
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:

@@ -1,7 +1,7 @@
 """Read schemas from a schema registry that speaks the API of Confluent's Schema Registry.
 
 Runs in the executors, the archive, the commands and the driver, never in the event loop: each call may wait. Only two answers
-are usable: a schema, and an error code of NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong
+are usable: a schema, and an error code in NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong
 password never rejects a record.
 """
 
@@ -51,14 +51,14 @@ class RegistryClient:
         )
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
-        """Return a schema with all schemas that decoding needs. None: the schema registry lacks it, or a needed schema.
+        """Return a schema with all schemas that decoding needs. None: the schema registry lacks one of these schemas.
 
         Without a usable answer, ask again for `Access.wait_s` seconds, then raise SchemaRegistryUnavailable.
         """
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Ask for schema 1, and for the schemas that it needs, without repeats.
+        """Ask once for schema 1, and for the schemas that it needs.
 
         Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. The answer that a schema does not exist
         is usable.
@@ -116,10 +116,10 @@ class RegistryClient:
 
 
 def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Reference, ...]:
-    """Return the schemas that `schema` needs, each after the schemas that it needs itself.
+    """Return the schemas that `schema` needs, in such an order that no schema needs a later one.
 
-    `form` is the format to ask for. None: the schema as it was registered. If `schema` needs more than MAX_REFERENCES, return
-    one more than that: then `schemas.compiled` refuses `schema`.
+    `form` is the format to ask for. None: the schema as it was registered. If `schema` needs more than MAX_REFERENCES schemas,
+    return MAX_REFERENCES + 1 of them: then `schemas.compiled` refuses `schema`.
     """
     needed: list[schemas.Reference] = []
     begun: set[tuple[str, int]] = set()

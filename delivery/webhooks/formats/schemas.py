@@ -29,7 +29,7 @@ MAX_REFERENCES = 1000
 """Most schemas that one schema may need, directly or through others. The events of a schema that needs more are rejected."""
 _MEDIA_TYPES = {SchemaType.AVRO.value: "application/avro", SchemaType.PROTOBUF.value: "application/x-protobuf"}
 _ANY_BYTES = "application/octet-stream"
-"""Media type of a frame around JSON, which is no JSON, and of values by schemas of unknown types."""
+"""Media type of framed JSON, because the frame makes it no JSON, and of values by schemas of unknown types."""
 
 
 class Reference(NamedTuple):
@@ -41,7 +41,7 @@ class Reference(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """A schema with all schemas that decoding by it needs. `references` has each schema after those that it needs itself."""
+    """A schema with all schemas that decoding by it needs: `references`, ordered so that no schema needs a later one."""
 
     schema_type: str
     text: str
@@ -57,7 +57,7 @@ def media_type(schema_type: str) -> str:
 def compiled(schema_id: int, schema: Schema) -> Decode:
     """Return a function that takes a body and returns JSON. `schema_id` is the schema's id in the schema registry.
 
-    If the schema cannot be used, the function raises EventRejected for each body.
+    If the schema cannot be used, the returned function raises EventRejected for each body.
     """
     try:
         if len(schema.references) > MAX_REFERENCES:

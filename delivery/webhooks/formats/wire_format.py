@@ -13,7 +13,7 @@ from delivery import errors
 MAGIC = b"\0"
 """First byte of a framed value. No JSON begins with it."""
 FRAME_BYTES = 5
-"""Bytes in front of the body."""
+"""Number of bytes of the frame, in front of the body."""
 MAX_SCHEMA_ID = 2**31 - 1
 """Highest id of a schema: the schema registry keeps it as a signed integer of 32 bits."""
 _MAX_VARINT_BITS = 35

@@ -1,8 +1,8 @@
 """Keep a bounded number of connections open between requests. Only requests with equal origins share a connection.
 
 Runs in the event loop of a worker, of the API or of a command. The only module that uses aiohttp's internal interfaces, for
-which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. Its own pool is not used:
-its limit leaves out idle connections, and 10,000 endpoints would need more file descriptors than there are.
+which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. aiohttp's own pool
+is not used, because its limit leaves out idle connections: with 10,000 endpoints it would need too many file descriptors.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ class ConnectionPool:
         deadlines: exchange_deadlines.Deadlines,
         soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
     ) -> None:
-        """`soft_connection_limit` returns a number of open connections to the host of a URL.
+        """`soft_connection_limit` gets a URL, and returns a number of open connections to the URL's host.
 
-        From this number on, a new connection to the host closes an idle one. Without an idle one, the pool still opens
-        another.
+        From this number on, a new connection to the host closes an idle connection to the same host. If there is no idle one,
+        the pool opens the new connection all the same.
         """
         self._soft_limit = soft_connection_limit
         self._open_by_host: collections.Counter[str] = collections.Counter()
@@ -171,7 +171,7 @@ class ConnectionPool:
     async def open(self, origin: Origin, deadline: exchange_deadlines.Deadline) -> Connection:
         """Wait until the pool may open one more connection, open a connection to `origin`, and return it.
 
-        The caller ends its use by `release` or `close`. Raise AttemptFailed at `deadline`, or OSError or a ClientError of
+        After use, the caller must call `release` or `close`. Raise AttemptFailed at `deadline`, or OSError or a ClientError of
         aiohttp if the connection fails.
         """
         opening = _Opening(asyncio.timeout(None))
@@ -230,8 +230,8 @@ class ConnectionPool:
         connection.lease.close()
 
     def _closed(self, connection: Connection) -> None:
-        # Not earlier: an aborted connection keeps its descriptor until the loop's next iteration. A burst of new connections in
-        # place of old ones would need both.
+        # The slot is not released earlier: an aborted connection keeps its descriptor until the loop's next iteration. A burst
+        # of new connections in place of old ones would need both descriptors.
         self._slots.release()
         host = host_limits.host_name(connection.origin.url)
         self._open_by_host[host] -= 1

@@ -1,4 +1,4 @@
-"""End exchanges with endpoints that take too long, without counting our own delay up to a bound.
+"""End exchanges with endpoints that take too long. Own delay does not count, up to a bound.
 
 An exchange is the opening of a connection, or one request with its response. Own delay is time in which this process waited for
 its own machine. Runs in the event loop of a worker, of the API or of a command. The API and the commands measure no own delay.
@@ -21,8 +21,8 @@ MAX_EXTENSION_S = 8.0
 
 
 Deadline = tuple[float, float]
-"""The two deadlines of an exchange. After the first, by the endpoint clock, the endpoint took too long. After the second, by
-the event loop's clock, the delay is our own. A plain tuple, because each request makes a Deadline."""
+"""The two deadlines of an exchange, in seconds. When the endpoint clock passes the first, the endpoint took too long. When the
+event loop's clock passes the second, the delay is our own. A plain tuple, because each request makes a Deadline."""
 
 
 class Expiring(Protocol):

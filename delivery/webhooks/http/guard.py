@@ -182,8 +182,8 @@ class Guard:
 class BlockedSocket(OSError):
     """The guard's refusal of an address, inside aiohttp. An OSError, because aiohttp then tries the name's next address.
 
-    aiohttp raises a ClientConnectorError with this error as `os_error`, but only if the errors of all addresses have one text.
-    Different errors become a plain OSError. So the text never contains the address.
+    aiohttp raises a ClientConnectorError with this error as `os_error`, but only if the errors of all addresses have the same
+    text. Errors with different texts become a plain OSError. So the text never contains the address.
     """
 
 

@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         # The leniencies of aiohttp: odd bytes in a header's value, LF for CRLF, a padded chunk size. Two lengths, or a length
-        # beside chunks, stay refused: the next response may be for another customer behind the same host.
+        # beside chunks, are refused: a part of one response could be read as the response to the next request.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )

@@ -2,7 +2,7 @@
 
 Runs wherever `delivery.webhooks.sending.request` prepares a request. Registration checks the customer's TLS settings by other
 code (`subscriptions_db/snapshot/endpoint_checks.py`), and creates no context for them. Chain and host name are always verified.
-Connections with the same context may be shared, so different settings never get the same context.
+Endpoints with the same context may share connections, so different settings never get the same context.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _trust_the_system(made: ssl.SSLContext) -> None:
     """Make a context trust the system's authorities.
 
     If the system has a folder of authorities by hash, OpenSSL reads an authority only when a certificate names it. Otherwise
-    the whole bundle is loaded. This takes 28 ms in the event loop, and 860 KiB per context. Each customer with a client
+    the whole bundle is loaded, which takes 28 ms in the event loop, and 860 KiB per context. Each customer with a client
     certificate has its own context.
     """
     folder = ssl.get_default_verify_paths().capath

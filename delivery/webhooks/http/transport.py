@@ -50,7 +50,7 @@ class Transport:
         """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
         `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0: half of the files that the
-        process may open, at most 16,384. `soft_connection_limit` is that of ConnectionPool.
+        process may open, at most 16,384. `soft_connection_limit` is passed to ConnectionPool.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
@@ -60,7 +60,7 @@ class Transport:
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:
         """Send one request and return its response; raise a subclass of AttemptFailed if no response comes.
 
-        A response that breaks off behind its head is returned as far as it came.
+        If a response breaks off after its head, the part that came is returned.
         `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the delivery's own
         header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
         `endpoint_time`: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not

@@ -4,9 +4,9 @@ A shard is one key of the lane's state in Spark, with the waiting events of some
 one shard.
 
 One endpoint may have most of the load. If the records of a task fill a whole batch of an endpoint, that batch needs no state.
-The shard of a full batch depends on the batch's number too. So no single task has all the work of one endpoint. Other events
-go to the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does
-not wait for earlier events.
+The endpoint and the number of the batch decide its shard, so no single task has all the work of one endpoint. Other events go
+to the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does not wait
+for earlier events.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Collector:
 
     Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. A record whose schema
     cannot be read now pauses its partition: this record and later ones are left out. An event that arrived after `now_ms`, by
-    its producer's clock, counts as arrived at `now_ms`. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, its shard
-    sends its events without a wait (Mark.IMMEDIATE).
+    its producer's clock, counts as arrived at `now_ms`. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, the shard
+    sends the endpoint's events without a wait (Mark.IMMEDIATE).
     """
 
     def __init__(
@@ -85,7 +85,10 @@ class Collector:
         self._closed_size = 0
 
     async def add(self, records: Iterable[Record]) -> Collected:
-        """Collect `records`; return their skips and rejections. Also return segments of full batches if these are many."""
+        """Collect `records`; return their skips and rejections.
+
+        Once the full batches have more than segment.MAX_BYTES, return their segments too.
+        """
         collected = Collected()
         for record in records:
             due = await self._intake.accept(record, collected.results.rejections)
@@ -123,7 +126,7 @@ class Collector:
             self._close_batch(batch, endpoint)
 
     def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
-        """Mark a batch as full, and give it to the shard that its number decides. Return the endpoint's next, empty batch."""
+        """Mark a batch as full, and give it to a shard, by the batch's number. Return the endpoint's next, empty batch."""
         endpoint_id = endpoint.endpoint_id
         batch.mark = segment.Mark.FULL
         shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])

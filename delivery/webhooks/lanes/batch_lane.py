@@ -2,7 +2,7 @@
 
 A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. URL, secrets, authentication,
 headers, content mode and compression come from the current registry, however long the events have waited. The current registry
-also decides if the endpoint, its subscriptions and the events' tenants still exist. It says if endpoint and subscriptions are
+also decides if the endpoint, its subscriptions and the events' tenants still exist, and if endpoint and subscriptions are
 active.
 """
 
@@ -94,7 +94,8 @@ class BatchLane:
     async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
         """Return the batch's endpoint in the registry, and the places of the batch's events by the reason to skip them.
 
-        No event is skipped by a cached answer. The event may be due by a newer change, such as a new subscription.
+        Under None: the events to send. No event is skipped by a cached answer, because a cached answer may lack a newer change,
+        such as the subscription by which the event is due.
         """
         tenants = revalidation.tenant_ids(batch.packed)
         for read_again in (False, True):
@@ -105,10 +106,10 @@ class BatchLane:
         return found.endpoint, parts
 
     def _begin(self, batch: segment.Batch, endpoint: Endpoint | None, reason: SkipReason | None, places: Sequence[int]) -> None:
-        """Send the events at `places` of a batch in one request, or defer them. If `reason` is not None, skip them.
+        """Send the events at `places` of a batch in one request, or defer them. If there is a `reason`, skip them instead.
 
-        Events that an earlier run has completed are left out. An unforeseen error makes the events dead letters, but an
-        unreadable event raises msgspec.MsgspecError or UnicodeDecodeError.
+        Events that an earlier run has completed are left out. An unreadable event raises msgspec.MsgspecError or
+        UnicodeDecodeError. Any other unforeseen error makes the events dead letters.
         """
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]

@@ -37,7 +37,7 @@ class DirectLane:
     Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred to the retry lane.
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
     micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its
-    partition: this record and later ones are left out. Otherwise `submit` raises SchemaRegistryUnavailable.
+    partition: this record and later ones are left out. Without it, `submit` raises SchemaRegistryUnavailable for such a record.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ import gc
 from collections.abc import Callable
 
 COLLECTION_THRESHOLD = 20_000
-"""Objects allocated and not yet freed after which Python collects the youngest generation. At the default of 700, the collector
-traversed the deliveries in flight again and again: 5 µs per delivery. Deliveries hold no cycles; the few objects that do, such
-as exceptions, may wait."""
+"""Number of objects allocated and not yet freed at which Python collects the youngest generation. At the default of 700, the
+collector traversed the deliveries in flight again and again: 5 µs per delivery. Deliveries hold no cycles; the few objects that
+do, such as exceptions, may wait."""
 FULL_COLLECTION_EVERY_S = 600.0
 """Least seconds between two full collections, which also collect frozen objects. A full collection takes longer the more a
 worker remembers."""

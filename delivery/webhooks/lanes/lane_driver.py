@@ -30,8 +30,8 @@ class LoopThread:
     """An event loop on a thread of its own.
 
     The loop runs between micro-batches too, so it closes idle connections in time and keeps other connections alive. The thread
-    of a Spark task gives coroutines to the loop. Meanwhile it waits for results, writes them to Kafka, and reads the next
-    records.
+    of a Spark task gives coroutines to the loop. While they run, the task's thread waits for results, writes them to Kafka, and
+    reads the next records.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
     `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state
-    of the worker to the results that come while the lane finishes and after it.
+    of the worker to the results that come from the beginning of `Lane.finish` on.
     """
 
     def __init__(

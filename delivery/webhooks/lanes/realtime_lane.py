@@ -33,10 +33,10 @@ CHECK_EVERY_S = 0.05
 """Seconds between two checks for results and for the end of a slice. Queued results are in Kafka some 10 ms later. Deliveries
 with these results are not repeated after a crash."""
 MAX_WAITING = 500
-"""From this number of records that wait for the event loop, the task's thread stops reading, and so does Spark's source."""
+"""When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""From this number of Results objects that wait to be written to Kafka, no record is read. They are the results of some 10 s.
-A crash would repeat the unwritten deliveries."""
+"""When this many Results objects wait to be written to Kafka, no record is read. They are the results of some 10 s. A crash
+would repeat the deliveries of unwritten results."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
@@ -70,14 +70,14 @@ class _OpenSlice:
     first_offsets: dict[Place, int] = field(default_factory=dict)
     """By partition, the offset at which the slice's receipt begins."""
     is_taking: bool = False
-    """True while the slice takes records. It may wait meanwhile, for a schema or for room, and must not end before."""
+    """True while the slice takes records, which may wait for a schema or for the dispatcher. The slice must not end then."""
 
 
 class RealtimeLane:
     """Deliver records from the task's thread in the event loop `loop`, and queue the results.
 
     `begin` creates a slice, in the loop. `next_offsets` has, for partitions where it is known, the offset at which the task
-    begins to read. With this offset a slice's receipt also covers offsets without a record, such as the end of a transaction.
+    begins to read. With this offset the first receipt also covers offsets without a record, such as the end of a transaction.
     `with_worker_state` adds the worker's own state to the results with which a slice's DirectLane finishes.
     """
 
@@ -156,7 +156,7 @@ class RealtimeLane:
             self._wake()
 
     def stop(self) -> None:
-        """Take no further records from the queue. Those that wait in it stay there, and no receipt covers them.
+        """Take no further records from the queue. The records in the queue stay there, and no receipt covers them.
 
         Records that were taken before are delivered. The queue is not cleared, because `feed` may still append records, and
         their receipt would cover the dropped records.
@@ -172,8 +172,8 @@ class RealtimeLane:
     def end_slice(self) -> None:
         """Ask for the end of the current slice, so that the next slice has a new registry. Does not wait.
 
-        The slice ends within CHECK_EVERY_S, or as soon as it takes no records. If there is no slice now, this holds for the
-        next slice.
+        The slice ends within CHECK_EVERY_S, or as soon as it takes no records. If there is no slice now, the next slice
+        ends in the same way.
         """
         self._must_end_slice = True
 
@@ -292,8 +292,8 @@ class RealtimeLane:
     async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
         """Queue the remaining results of a slice. Queue its receipts when `before`, the tasks of earlier slices, have ended.
 
-        A restarted query continues at the first gap between receipts. Records behind the gap would be read again and have two
-        receipts. A failed lane queues no receipts.
+        The receipts wait, because a restarted query continues at the first gap between receipts: records behind the gap would
+        be read again and have two receipts. A failed lane queues no receipts.
         """
         results = self._with_worker_state(await ending.slice.lane.finish())
         receipts, results.receipts = results.receipts, []

@@ -160,7 +160,7 @@ class RetryLane:
     async def _classify(self, lease: retry_messages.Lease, settle_s: float, ended: completed_work.CompletedKeys) -> _Course:
         """Return what will happen to a lease.
 
-        While the leases in flight leave no room in memory, wait until any of them ends, at most `settle_s` each time. If none
+        While the leases in flight leave no memory for it, wait until any of them ends, at most `settle_s` each time. If none
         has ended in time, no lease of the same task waits again.
         """
         if not lease.number:

@@ -57,7 +57,7 @@ MAX_BREAKERS = 20_000
 """Most endpoints whose circuit breaker is kept. The least recently used are forgotten."""
 BATCH_BYTES_AT_ONCE = 1024 * 1024
 """Most bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
-batches, the results of small batches were written each 7 ms: a quarter of the work on them (docs/benchmarks/)."""
+batches instead, results of small batches were written each 7 ms: a quarter of the work on these batches (docs/benchmarks/)."""
 LEASES_AT_ONCE = 16
 """Most leases that are read before the results so far are written."""
 IDLE_CHECK_S = 0.02
@@ -141,8 +141,8 @@ class Worker:
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
         """Prepare for a task. Called before any other method of the task.
 
-        `driver_s` is the driver's time in the stamp of the task, if there is a stamp. `workers` is the number of workers that
-        share the limits of hosts and endpoints. None: unchanged.
+        `driver_s` is the driver's time when it created the task, in seconds since the epoch. None: unknown. `workers` is the
+        number of workers that share the limits of hosts and endpoints. None: unchanged.
         """
         self._collector.freeze()
         if driver_s is not None:

@@ -1,7 +1,7 @@
 """Share the limits of each endpoint among its leases: requests in flight, rate, and the limits of its host.
 
 The dispatcher of the fast lanes counts requests per queue and task (delivery.webhooks.scheduling.endpoint_queue). Leases
-outlive their task, so they share semaphores. Rates and hosts are shared with the fast lanes.
+outlive their task, so the leases of one endpoint share a semaphore. Rates and limits of hosts are shared with the fast lanes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ class SharedLimits(NamedTuple):
     max_in_flight: int
     """Most requests in flight from all leases of the endpoint in this worker together."""
     slots: asyncio.Semaphore
-    """Has one slot for each of these requests. The caller takes a slot before `begin`."""
+    """A semaphore with `max_in_flight` slots. The caller takes a slot before `begin`."""
     pace: limits.Pace | None
     """None: the endpoint has no rate limit."""
     host: host_limits.Host | None
     """None: the host has no limits."""
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds to wait before the next request, by the rate and the host's limits. 0: it may begin now.
+        """Return the seconds to wait before the next request, by the rate and the host's limits. 0: no wait.
 
-        If only the host has no capacity, return RECHECK_S. `now` is in seconds of the clock of `pace`.
+        If the request waits for the host and not for the rate, return RECHECK_S. `now` is in seconds of the clock of `pace`.
         """
         return host_limits.RECHECK_S if self.full_host(now) is not None else self._rate_wait_s(now)
 
     def full_host(self, now: float) -> host_limits.Host | None:
-        """Return the host if only the host has no capacity for the next request; else None."""
+        """Return the host if the next request has to wait for the limits of the host, and not for the rate; else None."""
         return None if self.host is None or self.host.has_room or self._rate_wait_s(now) else self.host
 
     def _rate_wait_s(self, now: float) -> float:
@@ -66,14 +66,14 @@ class EndpointSlots:
         self._slots: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits of endpoints. A lease in flight keeps those with which it began. Limits of hosts are not replaced.
+        """Replace the limits of endpoints. A lease in flight keeps the limits with which it began.
 
-        The worker replaces the limits of hosts (`Hosts.set_bounds`), which also hold for leases in flight.
+        Limits of hosts are not replaced here. The worker replaces them by `Hosts.set_bounds`, also for leases in flight.
         """
         self._bounds = bounds
 
     def limits_of(self, endpoint: Endpoint) -> SharedLimits:
-        """Return the limits of an endpoint. Leases in flight at once get the same semaphore while the limit is unchanged."""
+        """Return the limits of an endpoint. Leases in flight together share a semaphore while the limit is unchanged."""
         most = self._bounds.in_flight_to(endpoint)
         key = (endpoint.endpoint_id, most)
         slots = self._slots.get(key)

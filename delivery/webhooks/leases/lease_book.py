@@ -49,9 +49,9 @@ class LeaseBook:
         return (delivery.lease for delivery in self._newest.values())
 
     def rejoin(self, lease: retry_messages.Lease) -> bool:
-        """Let the current Spark task await a lease that an earlier task began. Return False if there is no such lease.
+        """Let the current Spark task await `lease`, which an earlier task began. Return False if this worker does not have it.
 
-        A lease that has ended counts until `forget` is called for it.
+        Return True also for an ended lease, until `forget` is called for it.
         """
         known = self._newest.get(_fifo_id(lease))
         if known is None or known.lease.message.number != lease.number:
@@ -76,7 +76,7 @@ class LeaseBook:
         self._ended.append(lease)
 
     def forget(self, lease: LeaseInFlight) -> None:
-        """Forget a lease that is reported, or that expires without a report. A newer lease of its FIFO stays."""
+        """Forget a lease that was reported, or that will expire without a report. A newer lease of its FIFO stays."""
         fifo_id = _fifo_id(lease.message)
         if fifo_id in self._newest and self._newest[fifo_id].lease is lease:
             del self._newest[fifo_id]
@@ -99,7 +99,7 @@ class LeaseBook:
         self._awaited = set()
 
     def stop(self) -> None:
-        """Begin no more attempts of the leases in flight. Attempts in flight go on."""
+        """Stop the leases in flight: no further attempt begins. Attempts in flight go on."""
         for lease in self.in_flight():
             lease.stop()
 

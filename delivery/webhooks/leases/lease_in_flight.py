@@ -6,7 +6,7 @@ delivery.webhooks.leases.lease_triage decides, and delivery.webhooks.leases.leas
     begin ─┬─► skipped, given up or accepted earlier: ended
            ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
            └─► waiting ─┬─► prepare ─┬─► record_attempt ─┬─► ended
-                        │            │                   └─► requeued, by its schedule
+                        │            │                   └─► requeued, by the endpoint's schedule
                         │            └─► no body can be built: ended
                         └─► no time left, or stopped: requeued by finish
 """
@@ -47,8 +47,8 @@ class Prepared(NamedTuple):
     timeout_s: float | None
     """Seconds for the attempt. None: the default of the sender."""
     skipped: list[Outcome[Any]]
-    """Outcomes of events of a batch that are left out. They are recorded only when the batch ends, because it may be requeued
-    whole."""
+    """Outcomes of the events of a batch that are skipped. They are recorded when the batch ends: a requeued batch keeps these
+    events."""
 
 
 class LeaseInFlight:
@@ -87,7 +87,7 @@ class LeaseInFlight:
     def begin(self, now_ms: int) -> None:
         """Decide about each entry (lease_triage.triage): queue it in `waiting`, requeue it, or record its end in the report.
 
-        A requeued entry stops an ordered lease.
+        If an entry of an ordered lease is requeued, no entry of the lease is attempted.
         """
         self.report.pause_reason, decisions = lease_triage.triage(self.message, self._view, self._ended, now_ms)
         for place, decision in enumerate(decisions):
@@ -104,7 +104,7 @@ class LeaseInFlight:
                     self._end(place, parts, now_ms)
 
     def refuse(self, now_ms: int) -> None:
-        """Requeue all entries unattempted, with a wait of LOCAL_WAIT_S: this worker has no memory for them."""
+        """Requeue all entries unattempted, with a wait of LOCAL_WAIT_S, because this worker has no memory for them."""
         at_ms = now_ms + round(backoff.LOCAL_WAIT_S * 1000)
         for place, entry in enumerate(self.message.entries):
             self.report.requeue(place, NextAttempt(at_ms, entry.retries))
@@ -112,7 +112,7 @@ class LeaseInFlight:
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
         """Requeue an entry that met a fault of ours, such as unreadable events, with a wait of DEFER_FAULTY_S.
 
-        The fault is logged, and counts as an attempt. In an ordered lease no other entry is attempted.
+        The fault is logged, and counts as an attempt. In an ordered lease no further entry is attempted.
         """
         log.error(
             "an unforeseen error in one retry entry of this endpoint: the entry is kept, and a retry follows in %.0f s. Other "
@@ -132,7 +132,7 @@ class LeaseInFlight:
         self._stop_if_ordered()
 
     def stop(self) -> None:
-        """Begin no more attempts. Attempts in flight go on."""
+        """Let no further attempt of the lease begin. Attempts in flight go on."""
         self.until = float("-inf")
 
     def prepare(self, place: int) -> Prepared | None:
@@ -141,7 +141,7 @@ class LeaseInFlight:
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event of the entry is unreadable.
         """
         entry, destination = self.message.entries[place], self._view.destination
-        # Split again: the parts of all waiting entries would take more memory than the bound of the lane counts.
+        # Split again instead of keeping the parts of all waiting entries: MemoryBudget would not count their memory.
         parts = lease_triage.parts(self.message, entry, destination)
         delivery = lease_delivery.without_body(self.message, entry, parts.pop(None), destination)
         skipped = [self.report.unattempted(entry, places, reason) for reason, places in parts.items()]
@@ -166,7 +166,7 @@ class LeaseInFlight:
     def record_attempt(self, prepared: Prepared, attempt: Attempt, *, now_ms: int, rng: random.Random) -> None:
         """Record the result of an attempt, as lease_triage.settle decides: delivered, requeued or a dead letter.
 
-        After a failed attempt no other entry of an ordered lease is attempted.
+        After a failed attempt no further entry of an ordered lease is attempted.
         """
         entry, error_class = self.message.entries[prepared.place], attempt.error_class
         settled = lease_triage.settle(entry, self.endpoint, attempt, now_ms=now_ms, rng=rng)
@@ -198,8 +198,8 @@ class LeaseInFlight:
     def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> bool:
         """End an entry without an attempt: skip its events, or record their dead letter. Return False if it was requeued.
 
-        An unreadable entry is retried after DEFER_FAULTY_S, and nothing of it is recorded. If it is given up, its unreadable
-        parts go to the rejected topic.
+        An unreadable entry is requeued with a wait of DEFER_FAULTY_S, and none of its outcomes is recorded. If the lease is
+        given up, the entry ends instead, and the events of its unreadable parts go to the rejected topic.
         """
         entry, lease = self.message.entries[place], self.message
         outcomes: list[Outcome[Any]] = []

@@ -19,7 +19,7 @@ from delivery.webhooks.sending import batch_payload
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 NO_TOPIC = "(retry lane)"
-"""Topic in the rejected record of an unreadable event, which comes from no topic. Kafka allows no topic of this name."""
+"""Topic in the rejected record of an unreadable event, whose own topic is unknown. Kafka allows no topic of this name."""
 
 
 class LeaseReport:
@@ -56,9 +56,9 @@ class LeaseReport:
         return bool(self._accepted.outcomes or self._accepted.batches)
 
     def move_accepted(self, into: Results) -> None:
-        """Add the deliveries and batches accepted since the last call to `into`.
+        """Move the deliveries and batches that endpoints accepted to `into`.
 
-        A batch of which the response rejected an event is in `results` instead.
+        A batch stays in `results` if the response rejected one of its events.
         """
         into.outcomes += self._accepted.outcomes
         into.batches += self._accepted.batches
@@ -68,7 +68,7 @@ class LeaseReport:
     def requeue(
         self, place: int, next_attempt: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
     ) -> None:
-        """Add the entry at `place` to the entries that wait again. `reason` None: it waits for the same reason as before."""
+        """Add the entry at `place` to the entries that wait again. `reason` None: for the same reason as before the lease."""
         kept = tuple(map(retry_messages.shortened, attempts))
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
@@ -90,7 +90,7 @@ class LeaseReport:
         """Return the outcome of events of an entry that end without an attempt. Nothing is recorded.
 
         1. `reason` is a SkipReason: the events at `places` are skipped for it.
-        2. None: they are dead letters, for the reason for which the lease is given up.
+        2. `reason` is None: these events are dead letters, for the reason for which the lease is given up.
 
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
         """

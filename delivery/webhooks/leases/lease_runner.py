@@ -52,7 +52,7 @@ class LeaseRunner:
         self.observations = EndpointObservations()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits of endpoints by this worker's share of `bounds`. The worker's own limit stays.
+        """Replace the limits of endpoints by this worker's share of `bounds`. `max_in_flight` is not replaced.
 
         A lease in flight keeps the endpoint's limits with which it began.
         """

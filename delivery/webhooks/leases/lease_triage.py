@@ -1,4 +1,4 @@
-"""Decide what happens to each entry of a lease: before its attempt, and after it.
+"""Decide what happens to each entry of a lease before the entry's attempt, and after it.
 
 Pure: the registry's destination, the completed-work log, the attempt, `now_ms` and the random numbers are passed in.
 
@@ -58,7 +58,7 @@ class ToRequeue(NamedTuple):
 
 
 class WasDelivered(NamedTuple):
-    """The endpoint accepted the entry already. The events in `skipped` are still to be skipped."""
+    """The endpoint accepted the entry already. The events in `skipped` are still to be recorded as skipped."""
 
     skipped: Parts
 
@@ -105,9 +105,8 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     4. The endpoint accepted all other events of the entry already (`ended`): they are delivered.
     5. Otherwise the other events are attempted.
 
-    Only cases 3 to 5 apply to a lease that is given up (`Lease.given_up`), and its events become dead letters in place of 4
-    and 5. A lease that is given up as BROUGHT_FORWARD has resends of deliveries that wait in the retry lane. All its entries
-    are skipped.
+    If the lease is given up (`Lease.given_up`), only case 3 applies, and all other events become dead letters. But a lease that
+    is given up as BROUGHT_FORWARD has resends of deliveries that wait in the retry lane: all its entries are skipped.
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:
@@ -157,8 +156,8 @@ def parts(
 def lacks_rows(lease: retry_messages.Lease, destination: registries.Destination) -> bool:
     """Return True if `destination` lacks the endpoint, a subscription or a tenant of the lease's events.
 
-    It also lacks an endpoint whose id was registered again for another customer or mode, and a subscription whose id was
-    registered again for another endpoint.
+    An endpoint whose id was registered again for another customer or mode counts as missing. So does a subscription whose id
+    was registered again for another endpoint.
     """
     return any(not _MISSING.isdisjoint(parts(lease, entry, destination)) for entry in lease.entries)
 
@@ -202,7 +201,7 @@ def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: 
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry. It waits as long as it has been in the lane, but at least LOCAL_WAIT_S and at most MAX_BEHIND_S."""
+    """Requeue an entry. Its wait is the time since it came into the lane, at least LOCAL_WAIT_S and at most MAX_BEHIND_S."""
     wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
     return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
 

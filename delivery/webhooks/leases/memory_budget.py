@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from delivery.webhooks.retries import retry_messages
 
 MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
-"""Most bytes of leases in flight in one worker. A lease beyond this bound waits for the end of others. If none ends in time, it
-is requeued without an attempt."""
+"""Most bytes of leases in flight in one worker. A lease beyond this bound waits until other leases end. If no lease ends in
+time, the entries of the waiting lease are requeued without an attempt."""
 ENTRY_BYTES = 2048
 """Bytes of memory that an entry takes besides its events."""
 

@@ -2,7 +2,8 @@
 
 A fast lane (direct, batch, real-time) repeats an attempt within seconds: a quick retry. The retry lane repeats attempts by the
 endpoint's schedule. Nothing waits in this module. A dispatcher waits for quick retries (delivery.webhooks.scheduling.dispatch),
-because a coroutine that sleeps between attempts would occupy a slot for a request. The retry lane's state waits for schedules.
+because a coroutine that sleeps between attempts would occupy a slot for a request. The retry lane keeps waiting
+entries in its state.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ _RETRIED_QUICKLY = frozenset(
 )
 """Error classes that get a quick retry, because the failure often passes within a second. `wait_s` decides about a throttled
 request. A timeout is missing, as it has used the lane's time. TLS errors and refusals are missing, as they do not change in a
-second. A blocked address does not change either, but is treated like a name that does not resolve: otherwise the number of
-attempts would tell customers which internal names exist."""
+second. A blocked address does not change either, but gets as many attempts as a name that does not resolve, so that
+the number of attempts does not tell customers which internal names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
 )
-"""Error classes and reasons of failures that people have to repair. The first of these failures skips the first wait of a
-schedule with two waits or more."""
+"""Error classes and reasons of failures that people have to repair. If no wait of the schedule is used up yet, such a failure
+skips the first wait, unless the schedule has only one."""
 JITTER = 0.2
-"""Share by which each wait is randomised to both sides, so that deliveries that failed together do not return together."""
+"""Share by which a wait is at most shortened or lengthened, at random, so that deliveries that failed together do not return
+together."""
 LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint. Also the shortest
 wait for a newer registry."""
 MAX_BEHIND_S = 300.0
-"""Seconds. Longest wait of a retry entry that needs a newer registry than the worker has, until a worker gets it again."""
+"""Longest wait, in seconds, of a retry entry that needs a newer registry than the worker has, before the entry's next lease."""
 
 
 class _Rng(Protocol):
@@ -59,7 +61,7 @@ class QuickRetry:
     first_wait_s: float = 0.2
     """Seconds before the second attempt. The wait doubles with each further attempt."""
     jitter: float = JITTER
-    """Share by which the wait is randomised to both sides."""
+    """Share by which the wait is at most shortened or lengthened, at random."""
     max_wait_s: float = 3.0
     """Longest `Retry-After`, in seconds, for which the lane waits. It does not bound the wait that doubles."""
 

@@ -22,22 +22,22 @@ MIN_SECRET_CHARS = 4
 """Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 REDACTED = "***"
 _HEAD_CHARS = 64
-"""Characters of a secret that are looked for. The rest of a longer secret may be behind the bytes that are searched."""
+"""Number of a secret's first characters that are looked for. The rest may be behind the bytes that are searched."""
 _AHEAD_BYTES = 4 * _HEAD_CHARS
-"""Bytes of the body that are searched behind those that are kept. So the end cuts no secret before its first 64 characters."""
+"""Number of bytes behind the kept bytes that are searched too, so that a secret that begins in the kept bytes is found."""
 _CONTROLS = {*range(32), 127} - {*b"\t\n\r"}
 _CONTROL_TO_INVALID = bytes(0xFF if byte in _CONTROLS else byte for byte in range(256))
 """Replaces ASCII control characters, except tab, LF and CR, by a byte that is never UTF-8, so that decoding replaces them."""
 _C1 = re.compile(r"[\x80-\x9f]")
-"""The other control characters of Unicode."""
+"""The control characters of Unicode that are not ASCII."""
 
 
 def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[str], max_bytes: int) -> str:
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
     Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, for which no request asks. `secrets` are
-    secret texts that the request sent. Those of MIN_SECRET_CHARS or more are replaced too, in upper or lower case, and in the
-    forms of JSON, URLs and HTML. Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
+    secret texts that the request sent. Secrets of MIN_SECRET_CHARS or more are replaced, in upper or lower case, and as they
+    are written in JSON, URLs and HTML. Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""
@@ -101,7 +101,7 @@ def _common_chars(text: str, other: str) -> int:
 
 
 def _redacted(text: str, places: Iterable[tuple[int, int]]) -> str:
-    """Return a text with REDACTED in place of each place. Places that overlap or adjoin are replaced together.
+    """Return a text with each of `places` replaced by REDACTED. Places that overlap or adjoin are replaced together.
 
     Places behind the end of the text are left out.
     """

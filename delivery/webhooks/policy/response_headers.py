@@ -85,5 +85,5 @@ def kept(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _text(value: bytes) -> str:
-    """Return the beginning of a value as text, with each control character replaced: Postgres stores no NUL in JSON."""
+    """Return the beginning of a value as text, with control characters replaced, because Postgres stores no NUL in JSON."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value[:MAX_VALUE_BYTES].strip().decode("latin-1"))

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 MAX_RETRY_AFTER_S = 86_400.0
 """Seconds. A longer `Retry-After` counts as this, so that an endpoint cannot defer its deliveries for years."""
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
-"""A number of seconds. RFC 9110 has whole seconds only, but some servers write 1.5. If the header were ignored, the next
-attempt would come too early."""
+"""A number of seconds. RFC 9110 has whole seconds only, but some servers write 1.5. If such a value were ignored, the
+next attempt would come too early."""
 
 
 def retry_after_s(value: str, now: float, cap_s: float = MAX_RETRY_AFTER_S) -> float | None:

@@ -7,8 +7,8 @@ A closed set: topics, metrics and the API have these words, and two more: `unfor
 from __future__ import annotations
 
 LANE_DEADLINE = "lane_deadline"
-"""The delivery waited for its own endpoint when the queue timeout (`delivery.lane_deadline_s`) ended, or would have waited
-after that."""
+"""The delivery was waiting for its own endpoint when the queue timeout (`delivery.lane_deadline_s`) ended, or would have begun
+to wait later."""
 UNDER_WAY = "under_way"
 """The response to the attempt was overdue, and the lane had nothing else to send. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""
@@ -32,8 +32,8 @@ REDRIVEN = "redriven"
 REPLAYED = "replayed"
 """A replay asked for the delivery, whatever its outcome was."""
 REGISTRY_BEHIND = "registry_behind"
-"""The worker's registry is older than the registry by which the delivery was due, and lacks its endpoint, subscription or
-tenant."""
+"""The worker's registry is older than the registry by which the delivery was due, and lacks the delivery's endpoint,
+subscription or tenant."""
 NO_ROOM = "no_room"
 """The retry lane gave the delivery up, because more than `retry.max_pending` events would have waited for the endpoint."""
 EXPIRED = "expired"

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 EVENT = "delivery.attempted"
 BATCH_EVENT = "batch.attempted"
 FAILURES_PER_S = 10.0
-"""Log lines a second, in one worker process, for failed attempts that the sample left out. A burst has at most as many."""
+"""Log lines a second, in one worker process, for failed attempts that the sample left out. Also the most lines at once."""
 
 
 class AttemptLog:
-    """Log a sample of one worker's attempts. Log failed attempts beyond the sample too, at most FAILURES_PER_S.
+    """Log a sample of one worker's attempts. Log other failed attempts too, at most FAILURES_PER_S a second.
 
     `sample` is the share of the attempts that are logged, 0 to 1. `clock` is monotonic, in seconds.
     """

@@ -49,7 +49,7 @@ class KafkaPosition(NamedTuple):
 def key(subscription_id: str, position: KafkaPosition) -> Key:
     """Return the key of a delivery: its subscription and its event's position in Kafka.
 
-    The `webhook-id` would not do: an event that its producer publishes twice has one `webhook-id`, and is two deliveries.
+    The key is not the `webhook-id`: an event that its producer publishes twice has one `webhook-id`, and is two deliveries.
     """
     return hashlib.blake2b(f"{subscription_id} {position}".encode(), digest_size=16).digest()
 
@@ -85,7 +85,7 @@ class CompletedWorkLog(abc.ABC):
     def __init__(self, max_completed: int = MAX_COMPLETED) -> None:
         self.completed: set[Key] = set()
         self.unreadable = 0
-        """Records whose reader failed. Their deliveries are repeated."""
+        """Number of records whose reader failed. The deliveries of these records are repeated."""
         self._max_completed = max_completed
 
     @abc.abstractmethod
@@ -99,8 +99,8 @@ class CompletedWorkLog(abc.ABC):
         """Call `reader` with the value of a record, to add the work that the record completes.
 
         `readers` returned `reader` for the record's topic. `place` is the record's topic, partition and offset. Errors of
-        `reader` are counted, and the first one is logged: a topic may have millions of records of another version. Once there
-        are `max_completed` keys, nothing is added or counted.
+        `reader` are counted. Only the first error is logged, because a topic may have millions of records of another version.
+        Once there are `max_completed` keys, nothing is added or counted.
         """
         if len(self.completed) >= self._max_completed:
             return

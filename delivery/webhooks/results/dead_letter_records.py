@@ -51,7 +51,7 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Beginning of the response's body, 1 KiB at most, as text. Bytes that are not UTF-8 are replaced."""
     response_headers: dict[str, str] | UnsetType = UNSET
     """Harmless headers of the response to a failed attempt, by name. Left out where there are none, and for attempts of
-    earlier lanes and leases: the attempts topic has theirs. Since 2026-11-25."""
+    earlier lanes and leases, whose headers are in the attempts topic. Since 2026-11-25."""
 
     def attempted(self) -> Attempt:
         """Return the attempt as a `delivery.model.Attempt`, without its response headers."""
@@ -100,7 +100,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dead_lettered_at_ms: int
     """When the delivery was given up."""
     url_origin: str = ""
-    """Scheme, host and port of the endpoint's URL at that time. Empty for a URL that cannot be read."""
+    """Scheme, host and port of the URL that the endpoint had when the delivery was given up. Empty for an invalid URL."""
     source: str
     """The event's source."""
     sub_tenant_id: SubTenantId | None

@@ -100,7 +100,7 @@ def _letter(
 def _url_origin(url: str) -> str:
     """Return the scheme, host and port of a URL; empty for a URL that yarl cannot read.
 
-    Plain SQL may register such a URL. The endpoint is quarantined, so its entries wait until they expire as dead letters.
+    Plain SQL may register such a URL. The endpoint is then quarantined, so its retry entries wait until they expire.
     """
     try:
         return str(yarl.URL(url).origin())

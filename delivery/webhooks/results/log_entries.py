@@ -9,13 +9,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
-"""Offsets by subscription, topic and partition. A log entry for each event would cost more than sending the events."""
+"""Offsets by subscription, topic and partition. The entry of a batch has them in place of one entry for each event, which would
+cost more than sending the events."""
 
 
 class Due(NamedTuple):
     """Identity of a delivery: its event's position in Kafka, and its subscription.
 
-    All lanes write the same identity, and a repeat of the delivery does too.
+    All lanes write the same identity, also when the delivery is repeated.
     """
 
     topic: str
@@ -114,7 +115,10 @@ class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="d
 
 
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
-    """A note that a redrive enqueued a dead letter in the retry lane. A header of its Postponed record has the note as well."""
+    """A note that a redrive enqueued a dead letter in the retry lane.
+
+    The Postponed record by which the dead letter was enqueued has the note as well, in a header.
+    """
 
     dead_lettered_at_ms: int
     """`dead_lettered_at_ms` of the dead letter. All dead letters of the delivery up to this time count as redriven."""

@@ -61,8 +61,8 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     due: int
     """Number of deliveries in this mode that were due by the records of the run, whatever their outcome."""
     unconfirmed: bool | UnsetType = UNSET
-    """True if Kafka may have lacked results of the run when the lane wrote the receipt: in the direct and the batch lane, which
-    write both together. Since 2026-11-26."""
+    """True if Kafka may have lacked results of the run when the lane wrote the receipt. The direct and the batch lane set it,
+    because they write results and receipts together. Since 2026-11-26."""
 
 
 AttemptsRecord: TypeAlias = LogRecord | OffsetReceipt

@@ -33,7 +33,7 @@ class Results:
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that responded with 410 Gone."""
     unresponsive: frozenset[EndpointId] = frozenset()
-    """Endpoints that this worker has found silent for `response_deadline_s`, each silence once."""
+    """Endpoints that sent this worker no response for `response_deadline_s`. Each such silence is reported once."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0

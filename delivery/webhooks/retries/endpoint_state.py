@@ -3,7 +3,7 @@
 Runs in the executors. Pure: the caller passes `now_ms`. A shard is one key of Spark's state: the retry entries of a part of all
 endpoints, and their index.
 
-Each micro-batch reads the whole index, and changes hardly any endpoint. So an index entry has a few numbers, and the
+Each micro-batch reads the whole index, and changes the state of few endpoints. So an index entry has a few numbers, and the
 endpoint's state as bytes. The bytes are decoded when the endpoint is due or when a message arrives for it.
 """
 
@@ -36,10 +36,11 @@ class EndpointState(msgspec.Struct, array_like=True):
     fifos: dict[str | None, fifo.Fifo] = {}
     """FIFOs by order key. The key None has the entries without an order key. Some of these wait in the timer wheel."""
     background: dict[bytes, tuple[int, int]] = {}
-    """Events and bytes of the entries in the timer wheel whose background attempt is in flight, by the attempt's name."""
+    """For each entry in the timer wheel whose background attempt is in flight, by the attempt's name: the number of the entry's
+    events, and their bytes."""
     completed: dict[bytes, int] = {}
-    """Times of the completions of background attempts whose entry has not arrived yet, by the attempt's name. A worker writes
-    entry and completion on two threads."""
+    """When each background attempt completed whose entry has not arrived yet, by the attempt's name. The completion may arrive
+    first, because a worker writes entry and completion on two threads."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
         """Return how many more requests to the endpoint may begin. 0 or less: none.
@@ -51,7 +52,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         return min(self.window.size, policy.max_lease_entries) - in_flight
 
     def count_in(self, entry: retry_messages.RetryEntry, last_lease: int) -> None:
-        """Add an entry that arrived to the numbers of the endpoint and of its FIFO. Create the FIFO if it is missing.
+        """Count an arrived entry in the numbers of the endpoint and of the entry's FIFO. Create the FIFO if it is missing.
 
         `last_lease` is the number of the shard's last lease: a new FIFO queues behind the FIFOs that were leased before.
         """
@@ -60,7 +61,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.fifos.setdefault(entry.order_key, fifo.Fifo(lease=last_lease)).waiting += 1
 
     def count_out(self, entry: retry_messages.RetryEntry) -> None:
-        """Subtract an entry that has ended from the numbers of the endpoint and of its FIFO."""
+        """Subtract an ended entry from the numbers of the endpoint and of the entry's FIFO."""
         self.events -= len(entry.packed)
         self.size -= entry.size
         self.fifos[entry.order_key].waiting -= 1
@@ -71,7 +72,7 @@ class EndpointState(msgspec.Struct, array_like=True):
             self.background[entry.background_attempt] = (len(entry.packed), entry.size)
 
     def complete(self, name: bytes, now_ms: int) -> None:
-        """Count out the entry whose background attempt `name` has completed.
+        """Subtract the entry of a completed background attempt from the numbers of the endpoint and of the entry's FIFO.
 
         The timer wheel still has the entry. When the wheel returns it, `has_completed` is True, and the entry is dropped. If
         the entry has not arrived yet, remember the completion for `completed_before`.
@@ -110,12 +111,13 @@ class EndpointState(msgspec.Struct, array_like=True):
         return (line.slices for line in self.fifos.values())
 
     def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
-        """Return the time, in ms since the epoch, at which the endpoint needs a decision, if nothing happens before.
+        """Return when the endpoint next needs a decision, in ms since the epoch: the earliest of these times.
 
-        A message for the endpoint, or a due entry in the timer wheel, causes a decision earlier. The earliest counts:
-        1. A lease begins to be unreported.    4. A further lease may begin.
-        2. A lease expires.                    5. The state, or a completion in it, may be dropped.
+        1. The report of a new lease is looked for.    4. A further lease may begin.
+        2. A lease expires.                            5. The state, or a completion in it, may be dropped.
         3. An entry expires.
+
+        A message for the endpoint, or a due entry in the timer wheel, causes a decision before this time.
         """
         has_slots = self.free_slots(policy) > 0
         times = [NEVER_MS if self.fifos else self.window.kept_until_ms(policy)]
@@ -146,8 +148,8 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When the oldest entry in the FIFOs arrived; entries in the timer wheel do not count. NEVER_MS: the FIFOs are empty. An
     entry that has left counts until its slice is rewritten."""
     suppressed_until_ms: int
-    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: they do not. 0 if no
-    entry without order key waits."""
+    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: the
+    endpoint is not suppressed. 0 if no entry without order key waits."""
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int

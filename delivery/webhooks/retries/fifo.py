@@ -31,12 +31,12 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     waiting: int = 0
     """Number of entries, including leased entries and entries that still wait in the timer wheel."""
     lease: int = 0
-    """Number of the FIFO's last lease. Before the first one: number of the shard's last lease when the FIFO was created."""
+    """Number of the FIFO's last lease. If it had no lease yet: number of the shard's last lease when the FIFO was created."""
     leased: int = 0
     """Number of leased entries, always the first entries of the FIFO. 0: there is no lease."""
     unreported_since_ms: int = 0
-    """Time of the first later decision that had no report of the FIFO's last lease. `lease_timeout_s` counts from this time. 0:
-    there was none yet. The decision that made the lease may have run long before the worker got the lease."""
+    """Time of the first decision after the FIFO's last lease that had no report of this lease. 0: there was no such decision
+    yet. `lease_timeout_s` counts from this time, because a worker may get a lease long after the shard has decided on it."""
     not_before_ms: int = 0
     """Earliest time of the first entry's next attempt. The entries behind the first one wait as well. 0: unknown."""
     slices: list[segment_store.Slice] = []
@@ -52,8 +52,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:
         """Return the first entries that may be attempted now: at most `most`, with at most MAX_LEASE_BYTES together.
 
-        A first entry of more bytes is returned alone. Empty if the first entry is not due. Then `not_before_ms` is set to the
-        time of this entry.
+        A first entry with more bytes is returned alone. If the first entry is not due, set `not_before_ms` to its time, and
+        return an empty list.
         """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
@@ -70,9 +70,9 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return entries
 
     def remove_expired(self, store: segment_store.SegmentStore, max_bytes: int, now_ms: int) -> list[RetryEntry]:
-        """Remove and return expired entries, slice by slice, until they have `max_bytes` or more.
+        """Remove and return expired entries, slice by slice, until the returned entries have `max_bytes` or more.
 
-        Called only while the FIFO has no lease. The next decision removes the others.
+        Called only while the FIFO has no lease. The next decision removes the remaining expired entries.
         """
         expired: list[RetryEntry] = []
         room = max_bytes

@@ -3,9 +3,9 @@
 Runs in the executors. Pure. A resend is a replay of one delivery. Without this search, a delivery that waits for its retry
 would be sent twice: by its own retry entry, and by the resend's entry.
 
-A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, which each micro-batch
-reads. So a decision with resends reads the entries of their endpoints. The decision also reads the timer wheel if entries of
-these endpoints wait there.
+A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, and each micro-batch
+would read it. So a decision with resends reads the entries of their endpoints. The decision also reads the timer wheel if
+entries of these endpoints wait there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeliveryKey(NamedTuple):
 
 
 class Search:
-    """Search the waiting entries of resent deliveries, during one decision of a shard."""
+    """Search for the waiting entries of resent deliveries, during one decision of a shard."""
 
     def __init__(self) -> None:
         self._room = MAX_SEARCHED_BYTES

@@ -2,7 +2,7 @@
 
 Runs in the executors, on the driver, in the archive and in the commands. The bytes stay in the retries topic and in the lane's
 state over restarts and upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises
-when that is not enough.
+with a change that a default cannot bridge.
 
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
@@ -78,8 +78,8 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def on_shard_clock(self, now_ms: int) -> RetryEntry:
         """Return the entry with its times on the clock of its shard, which reads `now_ms`.
 
-        An entry whose `since_ms` is in the future was written by a worker whose clock is fast. All its times move back by the
-        same difference, to a `since_ms` of `now_ms`. Any other entry is unchanged.
+        An entry whose `since_ms` is in the future was written by a worker whose clock is fast. All times of the entry move back
+        by the same difference, so that `since_ms` is `now_ms`. Any other entry is unchanged.
         """
         ahead_ms = self.since_ms - now_ms
         if ahead_ms <= 0:
@@ -96,7 +96,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def wakes_at_ms(self) -> int:
         """Return when the entry's wait ends: when it may be attempted, or when it expires, if that is sooner.
 
-        While its attempt runs in the background, it does not expire: the endpoint may accept the attempt.
+        While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt.
         """
         return self.again_at_ms if self.background_attempt is not None else min(self.again_at_ms, self.expires_ms)
 
@@ -208,8 +208,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     refused: int = 0
     """Responses that accepted nothing, but show a healthy endpoint, such as most 4xx. Since 2026-11-21."""
     entries: int = 0
-    """Number of entries in the lease. It tells apart two leases of the same number under different settings. 0: unknown. Since
-    2026-11-22."""
+    """Number of entries in the lease. A micro-batch that runs again with other settings may give the number of one lease to
+    another lease. The number of entries tells them apart. 0: unknown. Since 2026-11-22."""
     at_ms: int = 0
     """When the report was made. 0: unknown. Since 2026-11-23."""
 
@@ -239,8 +239,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
-    """Set: the entries are not attempted. They become dead letters for this reason, NO_ROOM or EXPIRED of `retry_reasons`. Or
-    they are skipped as SkipReason.BROUGHT_FORWARD."""
+    """None: the entries are attempted. NO_ROOM or EXPIRED of `retry_reasons`: they become dead letters for this reason, without
+    an attempt. SkipReason.BROUGHT_FORWARD: they are skipped for this reason."""
     entries: list[RetryEntry]
     is_probe: bool = False
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
@@ -270,8 +270,8 @@ def new_entry(
 ) -> RetryEntry:
     """Return the retry entry of a delivery or batch that is deferred to the retry lane at `now_ms`.
 
-    `packed` has its events, and `subscription_ids` the subscription of each event. The entry keeps the last MAX_HISTORY
-    attempts of `history`, and expires after `max_age_s`.
+    `packed` has the events of the entry, and `subscription_ids` the subscription of each event. The entry keeps the last
+    MAX_HISTORY attempts of `history`, and expires after `max_age_s`.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
     return RetryEntry(

@@ -37,7 +37,7 @@ Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 VERSION = 2
 """Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
 MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of events that one decision leases or gives up as expired; the last of them may exceed it. The leases of a
+"""Maximum of bytes of events that one decision leases or gives up as expired. The last lease may exceed it. The leases of a
 decision are in memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
 
 
@@ -177,7 +177,7 @@ class _Scheduler:
         return self._open[key]
 
     def _apply_settled(self, messages: list[Message]) -> None:
-        """Count out the entries whose background attempts have completed, by the names in the messages."""
+        """Call `complete` for each background attempt that a message names as completed."""
         for message in messages:
             if isinstance(message, retry_messages.Postponed) and message.settled:
                 endpoint = self._opened(endpoint_state.key(message.customer_id, message.endpoint_id))
@@ -314,7 +314,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """Mark leases without a report, and end expired ones. Give up expired entries, up to MAX_LEASED_BYTES a decision."""
+        """Mark leases without a report, and end expired leases. Give up expired entries, up to MAX_LEASED_BYTES a decision."""
         expired_ms = self._now_ms - round(self._policy.lease_timeout_s * 1000)
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint, expired_ms)
@@ -354,7 +354,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease the first entries of a FIFO: up to `most`, MAX_LEASE_BYTES, or one that is not due. Return their number."""
+        """Lease the first due entries of a FIFO, at most `most`, and at most MAX_LEASE_BYTES. Return the number of entries."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms)

@@ -3,9 +3,9 @@
 Runs in the executors. Pure: the caller passes `now_ms`.
 
 The longer the wait, the wider the bucket. An entry goes into a bucket at most a quarter as wide as the entry's wait. When the
-first entry of a bucket is due, the others move to buckets at most an eighth as wide. No bucket is narrower than a second
-(FINEST). So an entry that waits ten hours is written at most six times, whatever the number of micro-batches. There are about
-eight buckets for each doubling of the wait, whatever the number of entries.
+first entry of a bucket is due, the others move to buckets at most an eighth as wide as this bucket. No bucket is narrower than
+a second (FINEST). So an entry that waits ten hours is written at most six times, whatever the number of micro-batches. There
+are about eight buckets for each doubling of the wait, whatever the number of entries.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def remove_resent(
     delivery waits. An entry whose background attempt has completed (`has_ended(owner, entry)`) stays too, but `search` does not
     count its delivery as waiting.
 
-    The buckets that are due first are searched first, until `search` is exhausted. A bucket keeps its times, so it may be
-    opened early, which changes nothing.
+    The buckets that are due first are searched first, until `search` is exhausted. A bucket from which entries are removed
+    keeps its `due_ms`. So it may be opened before any of its entries is due. The entries then move to other buckets.
     """
     removed: list[tuple[str, RetryEntry]] = []
     for key in sorted(buckets, key=lambda key: buckets[key].due_ms):

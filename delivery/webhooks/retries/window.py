@@ -25,8 +25,8 @@ NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
 """Milliseconds for which a report, or a back-off by a deferral, is current: after the report arrived, or after the end of the
-back-off. Then reasons from other lanes, which may be older than a recovery, cause no back-off. The window of an endpoint
-without entries is kept at least as long."""
+back-off. Meanwhile reasons from other lanes cause no back-off, because they may be older than a recovery. The window of an
+endpoint without entries is kept at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
@@ -39,8 +39,8 @@ NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 
 MAX_SILENCE = 0.5
 """Longest time between two failures that counts as failing, as a share of `disable_after_s`. A longer silence, as after a stop
-of the job, starts the count of the failing time again: nothing was sent meanwhile. The longest probe interval plus a
-lease timeout is never a silence, even where this share is shorter."""
+of the job, starts the failing time again, because nothing was sent meanwhile. A time up to the longest probe interval plus a
+lease timeout always counts as failing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class ShardPolicy:
     """Maximum of events of one endpoint that may wait in the retry lane."""
     disable_after_s: float = 432_000.0
     lease_timeout_s: float = 120.0
-    """Seconds after which a lease without a report expires, from the first later decision on. Its entries are then leased
-    again. A worker reports earlier, and requeues the entries that it did not attempt."""
+    """Seconds after which a lease without a report expires, from the first decision after the lease on. The entries of the
+    lease are then leased again. A worker reports earlier, and requeues the entries that it did not attempt."""
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
@@ -74,7 +74,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     """False from a back-off until `size` is RECOVERED_WINDOW, or `max_lease_entries` if that is smaller."""
     failing_since_ms: int | None = None
     """Time of the first failure after which the endpoint accepted no request in any lane. A silence longer than MAX_SILENCE
-    starts the time again. None: there was none, or the endpoint was paused, disabled or quarantined since."""
+    starts the time again. None: no such failure, or the endpoint was paused, disabled or quarantined since."""
     failed_ms: int = 0
     """Time of the last failure in any lane."""
     known_until_ms: int = 0
@@ -119,8 +119,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
         5. Neither, because of faults of the platform: the window stays as it is.
 
-        In each case the endpoint's `Retry-After` is kept, and the report is current for KNOWLEDGE_MS. If no entry was accepted,
-        failures and refusals (4xx, redirects) count for disabling the endpoint.
+        In each case no request begins before the longest `Retry-After` has passed, and the report is current for KNOWLEDGE_MS.
+        If no entry was accepted, failures and refusals (4xx, redirects) count for disabling the endpoint.
         """
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False
@@ -164,7 +164,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """
         if self.failing_since_ms is None or now_ms - self.failed_ms >= RECENT_FAILURE_MS:
             return False
-        # The last hint of a fast lane is this much older than the last acceptance.
+        # The last hint of a fast lane may be older than the last acceptance, by up to this interval.
         enough_s = policy.disable_after_s + health_hints.report_interval_s(policy.disable_after_s)
         return self.failed_ms - self.failing_since_ms >= enough_s * 1000
 

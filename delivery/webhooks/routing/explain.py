@@ -108,11 +108,11 @@ def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[st
 def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """Return a sentence that names the fields of a filter that do not match `document`. The branches of `$or` are one field.
 
-    The sentence names none if the filter has more than MAX_PARTS fields, or if each field matches by itself.
+    The sentence names no field if the filter has more than MAX_PARTS fields, or if each field matches by itself.
     """
     conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
     if len(conditions) > MAX_PARTS:
-        return f"the filter does not take the event; it has more than {MAX_PARTS} fields, so none is named"
+        return f"the filter does not take the event; the filter has more than {MAX_PARTS} fields, so none is named"
     failing = [".".join(path) for path, part in conditions if not event_pattern.compile_pattern(part).matches(document)]
     if not failing:
         return "each field matches somewhere, but no one element of an array matches all of them"

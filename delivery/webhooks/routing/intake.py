@@ -26,7 +26,7 @@ Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
 """Reason of a rejection, a dead letter or a requeue because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
-"""Reason of the rejection of an unreadable retry entry that was given up. Its events are unknown, so it has no dead letter."""
+"""Reason of the rejection of events of an unreadable retry entry that was given up. Such events have no dead letter."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", UNFORESEEN})
 """Reasons for which one lane may reject a record that another lane accepts: they depend on the lane's registry, memory or code,
 or on when it asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that read the
@@ -43,7 +43,8 @@ class Rejection:
     detail: str
     """Details of the reason, for a person."""
     is_only_copy: bool = False
-    """True if no other copy of the record exists. Then the rejected topic gets the whole record. Others are cut at 64 KiB."""
+    """True if no other copy of the record exists. Then the rejected topic gets the whole record. False: headers and value are
+    each cut at 64 KiB."""
 
 
 @dataclass(slots=True, kw_only=True)

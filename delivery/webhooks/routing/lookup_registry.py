@@ -66,7 +66,8 @@ class _Answers(NamedTuple):
 class LookupRegistry:
     """A Registry with only the rows that recent events of this process needed.
 
-    A row that is needed after `ttl_s` seconds is read again. `max_answers` bounds the cached answers.
+    A row is read again if an event needs it more than `ttl_s` seconds after it was read. `max_answers` bounds the cached
+    answers.
     """
 
     def __init__(self, reader: Reader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,8 +108,8 @@ class LookupRegistry:
     async def router_for(self, event: Event) -> _Answers:
         """Return a router made of the two answers for an event. Missing answers are looked up in Postgres.
 
-        Each answer was younger than `ttl_s` when it was taken from the cache. Then the second look-up may wait for Postgres for
-        longer than `ttl_s`.
+        Each answer was younger than `ttl_s` when it was taken from the cache. The first answer may be older when this method
+        returns, because the second look-up may wait for Postgres.
         """
         return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
 

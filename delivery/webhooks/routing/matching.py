@@ -108,7 +108,7 @@ class _PatternIndex:
 
 
 class _IndexedRules:
-    """The rules of one scope that has many, indexed by filter. Each distinct filter is evaluated at most once for an event."""
+    """The rules of a scope with many rules, indexed by filter. Each distinct filter is evaluated at most once for an event."""
 
     __slots__ = ("_by_filter", "_index", "_unfiltered")
 
@@ -211,8 +211,8 @@ class Router:
 def skip_reason(subscription: Subscription) -> SkipReason | None:
     """Return the reason for which the events of a subscription are skipped. None: they are not skipped.
 
-    A subscription with an unusable row is quarantined, whatever its status: without its filter the lanes cannot choose events.
-    Deliveries to an endpoint with an unusable row are not skipped, but wait (delivery.webhooks.scheduling.deferral).
+    A subscription with an unusable row is quarantined, whatever its status, because the lanes cannot choose events without its
+    filter. Deliveries to an endpoint with an unusable row are not skipped, but wait (delivery.webhooks.scheduling.deferral).
     """
     if subscription.fault:
         return SkipReason.QUARANTINED

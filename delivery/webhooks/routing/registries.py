@@ -148,10 +148,10 @@ class Broadcast(Protocol):
 
     @property
     def value(self) -> bytes:
-        """Return the value, as bytes.
+        """Return the value, as bytes, because bytes load fastest.
 
         PySpark drops the value in a worker that gets a task without this handle, such as a task of a lane's state. PySpark
-        loads the value again for the next task with the handle, whether the task needs the value or not. Bytes load fastest.
+        loads the value again for the next task with the handle, whether the task needs the value or not.
         """
 
 
@@ -159,8 +159,8 @@ class Broadcast(Protocol):
 class BroadcastSource:
     """The source of a WholeRegistry: a handle to the broadcast snapshot (the base), and the changes since then (the delta).
 
-    The class is in a module without psycopg and pydantic. A worker that unpickles an object imports the module of its class.
-    These two packages would take 26 MB of each worker.
+    This module must not import psycopg and pydantic. A worker that unpickles a source imports this module, and these two
+    packages would take 26 MB of each worker.
     """
 
     REFRESHED: ClassVar[str] = "delta"

@@ -30,8 +30,8 @@ class Snapshot:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the subscriptions as columns instead of rows.
 
-        The state of each pickled row would be a list, which the unpickler keeps until its end. With 100,000 subscriptions these
-        lists are 35 MB between the rows, which a worker cannot return to the system.
+        The state of each pickled row would be a list, and the unpickler keeps all lists until it ends. With 100,000
+        subscriptions the lists are 35 MB. They lie between the rows, so a worker cannot return this memory to the system.
         """
         rows = list(self.subscriptions.values())
         scopes = {scope: place for place, scope in enumerate(dict.fromkeys(row.scope for row in rows))}
@@ -50,7 +50,7 @@ class Snapshot:
 class SnapshotChanges:
     """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
-    They may be applied to a registry that has some or all of them already: each row has its whole new state.
+    They may be applied to a registry that has some or all of them already, because each row has its whole new state.
     """
 
     since: Revision
@@ -73,7 +73,7 @@ class SnapshotChanges:
         return faults
 
     def followed_by(self, later: SnapshotChanges) -> SnapshotChanges:
-        """Return these changes and the `later` changes as one value. `later` must begin at or before this revision."""
+        """Return these changes and the `later` changes as one value. `later.since` must not be after `revision`."""
         return SnapshotChanges(
             since=self.since,
             revision=later.revision,

@@ -26,7 +26,7 @@ class _Rng(Protocol):
 class Deferrals:
     """Decide which deliveries of one task are deferred to the retry lane, and make the outcomes of these deliveries.
 
-    `suppressed` combines the reports of all lanes of the application. `breakers` and `background` are of this worker. `clock`
+    `suppressed` combines the reports of all lanes of the job. `breakers` and `background` are of this worker. `clock`
     is monotonic, in seconds. `now_s` returns seconds since the epoch.
     """
 
@@ -48,13 +48,13 @@ class Deferrals:
         self._rng = rng
 
     def reason_for(self, endpoint: Endpoint) -> str | None:
-        """Return the reason for which this lane sends nothing to `endpoint`, or None. Called before a request body is built.
+        """Return why this lane sends nothing to `endpoint` now. None: it may send. Called before a request body is built.
 
         1. The endpoint is quarantined, paused or disabled: its deliveries wait until it is repaired or active again.
         2. The endpoint takes events in order, which only the retry lane's state can keep.
         3. The endpoint fails in this worker: its circuit breaker is open.
         4. The driver suppresses the endpoint: it fails, or was unresponsive, in any lane or worker.
-        5. A background attempt to the endpoint is in flight, and no response came before it moved to the background.
+        5. A background attempt to the endpoint is in flight, and the endpoint had not responded since the attempt began.
         """
         if endpoint.fault:
             return retry_reasons.ENDPOINT_QUARANTINED

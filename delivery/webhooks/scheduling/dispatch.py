@@ -7,7 +7,7 @@ rate, holds no slot.
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
 2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
-3. Deliveries whose response is overdue at the end of the task, and those behind them. Overdue attempts move to the background.
+3. Deliveries whose response is overdue at the task's end, and those queued behind. Overdue attempts move to the background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
 """
 
@@ -116,7 +116,7 @@ class Dispatcher(Generic[Sent]):
         self.abandon()
 
     async def wait_for_unsettled(self, unsettled: int) -> None:
-        """Wait until at most `unsettled` deliveries are without an outcome. Nothing may be submitted meanwhile.
+        """Wait until at most `unsettled` deliveries are without an outcome. The caller must not call `submit` meanwhile.
 
         When no queue is ready, each waiting delivery waits for its own endpoint, and is deferred after `queue_timeout_s`.
         """
@@ -335,7 +335,7 @@ class Dispatcher(Generic[Sent]):
         """Record the result of an attempt, and decide the next step of its delivery.
 
         1. Accepted: delivered.
-        2. Failed in a way that often passes, and attempts are left: quick retry, in the retry lane after a background attempt.
+        2. Failed in a way that often passes, and attempts are left: quick retry (of a background attempt: by the retry lane).
         3. Failed otherwise: defer or dead-letter, as `Deferrals.failed` decides.
         4. Failed, and the endpoint's circuit breaker is open: as 3., and defer the endpoint's waiting deliveries.
         """

@@ -20,9 +20,9 @@ from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
 
 FEW_DESTINATIONS = 2
-"""Maximum of destinations of a task that may all be unresponsive by their own fault. If hardly any of more destinations has
-responded, and they are of several customers, the task waits for the end of their attempts. The driver then judges from all
-tasks whether our own network is broken (delivery.webhooks.scheduling.outage)."""
+"""Maximum of destinations of a task that may all be unresponsive by their own fault. If a task has more destinations, of
+several customers, and hardly any of them has responded, the task waits for the end of its attempts. The driver then judges from
+all tasks whether our own network is broken (delivery.webhooks.scheduling.outage)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Pending(Generic[Sent]):
 
 @dataclass(slots=True, eq=False)
 class Queue(Generic[Sent]):
-    """The waiting deliveries of one endpoint in one task, the endpoint's limits, and what the attempts of the task showed."""
+    """The waiting deliveries of one endpoint in one task, the endpoint's limits, and the results of the task's attempts."""
 
     endpoint: Endpoint
     max_in_flight: int
@@ -164,7 +164,7 @@ class EndpointMemory:
     def add_silent(self, queue: Queue[Any], since: float) -> None:
         """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock.
 
-        A silence that began earlier and lasts stays recorded.
+        If an earlier silence of the endpoint is recorded and lasts, the earlier time stays.
         """
         if queue.response_time.silent_since is None:
             queue.response_time.silent_since = since
@@ -173,8 +173,8 @@ class EndpointMemory:
     def take_unresponsive(self, silent_s: float, now: float) -> frozenset[EndpointId]:
         """Return the endpoints that have been silent for at least `silent_s`.
 
-        Each is returned once for a deadline that it missed, and again if it misses another one as long after that. An endpoint
-        that pauses for less than that is not returned, so the other workers continue to send to it.
+        Each is returned once, and again only if a later attempt misses its response deadline and the endpoint is silent for
+        `silent_s` again. An endpoint that was silent for less is not returned, so the other workers continue to send to it.
         """
         found = set()
         for endpoint_id, response_time in list(self.silent.items()):
@@ -221,7 +221,7 @@ class Overdue(NamedTuple, Generic[Sent]):
 
     attempts: list[Pending[Sent]]
     unresponsive: list[tuple[Queue[Sent], float]]
-    """Queues of the endpoints that have sent no response since an overdue attempt began, and when the first one began."""
+    """Queues of endpoints that have sent no response since an overdue attempt began, and when the first such attempt began."""
     silent: list[Queue[Sent]]
     """Queues of endpoints that have sent no response since an attempt in flight began, whether the attempt is overdue or not.
     Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
@@ -251,8 +251,8 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
 def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
     """Return the attempts that have waited longer than their endpoint's response deadline, which is at most `max_s`.
 
-    An endpoint is left out if it has responded in this task and has waiting deliveries. The endpoint may be busy for a moment.
-    The task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
+    An endpoint is left out if it has responded in this task and has waiting deliveries: it may be busy for a moment, and the
+    task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
     """
     attempts: list[Pending[Sent]] = []
     unresponsive: dict[EndpointId, tuple[Queue[Sent], float]] = {}

@@ -1,11 +1,11 @@
-"""Limit requests to endpoints and hosts, and in the API those of its clients: requests in flight, and requests a second.
+"""Limit the requests to endpoints and hosts: the number in flight, and the number per second.
 
-Pure: the clock's reading is passed in.
+The API limits the requests of its clients per second by the same token bucket (`Pace`). Pure: the clock's reading is passed in.
 
 An endpoint's own limits hold for all workers together. Each worker keeps to its share: the limit divided by the number of
 workers, which comes with each task. Four consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
-2. The limit is exceeded while lanes run at once in more processes than that number: each process keeps its own share.
+2. The limit is exceeded while more processes than this number of workers send at once: each process keeps its own share.
 3. A limit of requests in flight is exceeded if it is lower than the number of dispatchers in all workers: a share is at least
    one request.
 4. A limit of requests in flight is exceeded while a fast lane and the retry lane send: each counts its own requests.

@@ -21,8 +21,8 @@ MIN_DESTINATIONS = 10
 MIN_CUSTOMERS = 2
 """Minimum of customers for a judgement. All destinations of one customer may be in one data centre that is down."""
 UNREACHABLE_SHARE = 0.8
-"""If at least this share of the destinations, and of the customers, is unreachable, the fault is ours. Half of them may be in
-one data centre that is down."""
+"""If at least this share of the destinations, and of the customers, is unreachable, the fault is ours. One half is not enough,
+because half of the destinations may be in one data centre that is down."""
 MAX_SAMPLE = 256
 """Maximum of destinations, and of customers, in a sample: 5 kB of a task's report to the driver."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 60.0
@@ -72,8 +72,8 @@ class Reachability:
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
         """Return True if our own network seems broken.
 
-        Requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers. At least UNREACHABLE_SHARE of the
-        destinations, and of the customers, did not respond.
+        That is: requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers, and at least
+        UNREACHABLE_SHARE of the destinations, and of the customers, did not respond.
         """
         return (
             self.asked >= least
@@ -116,8 +116,8 @@ class NetworkHealth:
 
         1. Hardly any destination responded (`Reachability.is_broken`), and no pause lasts: the network is broken. The pause is
            FIRST_PAUSE_S. It doubles each time this is found again, up to MAX_PAUSE_S.
-        2. Hardly any destination responded, and a pause lasts: no change. No micro-batch begins in a pause, so this one began
-           before it, and is no test of the network after the pause.
+        2. Hardly any destination responded, and a pause lasts: no change. No micro-batch begins in a pause, so this
+           micro-batch began before the pause, and did not test the network again.
         3. Most destinations responded: the network works, however few they are.
         4. Otherwise: no change.
         """

@@ -11,12 +11,12 @@ from delivery.registry_model import EndpointId
 from delivery.webhooks.scheduling import endpoint_clock
 
 MIN_MARGIN_S = endpoint_clock.BEAT_S + 2 * endpoint_clock.STALL_S
-"""Seconds that the response deadline is at least behind the mean response time, if the maximum of the deadline allows it. The
+"""Least seconds from the mean response time to the response deadline, unless the maximum of the deadline is sooner. The
 endpoint clock is no more exact than this when the worker lacks CPU: its loop may stall when a request is sent, and again when
 the response is read (the granularity G of RFC 6298). With thousands of endpoints, one has just become slow in nearly each
-micro-batch. The micro-batch then ends later by about this time."""
+micro-batch. So nearly each micro-batch ends later by about this time."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
-"""Maximum of the first response times, in seconds, in the estimate of FirstResponses. A longer one counts as this or less."""
+"""Maximum, in seconds, of the deadline to which FirstResponses cuts longer first response times in its estimate."""
 
 
 class _Estimate:

@@ -1,4 +1,4 @@
-"""Define the phases of a dispatcher's Spark task, and run the timers of the task: two timeouts, and waits for quick retries."""
+"""Define the phases of a dispatcher's task, and its timers: queue timeout, response deadline, and waits for quick retries."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Timeouts:
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
         """Call `on_response_deadline` after `wait_s`, or after `response_deadline_s` if that is sooner.
 
-        Never call it if `response_deadline_s` is infinite. By default, call it at once: attempts to endpoints that usually take
-        longer than `response_deadline_s` are overdue now.
+        If `response_deadline_s` is infinite, it is never called. By default it is called at once, because attempts to endpoints
+        that usually take longer than `response_deadline_s` are overdue now.
         """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:

@@ -84,7 +84,7 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
     origins, rates = _values(headers, ALLOWED_ORIGIN), _values(headers, ALLOWED_RATE)
     if not origins:
         if question.callback is not None:
-            return Reply(State.ASKED, reason="the receiver may permit it by the callback")
+            return Reply(State.ASKED, reason="the receiver may permit deliveries by the callback")
         return Reply(State.REFUSED, reason=f"the answer has no {ALLOWED_ORIGIN}: {_ASK_AGAIN}")
     if len(origins) > 1 or origins[0].lower() not in {ANY, question.origin.lower()}:
         reason = f"{ALLOWED_ORIGIN} is neither our origin, {question.origin}, nor {ANY}: {_ASK_AGAIN}"

@@ -27,7 +27,7 @@ _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if c
 class Content(NamedTuple):
     """The body of a request, and the headers that describe the body.
 
-    Deliveries of one event share one Content if their endpoints have the same content mode and form of payload.
+    Deliveries of one event share one Content if their endpoints have the same `content_mode` and the same `payload`.
     """
 
     headers: bytes

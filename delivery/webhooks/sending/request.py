@@ -54,7 +54,7 @@ def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_
 
     Raise TargetRefused if the endpoint's URL or TLS settings, or a header of the question, allow no valid request. The receiver
     may not be the customer's own, so the request has neither the endpoint's `auth` nor its headers. The endpoint's client
-    certificate is used: without it, a receiver with mutual TLS cannot be asked. It reveals its subject, and no secret.
+    certificate is used, because a receiver with mutual TLS cannot be asked without it. A certificate reveals no secret.
     """
     address_guard.check_url(endpoint.url)
     url = yarl.URL(endpoint.url, encoded=True)
@@ -79,7 +79,7 @@ def _head(url: yarl.URL, headers: dict[str, str], method: str = "POST") -> bytes
 def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) -> None:
     """Raise TargetRefused for a header that is not allowed, is duplicated, is set by `auth`, or is `authorization`.
 
-    The registry encrypts credentials of `auth`, but not headers.
+    `authorization` is refused because it belongs in `auth`: the registry encrypts the credentials of `auth`, but no headers.
     """
     guard.check_headers(dict(headers))
     seen = {"authorization", *(name.lower() for name in auth)}

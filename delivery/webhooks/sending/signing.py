@@ -32,7 +32,7 @@ number of active endpoints would have no effect."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the value of `webhook-signature`: one signature for each key that is valid at `timestamp_s`, in order.
+    """Return the value of `webhook-signature`: one signature for each of `keys` that is valid at `timestamp_s`.
 
     Raise RegistrationError if no key is valid, because no request is sent unsigned.
     """

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import msgspec
 
 MAX_RUNS = 4
-"""Number of runs of one compaction level at which these runs are merged. A run is the segments that one decision wrote. Merging
-rewrites a waiting item whenever its wait quadruples. It saves two thirds of the reads when items are removed."""
+"""Number of runs of one compaction level at which these runs are merged. A run: the segments that one decision wrote. Merging
+rewrites a waiting item whenever its wait quadruples, and saves two thirds of the reads when items are removed."""
 MIN_MERGED_SIZE = 64 * 1024
 """Minimum of bytes of segments that are merged because most of their items were removed."""
 MAX_MERGED_SIZE = 64 * 1024 * 1024

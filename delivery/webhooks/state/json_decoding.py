@@ -1,7 +1,7 @@
 """Decode JSON as a type, with one kind of error for all bytes that are no such JSON.
 
 Runs in the executors, on the driver, in the archive and in the commands. msgspec alone raises other errors for broken UTF-8 and
-for too many levels. A caller that leaves out the records of other programs would end with one of these errors.
+for too many levels. A caller that leaves out unreadable records would be ended by one of these errors.
 """
 
 from __future__ import annotations

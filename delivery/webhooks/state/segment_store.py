@@ -1,7 +1,7 @@
 """Store lists of items in numbered segments. Items are mostly appended at the end of a list and removed from its front.
 
-Runs in the executors. Pure: a function that reads a segment comes in. A segment is one value of Spark's state. An item is a
-retry entry, or an entry of the timer wheel, as bytes.
+Runs in the executors. Pure: the caller passes the function that reads a segment. A segment is one value of Spark's state. An
+item is a retry entry, or an entry of the timer wheel, as bytes.
 
 1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
 2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
@@ -105,7 +105,7 @@ class SegmentStore:
         last.expires_ms = min(last.expires_ms, item.expires_ms)
 
     def slices(self, items: Iterable[Item]) -> list[Slice]:
-        """Return new slices with these items, none without items. The owner inserts the slices into one of its lists."""
+        """Return new slices with these items, or no slices if there are no items. The owner puts them into one of its lists."""
         return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
 
     def items(self, slice_: Slice) -> list[bytes]:
@@ -129,7 +129,7 @@ class SegmentStore:
             count -= items
 
     def shorten(self, slice_: Slice, count: int) -> None:
-        """Remove the first `count` items of a slice. The slice has more items than that."""
+        """Remove the first `count` items of a slice. The slice has more than `count` items."""
         self._count_removed(slice_, self.items(slice_)[:count])
         slice_.first += count
 

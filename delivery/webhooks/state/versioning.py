@@ -22,7 +22,7 @@ def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -
     if not stored or not (version if oldest is None else oldest) <= stored[0] <= version:
         form = f"has format {stored[0]}" if stored else "is empty"
         raise errors.StateUnreadable(
-            f"{name} {form}, and this version of fanout reads format {version}. Nothing was changed. Start the version of "
-            "fanout that wrote it again"
+            f"{name} {form}, and this version of fanout reads format {version}. Nothing was changed. Start again the "
+            "version of fanout that wrote it"
         )
     return memoryview(stored)[1:]

@@ -78,7 +78,7 @@ class Page(NamedTuple, Generic[Model]):
     previous_cursor: str | None
     """None: no row is before the page."""
     total: int | None
-    """The rows of all pages. None: the request does not ask for the total."""
+    """The number of rows on all pages. None: the request does not ask for the total."""
 
 
 def page(
@@ -88,12 +88,12 @@ def page(
 
     `only` limits the rows, for example to those of one customer.
 
-    1. Read one id more than the limit, forwards, or backwards from the end of a previous page.
+    1. Read one id more than the limit: forwards from a `next_cursor`, or backwards from a `previous_cursor`.
     2. Read the rows, `ROWS_PER_READ` at a time, until all are read or the answer has its maximum size.
-    3. With a cursor, check that a row is on the other side of the page, because rows there may have been deleted.
+    3. If the request has a cursor, look for a row on the side that the cursor comes from. All rows there may be deleted.
 
-    A previous page without rows is the first page.
-    A next page without rows has the cursor of the previous page, unless all earlier rows are gone too.
+    If no row is before a `previous_cursor`, the first page is returned. If no row is after a `next_cursor`, the page is empty
+    and has a `previous_cursor`, unless all earlier rows are deleted too.
     """
     wanted = call.query_as(ListQuery)
     place = cursors.place(wanted.cursor)
@@ -194,8 +194,8 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     if own is None:
         return
     with of_whole_customer(call):
-        # Binding parameters on the client sends both statements in one round trip. The count sees what was committed before it
-        # got the lock.
+        # Binding parameters on the client sends both statements in one round trip. The count sees what was committed before this
+        # transaction got the lock.
         cursor = psycopg.ClientCursor(call.connection).execute(query(f"count_{kind}s"), {"customer": own})
         cursor.nextset()
         [found] = cursor.fetchall()
@@ -257,7 +257,7 @@ def id_for(call: Call, kind: registered_rows.RowKind, wanted: str | None, *, pre
     """Return the id of a new row: a random id, or the id `wanted`, which only an operator's key may choose.
 
     Raise Refused with 422 if a customer's key chooses an id, and with 409 if the id is taken. A chosen id is locked until the
-    transaction ends. A customer that chose ids could find out the ids of other customers' rows.
+    transaction ends. Customers choose no ids, because a 409 would reveal the ids of other customers' rows.
     """
     if wanted is None:
         return new_id(prefix)

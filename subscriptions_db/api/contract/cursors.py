@@ -14,7 +14,7 @@ BEFORE = "<"
 """The first character of the decoded cursor of a previous page."""
 
 _DIRECTLY_AFTER = "\x01"
-"""A row's id with this character behind it sorts directly after the row: all characters of ids sort after the character."""
+"""A row's id with this character behind it sorts directly after the row, because all characters of ids sort after this one."""
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ def decode(cursor: str | None) -> str:
 
 
 def encode_previous(first: str) -> str:
-    """Return the cursor of the page whose rows sort before `first`, such as the id of the first row of a page."""
+    """Return the cursor of the page whose rows sort before the text `first`, such as the id of a page's first row."""
     return encode(BEFORE + first)
 
 

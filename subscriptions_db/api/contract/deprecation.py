@@ -3,7 +3,8 @@
 Runs in the API, and in `fanout` commands for the OpenAPI document. docs/api.md has the policy.
 
 An operation has its deprecation as `Route.deprecation`. A parameter or a field has its deprecation as an annotation:
-`Annotated[str, Deprecation(…)]`. Published events are not validated by their type, so the headers do not name their fields.
+`Annotated[str, Deprecation(…)]`. The API does not validate published events by the types of publishing/routes.py, so the
+headers name no fields of events.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import pydantic
 from pydantic_core import core_schema
 
 MIN_NOTICE = dt.timedelta(days=184)
-"""Least time from a deprecation to the removal: six months, of which the longest have 184 days."""
+"""Least time from a deprecation to the removal: six months, which have at most 184 days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deprecation:
     """The deprecation of an operation, a parameter or a field. Raises ValueError if the removal follows too soon.
 
-    As an annotation, it sets `deprecated` in the JSON Schema of the field. Whenever a request has the field, the validation
-    adds the deprecation to its context, which is a set.
+    As an annotation, it sets `deprecated` in the JSON Schema of the field. Whenever a request has the field, pydantic's
+    validation adds the deprecation to the validation context, a set.
     """
 
     since: dt.date

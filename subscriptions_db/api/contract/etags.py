@@ -1,6 +1,6 @@
 """Compute the ETags of resources, and evaluate the conditions of requests (RFC 9110, section 13). Pure.
 
-Runs in the API. An ETag is a digest of what the answer to GET shows. The `updated_at` of an endpoint is a part of it, so the
+Runs in the API. An ETag is a digest of what the answer to GET shows. That answer has the `updated_at` of an endpoint, so the
 ETag changes with the endpoint's secrets too.
 """
 

@@ -24,15 +24,17 @@ from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
 
 SECRET_BYTES = 32
-"""Random bytes in the secret part of a key. A SHA-256 digest has as many bytes."""
+"""Random bytes in the secret part of a key. A SHA-256 digest has as many bytes, and `authenticate` relies on that."""
 EXPIRES_SOON = dt.timedelta(days=14)
-"""Time before a key expires in which answers to its requests have `Fanout-Key-Expires-At`."""
+"""Answers to requests with a key have the header `Fanout-Key-Expires-At` if the key expires within this time."""
 NOTE_USE_EVERY_S = 300.0
-"""Seconds between two writes of one process about the use of one key, unless it forgets the key (server/key_use.py)."""
+"""Seconds between two writes of the last use of one key by one process. A process that has forgotten the key writes earlier
+(server/key_use.py)."""
 LIMITED = "limited "
-"""Prefix of the digested text of a key that is limited to endpoints or tenants. No key has a space."""
+"""The digest of a key that is limited to endpoints or tenants is made of this prefix and the key. No other key can have this
+digest, because keys have no space."""
 MAX_ENDPOINTS = 100
-"""Maximum endpoints of one limited key. Each transaction of the key names them."""
+"""Maximum endpoints of one limited key, because each transaction with the key names all of them."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -102,7 +104,7 @@ def create(
 
 
 def _require_own(connection: connect.Connection, customer_id: str | None, endpoints: Sequence[str]) -> None:
-    """Raise RegistrationError unless all these endpoints are the customer's."""
+    """Raise RegistrationError unless all `endpoints` belong to the customer."""
     if not endpoints:
         return
     found = connection.execute(query("customers_of_endpoints"), {"ids": endpoints})
@@ -162,7 +164,7 @@ def shown_expiry(expires_at: dt.datetime) -> str:
 
 
 def note_use(connection: connect.Connection, key_ids: Sequence[str], now: dt.datetime) -> None:
-    """Write `now` as the last use of these keys, except of keys whose written use is less than `NOTE_USE_EVERY_S` / 2 old.
+    """Store `now` as the last use of these keys, except of keys whose stored last use is less than `NOTE_USE_EVERY_S` / 2 old.
 
     Keys whose rows another process is writing are left out too.
     """

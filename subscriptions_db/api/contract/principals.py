@@ -27,7 +27,7 @@ class Scope(enum.StrEnum):
     """Change the endpoints, subscriptions, dead letters, consumers and replays of its customer. Read nothing: no secrets,
     events, results of deliveries or registered rows. So it rotates no secret and leases no dead letter."""
     POLLER = "poller"
-    """Read the dead letters and their consumers of its customer. Lease, ack, extend and nack dead letters. Nothing else."""
+    """Read the dead letters and consumers of its customer. Lease, ack, extend and nack dead letters. Nothing else."""
     EXECUTOR = "executor"
     """Follow the registry of every customer, with sealed secrets, and nothing else."""
     PUBLISHER = "publisher"

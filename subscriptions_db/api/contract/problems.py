@@ -26,7 +26,8 @@ CONTENT_TYPE = "application/problem+json"
 ABOUT_NOTHING = "about:blank"
 """The `type` of a problem until `problem_types.document` sets the URL of its page."""
 RETRY_AFTER_S = 2
-"""`Retry-After` of a 503, and of a 429 for too many waiting requests or bytes of events, whose end is not known."""
+"""Seconds in `Retry-After` of a 503, and of a 429 for too many waiting requests or bytes of events. Nobody knows when they
+end."""
 LOG_EVERY_S = 1.0
 """Least seconds between two log lines about one kind of cause. While Postgres is away, each request has the same cause."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
@@ -102,7 +103,8 @@ class Refused(Exception):
         headers: dict[str, str] | None = None,
         code: str | None = None,
     ) -> None:
-        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: that of `status`."""
+        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: the code of
+        `status`."""
         super().__init__(status, detail)
         self.headers = headers or {}
         self.cause: errors.FanoutError | None = None
@@ -135,7 +137,7 @@ def unavailable(detail: str) -> Refused:
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
     """Return the 422 for a body or a query that pydantic refuses.
 
-    `model` is the type of the body or query, whose fields the answer suggests for an unknown one. None: it suggests none.
+    For an unknown field, the answer suggests a field of `model`, the type of the body or query. None: no suggestion.
     """
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
@@ -166,14 +168,15 @@ class CauseLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged_at: dict[tuple[type, type], float] = {}
-        """Kind of cause → the time of its last line. A kind is the class of the error, and that of the error behind it."""
+        """Kind of cause → the time of its last line. A kind is the class of the error, and the class of the error that caused
+        it."""
         self._left_out: collections.Counter[tuple[type, type]] = collections.Counter()
-        """Kind of cause → the refusals since its last line. They have no line."""
+        """Kind of cause → number of refusals since its last line, which were not logged."""
 
     def write(self, refused: Refused, request_id: str) -> None:
         """Log the cause of a refusal, if it has one, unless a line about the same kind is less than LOG_EVERY_S old.
 
-        The field `left_out` counts the refusals since the last line about the same kind. They have no line.
+        The field `left_out` counts the refusals of the kind since its last line, which were not logged.
         """
         cause = refused.cause
         if cause is None:

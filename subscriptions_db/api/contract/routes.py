@@ -54,7 +54,7 @@ WaitS = Annotated[float, Field(ge=0, le=60)]
 
 
 class NoParameters(described.DescribedModel):
-    """A query or a body without parameters, and the base of those with parameters."""
+    """A query or a body without parameters, and the base class of queries and bodies with parameters."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -76,7 +76,7 @@ class PageQuery(NoParameters):
 
 
 class ListQuery(PageQuery):
-    """The page of a list to return: the first, or with a cursor the page after or before another one."""
+    """The page of a list to return: the first page, or with a cursor the page after or before an earlier answer's page."""
 
     cursor: Cursor | None = None
     """`next_cursor` or `previous_cursor` of another page."""
@@ -169,7 +169,7 @@ class LongPoll(NamedTuple):
     """The answer if the wait ends without a result."""
     wait_s: float
     cursor: str | None = None
-    """The cursor of the next try, in place of the request's `cursor`. None: the same as before."""
+    """The cursor of the next try, in place of the request's `cursor`. None: the request's `cursor` again."""
 
 
 class SnapshotRequest(NamedTuple):
@@ -202,7 +202,7 @@ class Route:
     method: str
     path: str
     name: str
-    """`operationId` in the document."""
+    """`operationId` in the OpenAPI document."""
     summary: str
     scopes: frozenset[Scope]
     handler: (
@@ -214,7 +214,8 @@ class Route:
     """None: the route publishes the events in the body, without a transaction (server/publishing.py)."""
     body: type[pydantic.BaseModel] | None = None
     bodies: tuple[tuple[str, type[pydantic.BaseModel]], ...] = ()
-    """Content types of the body, each with the type of its document. In place of `body` if the route takes others than JSON."""
+    """Content types of the body, each with the type of its document. Set in place of `body` if the route takes other content
+    types than JSON."""
     query: type[pydantic.BaseModel] = NoParameters
     answer: type[pydantic.BaseModel | RawBytes] | None = None
     """None: no body, status 204."""
@@ -239,7 +240,7 @@ class Route:
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
     cost: int = 1
-    """Number of requests for which one request of the route counts in the rate of its key."""
+    """One request of the route counts as this number of requests in the rate of its key."""
     is_answer_progress: bool = False
     """The answer has only ids, counts, cursors and results of the request itself, so keys of scope `write_only` get it too."""
     deprecation: Deprecation | None = None

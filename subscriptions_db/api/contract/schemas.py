@@ -56,7 +56,7 @@ class EndpointToCreate(manifest.EndpointFields):
     """An endpoint to create for the customer of the request."""
 
     id: manifest.Id | None = None
-    """The id. Only an operator's key may choose an id; otherwise the platform does."""
+    """The id, which only an operator's key may choose. Null: the platform chooses it."""
     mode: Literal["direct", "batch"] = "direct"
     """`direct`: a request for each event. `batch`: a request for several events."""
 
@@ -93,7 +93,8 @@ class SearchQuery(routes.ListQuery):
     customer: str | None = None
     """Only rows of this customer. A customer's key may name its own customer only."""
     q: SearchText | None = None
-    """Only rows with this text in the id, the description, or the URL or event type, in upper or lower case."""
+    """Only rows with this text in the id, the description, or the URL (endpoints) or event type (subscriptions), in upper or
+    lower case."""
     metadata: MetadataEntry | None = None
     """Only rows with this entry in their metadata, as `name:text`."""
 
@@ -160,7 +161,7 @@ class Endpoint(described.DescribedModel):
     retry: parts.RetryFields
     """The schedule of retries."""
     order_by: str | None
-    """The field of an event whose equal values are delivered in order. Null: no order."""
+    """Events with equal values of this field are delivered in order. Null: no order."""
     validation: str
     """`cloudevents`: deliveries wait until the receiver has permitted them. `none`: no permission is needed."""
     awaits_permission: bool
@@ -237,7 +238,7 @@ class NewSubscription(manifest.SubscriptionFields):
     endpoint: manifest.Id
     """The id of the endpoint that gets the matching events."""
     id: manifest.Id | None = None
-    """The id. Only an operator's key may choose an id; otherwise the platform does."""
+    """The id, which only an operator's key may choose. Null: the platform chooses it."""
 
 
 SubscriptionChanges = changes_of(

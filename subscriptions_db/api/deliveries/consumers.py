@@ -71,11 +71,11 @@ class Consumer(described.DescribedModel):
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
     waiting: int
-    """Dead letters that are not leased yet, were nacked, or have an expired lease. Polls give them, or park them after
+    """Dead letters that are not leased yet, were nacked, or have an expired lease. Polls lease them, or park them after
     `max_receives` leases. Discarded and redriven ones do not count."""
     waiting_is_exact: bool
     """False: `waiting` is the least number, because only the oldest dead letters are examined: 10,000 that were not leased yet,
-    and 10,000 that were nacked or have an expired lease. For each consumer of a list, 1,000 take the place of 10,000."""
+    and 10,000 that were nacked or have an expired lease. In a list of consumers, 1,000 are examined in place of 10,000."""
     leased: int
     """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: int
@@ -97,7 +97,7 @@ class Consumers(described.DescribedModel):
 def existing_consumer(call: Call) -> consumers.ConsumerState:
     """Return the consumer of the path.
 
-    Raise Refused with 404 if it does not exist, and with 422 if the customer is missing or not the key's own.
+    Raise Refused with 404 if it does not exist, and with 422 if `customer` is missing or is not the key's own.
     """
     for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
         return state
@@ -123,8 +123,8 @@ def create(call: Call) -> Consumer:
     Raise Refused:
 
     * 409: the name is taken.
-    * 422: the request names more than one place, or the customer is missing or not the key's own.
-    * 422: the key is limited to endpoints, and the selection is not one of them.
+    * 422: the request names more than one place, or `customer` is missing or is not the key's own.
+    * 422: the key is limited to endpoints, and the selection does not name one of them.
     * 429: the customer has the maximum of consumers. An operator's key may create more.
     """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)

@@ -144,7 +144,7 @@ def position(call: Call) -> int:
 def existing_letter(call: Call) -> ArchivedDeadLetter:
     """Return the dead letter of the path, in any state.
 
-    Raise Refused with 404 if it does not exist, and with 422 if the customer is missing or not the key's own.
+    Raise Refused with 404 if it does not exist, and with 422 if `customer` is missing or is not the key's own.
     """
     letter = archived_dead_letters.get(call.connection, customer_of(call), position(call))
     if letter is None:

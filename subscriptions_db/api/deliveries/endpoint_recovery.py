@@ -54,12 +54,15 @@ _AWAITS_PERMISSION = (
 
 
 def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
-    """Return why an endpoint's redriven deliveries wait; empty if they do not."""
+    """Return why an endpoint's redriven deliveries wait; empty if they do not wait."""
     return _DETAILS[status] or (_AWAITS_PERMISSION if awaits_permission else "")
 
 
 def recover(call: Call) -> RecoveredEndpoint:
-    """Request the redrive of an endpoint's waiting dead letters since a time, at most `limit`; raise Refused with 404."""
+    """Request the redrive of an endpoint's waiting dead letters since a time, at most `limit`.
+
+    Raise Refused with 404 if there is no such endpoint.
+    """
     wanted, endpoint_id = call.body_as(RecoverEndpoint), call.path["endpoint_id"]
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)
     customer_id = endpoint["customer"]

@@ -44,7 +44,8 @@ class LeasedDeadLetter(DeadLetter):
     receipt: str
     """The receipt handle for ack, nack and extend."""
     times: int
-    """Number of leases of the dead letter by this consumer, including this lease. A seek and an unpark begin again at 0."""
+    """Number of leases of the dead letter by this consumer, including this lease. The count begins again at 0 after a seek or
+    an unpark."""
     leased_until: dt.datetime
     """When the lease ends."""
 
@@ -99,14 +100,15 @@ class SettledReceipt(described.DescribedModel):
     """The id of the dead letter. Null: refused."""
     reason: ReceiptRefusal | None = None
     """The reason of a refusal. `invalid`: the text is not a receipt handle. `not_leased`: the consumer has no lease of this
-    receipt handle, as after an ack, a nack or a seek. `leased_again`: the dead letter has another receipt handle since.
-    `parked`: the dead letter is parked, and can only be acked. `too_long`: the lease has existed for 12 hours."""
+    receipt handle, as after an ack, a nack or a seek. `leased_again`: the dead letter was leased again since, with another
+    receipt handle. `parked`: the dead letter is parked, and can only be acked. `too_long`: the lease has existed for 12
+    hours."""
     leased_until: dt.datetime | None = None
     """The new end of an extended lease. Null: the lease was not extended."""
 
 
 class SettledLetters(described.DescribedModel):
-    """The dead letters that the request acked, nacked, or gave a new end of their lease; and the result of each receipt handle.
+    """The dead letters that the request acked, nacked or extended, and the result of each receipt handle.
 
     `letters` has no dead letter whose receipt handle was refused. `results` gives the reason of each refusal.
     """
@@ -114,7 +116,7 @@ class SettledLetters(described.DescribedModel):
     letters: list[str]
     """The ids of the dead letters, without those of refused receipt handles."""
     refused: list[RefusedReceipt] = Field(default=[])
-    """The texts that are no receipt handles. `results` has the other refusals too."""
+    """The texts that are no receipt handles. `results` has all refusals."""
     results: list[SettledReceipt]
     """One for each receipt handle, in the order of the request."""
 

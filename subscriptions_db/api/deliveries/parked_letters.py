@@ -33,7 +33,7 @@ class ParkedDeadLetter(DeadLetter):
     """A dead letter that a consumer does not get again, because it was leased `max_receives` times without an ack."""
 
     times: int
-    """Number of leases of the dead letter by this consumer until it was parked. An unpark begins again at 0."""
+    """Number of leases of the dead letter by this consumer until it was parked. The count begins again at 0 after an unpark."""
     parked_at: dt.datetime
     """When the dead letter was parked."""
 
@@ -61,13 +61,13 @@ class UnparkRequest(NoParameters):
 class UnparkedDeadLetters(described.DescribedModel):
     """The ids of the dead letters that the consumer gets again.
 
-    An id is missing if the dead letter was not parked, or, with `has_more`, if it still is.
+    An id is missing if the dead letter was not parked, or, with `has_more`, if it is still parked.
     """
 
     letters: list[str]
     """The ids of the dead letters."""
     has_more: bool
-    """True: more dead letters of the request are parked. Repeat the request."""
+    """True: more dead letters of the request are still parked. Repeat the request."""
 
 
 def list_(call: Call) -> ParkedDeadLetters:
@@ -85,8 +85,8 @@ def list_(call: Call) -> ParkedDeadLetters:
 def unpark(call: Call) -> UnparkedDeadLetters:
     """Give parked dead letters back to their consumer, whose pollers can lease them again at once.
 
-    Raise Refused with 404 if there is no such consumer, and with 409 if the consumer has no room. Raise it with 422 if the
-    request does not name the dead letters in exactly one way.
+    Raise Refused with 404 if there is no such consumer, with 409 if the consumer has the maximum of dead letters without an
+    ack, and with 422 if the request does not name the dead letters in exactly one way.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.everything == (wanted.letters is not None):

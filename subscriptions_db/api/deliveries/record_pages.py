@@ -64,8 +64,8 @@ def fields(
 ) -> PageFields:
     """Return the cursors of a page and its total.
 
-    `places` are those of the shown rows, the nearest to the page's start first. `further` is where to continue in the direction
-    of the page; None: nothing follows. `count` returns the total, and is called only if the request asks for it.
+    `places` are the positions of the shown rows, the nearest to the page's start first. `further` is where to continue in the
+    direction of the page; None: nothing follows. `count` returns the total, and is called only if the request asks for it.
     """
     start, total = wanted.start(), count() if wanted.total else None
     nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)

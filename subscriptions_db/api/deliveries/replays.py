@@ -1,6 +1,6 @@
 """Request, list and cancel replays.
 
-A replay delivers events again: those of a time range that are due to an endpoint, or the event of one attempt (a resend).
+A replay delivers events again: the events of a time range that are due to an endpoint, or the event of one attempt (a resend).
 Runs in the API, which only stores the request. `fanout archive` carries out the replays. `fanout` commands call `shown` too.
 """
 
@@ -128,7 +128,7 @@ def resend(call: Call) -> Replay:
     * 404: there is no such attempt, or its endpoint is deleted.
     * 409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the
       customer has the maximum of unfinished replays.
-    * 422: the customer is missing or not the key's own.
+    * 422: `customer` is missing or is not the key's own.
     * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
     customer_id = dead_letters.customer_of(call)
@@ -196,7 +196,7 @@ def get(call: Call) -> Replay:
 def cancel(call: Call) -> Replay:
     """Cancel a replay: no further deliveries are enqueued.
 
-    Raise Refused with 404 if there is no such replay, with 409 if it is finished, and with 422 if the customer is missing or
+    Raise Refused with 404 if there is no such replay, with 409 if it is finished, and with 422 if `customer` is missing or is
     not the key's own.
     """
     before = _found(call)

@@ -23,7 +23,8 @@ from subscriptions_db.archive.search.statistics import Granularity
 DEFAULT_RANGE = dt.timedelta(days=1)
 """Length of the time range if a request does not name its beginning."""
 STATISTICS_COST = 5
-"""Requests for which a request for statistics counts. The longest range, 31 days, reads up to 768 rows, with histograms."""
+"""One request for statistics counts as this number of requests in the rate of its key. The longest range, 31 days, reads up to
+768 rows, with histograms."""
 FIRST, LAST = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 """Bounds of a time range. Beyond them, arithmetic with times would leave the calendar."""
 
@@ -67,10 +68,10 @@ class Percentiles(described.DescribedModel):
 
 
 class DeliveryCounts(described.DescribedModel):
-    """Counts of deliveries and attempts in a time. An attempt counts in the hour in which it started."""
+    """Counts of deliveries and attempts in a time range. An attempt counts in the hour in which it started."""
 
     delivered: int
-    """Deliveries that an endpoint accepted. A delivery that came twice counts twice. Of a batch, each event counts."""
+    """Deliveries that an endpoint accepted. A delivery that was accepted twice counts twice. Of a batch, each event counts."""
     dead_lettered: int
     """Deliveries that were given up. One that was redriven and given up again counts twice."""
     skipped: int
@@ -84,7 +85,7 @@ class DeliveryCounts(described.DescribedModel):
     duration_ms: Percentiles | None
     """Duration of the attempts. Null: there were none."""
     latency_ms: Percentiles | None
-    """Time from Kafka's append of an event to the response, of accepted attempts, without replays. A batch counts with
+    """Time from Kafka's append of an event to the response. Only accepted attempts count, without replays. A batch counts with
     its oldest event. Null: there were none."""
 
 
@@ -123,8 +124,9 @@ def of_endpoint(call: Call) -> Statistics:
 def of_customer(call: Call) -> Statistics:
     """Return the statistics of all endpoints of a customer, deleted ones included.
 
-    Raise Refused with 422 for a time range that is not allowed, or if the customer is missing or not the key's own. Raise it
-    with 403 for a limited key: the sum over its endpoints is not stored, and row-level security hides the sum over all.
+    Raise Refused with 422 for a time range that is not allowed, or if `customer` is missing or is not the key's own. Raise it
+    with 403 for a limited key: the sum over the key's endpoints is not stored, and row-level security hides the sum over all
+    endpoints.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(

@@ -108,7 +108,7 @@ EXAMPLES: Mapping[str, Example] = {
         },
     ),
     "validateEndpoint": Example(
-        answer={"state": "asked", "permitted_per_minute": None, "reason": "the receiver may permit it by the callback"}
+        answer={"state": "asked", "permitted_per_minute": None, "reason": "the receiver may permit deliveries by the callback"}
     ),
     "permitDeliveries": Example(answer=_PERMITTED),
     "permitDeliveriesByBrowser": Example(answer=_PERMITTED),

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A request to an operation, and the answer to it. PATH_PARAMETERS has the values of its path's parameters."""
+    """A request to an operation, and the answer to it. PATH_PARAMETERS has the values of the path's parameters."""
 
     query: Mapping[str, Any] = field(default_factory=dict)
     """Parameter → value. Other parameters are left out."""

@@ -1,4 +1,4 @@
-"""List examples of the operations on subscriptions, and of those that explain whether an event is due."""
+"""List examples of the operations on subscriptions, and of the operations that explain whether an event is due."""
 
 from __future__ import annotations
 

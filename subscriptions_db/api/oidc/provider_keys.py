@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 DISCOVERY = "/.well-known/openid-configuration"
 REFRESH_S = 600.0
-"""Age of the keys, in seconds, from which the next request with a token has them read again in the background. A key that the
-provider has withdrawn works until that read succeeds, or until the keys are older than MAX_AGE_S."""
+"""Age of the keys, in seconds, from which the next request with a token starts a new read of the keys in the background. A key
+that the provider has withdrawn works until that read succeeds, or until the keys are older than MAX_AGE_S."""
 ASK_EVERY_S = 10.0
 """Least seconds between the starts of two reads of the keys. Tokens with invented key ids must not make the API flood the
 provider."""
@@ -104,7 +104,8 @@ class ProviderKeys:
         return found
 
     def are_usable(self) -> bool:
-        """Return True if there are keys, at most MAX_AGE_S old. Start to read keys older than REFRESH_S again."""
+        """Return True if there are keys, at most MAX_AGE_S old. If they are older than REFRESH_S, start a read in the
+        background."""
         age_s = self._clock() - self._read_at
         if age_s > REFRESH_S:
             self._begin()
@@ -181,7 +182,9 @@ class ProviderKeys:
         return url
 
     async def _document(self, session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
-        """Return a JSON object of the provider; raise ValueError for another answer.
+        """Return a JSON object of the provider.
+
+        Raise ValueError if the answer has another status than 200, is larger than MAX_BYTES, or is no JSON object.
 
         Redirects are not followed: they would lead to a server that nobody named.
         """

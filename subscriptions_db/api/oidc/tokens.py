@@ -79,7 +79,10 @@ class TokenVerifier:
         return principal
 
     async def _claims(self, text: str) -> dict[str, Any]:
-        """Return the claims of a valid token; raise Refused."""
+        """Return the claims of a token.
+
+        Raise Refused with 401 if the token is not valid, and with 503 if the keys of the provider cannot be read.
+        """
         if len(text) > MAX_TOKEN_BYTES or not text.isascii():
             _refuse(f"the token is too large, or is no JWT: {_SEND_ACCESS_TOKEN}")
         try:
@@ -155,7 +158,8 @@ class TokenVerifier:
 
 
 def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
-    """Return the texts in a claim, found by its name or by a dotted path. A text counts as a whole, and by its words. Pure."""
+    """Return the texts in a claim, found by its name or by a dotted path. A claim of one text gives the text and its words.
+    Pure."""
     found: Any = claims.get(claim)
     if found is None:
         found = claims

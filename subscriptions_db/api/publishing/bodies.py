@@ -50,13 +50,16 @@ class EventsOfBody(NamedTuple):
 
 
 def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
-    """Return the events of a body; raise Refused with 413, 415 or 422. `content_type` is without parameters.
+    """Return the events of a body. `content_type` is without parameters.
+
+    Raise Refused with 413 for more than MAX_EVENTS events, with 415 if no case fits, and with 422 for a malformed body or
+    header.
 
     The first case that fits decides:
     1. `application/cloudevents-batch+json` is an array of CloudEvents.
     2. `application/cloudevents+json` is one CloudEvent.
-    3. With a `ce-` header, the body is the payload of one CloudEvent, of any content type. An empty body without a content
-       type, or with JSON's, is no payload.
+    3. With a `ce-` header, the body is the payload of one CloudEvent, of any content type. An empty body is no payload if the
+       content type is missing or is JSON.
     4. `application/json` is one plain JSON event, or an array of them.
     """
     if sum(name.lower() == b"content-type" for name, _ in headers) > 1:
@@ -79,7 +82,10 @@ def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
 
 
 def _items(body: bytes) -> list[bytes]:
-    """Return the items of a JSON array with their bytes unchanged; raise Refused for another body or too many items."""
+    """Return the items of a JSON array with their bytes unchanged.
+
+    Raise Refused if the body is no JSON array, or has more than MAX_EVENTS items.
+    """
     try:
         items = _ARRAY.decode(body)
     except msgspec.ValidationError:

@@ -49,8 +49,8 @@ class Rules:
     framed_topics: str
     """Pattern of the topics whose values may be framed by a schema registry. Empty: none."""
     publisher_sources: str
-    """Text with which the source of an event begins if its key is limited to tenants. `{tenant}` stands for the event's tenant.
-    Empty: any source."""
+    """Text with which the source of an event must begin if the publisher's key is limited to tenants. `{tenant}` stands for the
+    event's tenant. Empty: any source."""
 
     @classmethod
     def of(cls, config: settings.Settings) -> Rules:
@@ -80,7 +80,9 @@ class Publication(NamedTuple):
 
 
 def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int) -> list[Publication]:
-    """Return the events with their topics; raise Refused with 422 that names the first MAX_MISTAKES wrong events.
+    """Return the events with their topics.
+
+    Raise Refused with 422 if any event is wrong. The refusal names the first MAX_MISTAKES wrong events.
 
     `topic` is the topic of all events. None: each event's type names its topic.
     """
@@ -126,7 +128,10 @@ def require_topics(found: EventsOfBody, publications: list[Publication], missing
 
 
 def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int) -> Publication:
-    """Return the event with its topic; raise EventRejected with the job's reason, or one of this module."""
+    """Return the event with its topic.
+
+    Raise EventRejected if the job would reject the event, or if only the API refuses it (see the docstring of the module).
+    """
     layout = rules.layout
     wanted = topic or layout.topic_prefix + _type_of(unchecked, layout)
     record = Record(
@@ -218,7 +223,7 @@ def _key_of(event: Event) -> bytes | None:
 def _named(
     found: EventsOfBody, publications: Iterable[Publication], problem_of: Callable[[Publication], str]
 ) -> list[tuple[str, str]]:
-    """Return the place and the problem of each event that has one."""
+    """Return the place in the body and the problem of each event that has a problem."""
     problems_of = ((_place(found, index), problem_of(event)) for index, event in enumerate(publications))
     return [(place, problem) for place, problem in problems_of if problem]
 

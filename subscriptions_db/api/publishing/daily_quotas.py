@@ -1,13 +1,13 @@
 """Limit the events that all API keys together publish for one tenant in a day of UTC.
 
 Runs in the API, on its event loop. The process counts the events itself, so no request waits for Postgres. Each second the
-process adds its counts to those of the other processes in Postgres, and reads the sums. So together they may exceed a quota by
-the events of about a second, and by the requests that are in flight when the quota is reached. If a connection breaks while
-Postgres commits, the counts may be added twice.
+process adds its counts to those of the other processes in Postgres, and reads the sums. So all processes together may exceed a
+quota by the events of about a second, and by the requests that are in flight when the quota is reached. If a connection breaks
+while Postgres commits, the counts may be added twice.
 
 A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
-tenants only. An event of a tenant that is not registered is due to nobody. Each process counts such a tenant alone, if the
-registry can have its id. Events of tenants with other ids do not count.
+tenants only. An event of a tenant that is not registered is due to nobody. Each process counts the events of such a tenant
+without Postgres. If the registry cannot have the tenant's id, the events do not count.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DailyQuotas:
     def require_room(self, tenants: Iterable[TenantId]) -> None:
         """Raise Refused with 429 if one of the tenants has reached its quota. `Retry-After` is the rest of the day.
 
-        A request whose tenants are all below their quotas is accepted whole, also if its events exceed one. The sum and the
+        A request whose tenants are all below their quotas is accepted whole, also if its events exceed a quota. The sum and the
         quota of a refused tenant are read again.
         """
         if not self.is_on:
@@ -157,7 +157,7 @@ class DailyQuotas:
             self._writing = asyncio.create_task(self._write_pending())
 
     async def _write_pending(self) -> None:
-        """Write the counts of each `WRITE_AFTER_S` together, until none is pending.
+        """Write the counts that were collected in each `WRITE_AFTER_S`, until none is pending.
 
         Write failed counts again later, unless the server stops.
         """
@@ -189,7 +189,8 @@ class DailyQuotas:
             self._take(counts, sums)
 
     def _take(self, counts: Counts, sums: Sums) -> None:
-        """Remember the sums of written counts. Without a sum, the tenant is not registered: add the counts of this process."""
+        """Remember the sums of written counts. A tenant without a sum is not registered: add its counts to those of this
+        process."""
         today = self._today()
         for (day, tenant), events in counts.items():
             found = sums.get((day, tenant)) or TenantSum(self._sums.get(tenant, 0) + events, None)

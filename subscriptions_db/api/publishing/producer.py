@@ -73,7 +73,7 @@ _REFUSALS = {
         422, "the platform may not write to the topic: ask the operator to give the API's login to Kafka the right WRITE on it"
     ),
 }
-"""Codes of errors that a repeat of the same event gets again. Errors that are not here may pass."""
+"""Error code → the answer, for errors that a repeat of the same event gets again. After other errors, a repeat may succeed."""
 _LOST = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._FATAL})  # noqa: SLF001  # librdkafka's own codes
 """Codes of errors after which a client may not recover."""
 
@@ -126,7 +126,7 @@ class EventProducer:
         self._confirm_s = min(CONFIRM_TIMEOUT_S, request_timeout_s * REQUEST_SHARE)
         self._topics_s = min(TOPICS_TIMEOUT_S, request_timeout_s * REQUEST_SHARE / 2)
         self._current: dict[bool, confluent_kafka.Producer] = {}
-        """The client for batches (False), and the client that writes each event alone (True)."""
+        """The client for record batches (False), and the client that writes each event in a record batch of its own (True)."""
         self._polled: set[confluent_kafka.Producer] = set()
         """Clients with unconfirmed events. After a failure there may be two: the failed one, and its successor."""
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="topics")
@@ -166,9 +166,11 @@ class EventProducer:
             on_written([event for index, event in enumerate(events) if index not in refused])
 
     async def _publish(self, events: Sequence[Publication], refused: set[int]) -> list[str]:
-        """Write events, and write those alone whose record batch was too large. Return their ids once Kafka has confirmed all.
+        """Write events, and return their ids once Kafka has confirmed all. Events of a record batch that was too large are
+        written again, each alone.
 
-        Raise Refused or KafkaUnavailable. Add the indexes of the events that are certainly not in Kafka to `refused`.
+        Raise Refused or KafkaUnavailable as `publish`. Add the indexes of the events that are certainly not in Kafka to
+        `refused`.
         """
         numbered = dict(enumerate(events))
         failures = (await self._submit(numbered, refused)).failures
@@ -184,10 +186,11 @@ class EventProducer:
         return [event.event_id for event in events]
 
     async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
-        """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a batch of its own.
+        """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a record batch of its
+        own.
 
-        Raise Refused or KafkaUnavailable if the client does not take an event; then nothing is awaited. Add the indexes of the
-        events that are certainly not in Kafka to `refused`, also after an error.
+        If the client does not take an event, raise Refused or KafkaUnavailable at once, without waiting for the other events.
+        Add the indexes of the events that are certainly not in Kafka to `refused`, also after an error.
         """
         submitted = _Submission(len(events), asyncio.get_running_loop().create_future())
         if not events:
@@ -226,7 +229,7 @@ class EventProducer:
     def _client(self, *, is_alone: bool = False) -> confluent_kafka.Producer:
         if is_alone not in self._current:
             # Idempotent: acks=all; a retry by the client neither repeats an event nor reorders two.
-            # Last, because `kafka.librdkafka_options` are meant for the job too, which waits much longer for Kafka.
+            # These options come last: `kafka.librdkafka_options` are meant for the job too, which waits much longer for Kafka.
             ours = {"enable.idempotence": True, "delivery.timeout.ms": round(self._confirm_s * 1000)}
             ours |= {"batch.num.messages": 1} if is_alone else {}
             try:

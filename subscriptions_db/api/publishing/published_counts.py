@@ -22,7 +22,7 @@ class TenantSum(NamedTuple):
 
     events: int
     quota: int | None
-    """Events a day. None: the quota is that of the setting."""
+    """Events a day. None: the quota is `api.max_tenant_events_per_day`."""
 
 
 Sums = Mapping[tuple[dt.date, TenantId], TenantSum]

@@ -39,7 +39,7 @@ class CloudEvent(described.DescribedModel):
     partitionkey: str | None = None
     """The key of the record: events with one key keep their order."""
     time: str | None = None
-    """RFC 3339. Without it: when Kafka appended the event."""
+    """The time of the event, by RFC 3339. Null: the time when Kafka appended the event."""
     data: Any = None
     """The payload, which is delivered byte for byte. `data_base64` takes its place for a payload of bytes."""
 

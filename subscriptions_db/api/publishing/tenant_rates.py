@@ -26,7 +26,8 @@ class TenantRates:
     """The rates of the tenants. Lives on the event loop, and nothing in it waits, so concurrent requests count one by one."""
 
     def __init__(self, max_per_s: float, burst_share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`max_per_s` is the events a second of each tenant; 0: no limit. `burst_share` of them may come at once."""
+        """`max_per_s` is the events a second of each tenant; 0: no limit. `burst_share` is the share of them that may come at
+        once."""
         self._max_per_s = max_per_s
         self._burst_share = burst_share
         self._clock = clock
@@ -35,8 +36,8 @@ class TenantRates:
     def spend(self, tenants: Iterable[TenantId]) -> None:
         """Count one event for each item of `tenants`; raise Refused with 429 if one of the tenants is over its rate.
 
-        A refused request counts for none of its tenants. An accepted one counts with all its events, also beyond the rate:
-        otherwise a batch that is larger than the rate could never be published.
+        A refused request counts for none of its tenants. An accepted request counts with all its events, also beyond the rate:
+        otherwise a request with more events than the rate could never be published.
         """
         if not self._max_per_s:
             return

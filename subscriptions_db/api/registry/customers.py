@@ -72,7 +72,7 @@ class Customers(routes.ListPage):
 
 
 def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants]:
-    """Return the grants of each of these customers."""
+    """Return customer id → its grants."""
     found: dict[str, list[str | None]] = {customer_id: [] for customer_id in customer_ids}
     for row in call.connection.execute(query("granted_tenants"), {"ids": customer_ids}):
         found[row["customer_id"]].append(row["tenant_id"])

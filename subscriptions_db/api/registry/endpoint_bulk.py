@@ -116,11 +116,11 @@ def change(call: Call) -> ChangedEndpoints:
     """Change the endpoints that a request names.
 
     1. Lock all of them in the order of their ids. A wait for a lock ends after a second, with 503.
-    2. Change each one that its state allows, and write an audit entry for it.
+    2. Change each endpoint whose state allows the action, and write an audit entry for it.
     3. In a dry run, roll the changes back.
 
     Raise Refused with 403 if the answer would show stored values to a key that reads nothing. Raise it with 422 if the request
-    does not name the endpoints in exactly one way, or if the customer is missing or not the key's own.
+    does not name the endpoints in exactly one way, or if `customer` is missing or is not the key's own.
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)
@@ -155,10 +155,10 @@ def _require_one_way(wanted: EndpointsToChange) -> None:
 def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
     """Raise Refused with 403 if the answer would show stored values to a key that reads nothing.
 
-    1. Nobody would see the new secrets of a rotation.
-    2. A search answers with the ids that match, and so shows URLs, descriptions, metadata and statuses.
-    3. `everything: true` lists all ids.
-    4. A dry run shows statuses, and nobody notices it.
+    1. A rotation: nobody would see the new secrets.
+    2. A search: the answer has the ids that match, and so shows URLs, descriptions, metadata and statuses.
+    3. `everything: true`: the answer lists all ids.
+    4. A dry run: the answer shows statuses, and nobody notices the request.
     """
     if call.principal.scope is not Scope.WRITE_ONLY:
         return

@@ -103,7 +103,7 @@ def _documents(call: Call, entries: list[Any], customer_id: str) -> list[dict[st
 
 
 def _mistakes(call: Call, entry: Any, document: dict[str, Any]) -> Iterator[errors.RegistrationError]:
-    """Yield the mistakes in an entry by its type; if there are none, those by the rules of the manifest."""
+    """Yield the mistakes of an entry against its type; if there are none, its mistakes against the rules of the manifest."""
     try:
         schemas.EndpointToCreate.model_validate(entry, context=call.deprecations)
     except pydantic.ValidationError as exc:

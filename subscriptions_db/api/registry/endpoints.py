@@ -46,7 +46,7 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 
     * 403: the key is limited to endpoints.
     * 409: the id is taken.
-    * 422: the customer is missing or not the key's own, or a customer's key chooses an id.
+    * 422: `customer` is missing or is not the key's own, or a customer's key chooses an id.
     * 429: the customer's quota of endpoints is used up.
     """
     require_may_create(call)

@@ -62,7 +62,7 @@ class ExplainedEvent(parts.ManifestPart):
     attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
     """CloudEvents attributes that have no field of their own, such as `subject`."""
     data: Any = None
-    """The payload. With `datacontenttype` a text, or left out for bytes."""
+    """The payload. With `datacontenttype`: a text, or left out for bytes."""
     datacontenttype: Annotated[str | None, pydantic.AfterValidator(_opaque)] = None
     """Media type of a payload that is not JSON. A filter sees no field of such a payload."""
 

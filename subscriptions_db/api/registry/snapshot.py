@@ -22,7 +22,7 @@ class SnapshotQuery(NoParameters):
     """The revision of the registry that the reader has, and how long it waits for a later one."""
 
     since: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Return only the changes after this revision. Without it, or if the log of changes lacks it, return everything."""
+    """Return only the changes after this revision. Everything is returned if it is null, or if the log of changes lacks it."""
     wait_s: WaitS = 0
     """Seconds to wait for a revision later than `since` or `If-None-Match`; at most `api.max_poll_s`."""
 
@@ -33,7 +33,8 @@ class RegistryDocument(described.DescribedModel):
     revision: int
     """The revision of the registry."""
     since: int | None
-    """Null: the whole registry. Otherwise the rows replace the reader's rows, and `gone` lists the deleted ones."""
+    """The revision after which the changes begin. The rows replace the reader's rows, and `gone` lists deleted rows. Null: the
+    document is the whole registry."""
     tenants: list[dict[str, Any]]
     """The rows of tenants."""
     endpoints: list[dict[str, Any]]

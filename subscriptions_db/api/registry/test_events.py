@@ -114,8 +114,9 @@ class TestEventSender:
     async def ask(self, to: origin.Target, record: Callable[[], Awaitable[None]]) -> transport.Response | errors.AttemptFailed:
         """Call `record`, then send a request without a body to a receiver. Return its response, or the error of the attempt.
 
-        Raise Refused, without a call of `record`, with 429 within a second of the last test event or question to the endpoint,
-        and with 503 while MAX_AT_ONCE are in flight: the record of a question replaces that of an earlier one.
+        Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
+        MAX_AT_ONCE are in flight. `record` is not called then, because the record of a question replaces the record of an
+        earlier question.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             await record()
@@ -155,7 +156,7 @@ async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> 
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status. The event loop has it recorded, and sends it.
+    """Build a test event for an endpoint, whatever its status. Later, the event loop has it recorded and sends it.
 
     Raise Refused with 404 if there is no such endpoint, and with 409 if it cannot be used or its receiver has not permitted
     deliveries. Raise RegistrationError if the catalogue's example of the type cannot be sent.

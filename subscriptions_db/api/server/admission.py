@@ -33,7 +33,7 @@ BURST_SHARE = 0.2
 """Share of the requests per second that a key may send at once; the other requests are spread over the second."""
 MAX_CPU_SHARE = 0.5
 """Share of a core that the checks of one key's events may take. A check took 10 to 25 us for a KiB of usual events, and 180 us
-for a KiB of nested arrays. By their KiB alone, such arrays of one key could take 1.8 s of each second."""
+for a KiB of nested arrays. If only the KiB counted, such arrays of one key could take 1.8 s of each second."""
 MAX_UNKNOWN_KEYS_PER_S = 500.0
 """Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
 Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
@@ -55,11 +55,11 @@ class KeyRate(NamedTuple):
     clock: Callable[[], float]
     expires_at: dt.datetime | None
     room_of_tenants: Callable[[], limits.Room] | None = None
-    """Returns the room of the tenant that has the fewest events left today, of all tenants whose events the request publishes.
+    """Returns the state of the daily quota of the tenant with the fewest events left today, of all tenants in the request.
     None: no daily quota counts for the request."""
 
     def room(self) -> limits.Room:
-        """Return the room of the limit that refuses first, if each further request counts one in every limit."""
+        """Return the state of the limit that refuses first, if each further request counts one in every limit."""
         now = self.clock()
         rooms = [pace.room(now) for pace in self.paces]
         if self.room_of_tenants is not None:
@@ -106,8 +106,8 @@ def _expiry_header(expires_at: dt.datetime | None) -> dict[str, str]:
 class EventCharge:
     """The number of events for which a publishing request counts in the rate of its key.
 
-    The number is the largest of three: the events, the KiB of the body, and the CPU time of the checks as events. While the
-    key is over its rate, `Admission.admit` refuses its further publishing requests with 429.
+    The number is the largest of three: the events, the KiB of the body, and the CPU time of the checks converted to events.
+    While the key is over its rate, `Admission.admit` refuses its further publishing requests with 429.
     """
 
     def __init__(self, pace: limits.Pace, clock: Callable[[], float]) -> None:
@@ -128,7 +128,7 @@ class EventCharge:
     def cpu(self, seconds: float) -> None:
         """Charge for `seconds` of CPU time: count at least the events that the key's rate permits in `seconds` / MAX_CPU_SHARE.
 
-        So the checks of one key's events take about this share of a core at most.
+        So the checks of one key's events take about the share MAX_CPU_SHARE of a core at most.
         """
         self.events(math.ceil(seconds / MAX_CPU_SHARE * self._pace.per_second))
 
@@ -170,7 +170,14 @@ class Admission:
     async def admit(
         self, authorization: str | None, route: Route, note: Callable[[KeyRate], None] = lambda _: None
     ) -> Principal:
-        """Return the principal of a request; raise Refused with 401, 403, 429, or with 503 if the key cannot be checked.
+        """Return the principal of a request.
+
+        Raise Refused:
+
+        * 401: the key or token is missing or not valid.
+        * 403: the scope does not allow the route, or the token has no scope.
+        * 429: the key is over its rate, or there are too many unknown keys or tokens.
+        * 503: the key or token cannot be checked.
 
         `note` is called with the rate of the key, once the key is known to be valid, also if the request is then refused.
         """
@@ -190,7 +197,10 @@ class Admission:
         return principal
 
     async def admit_receiver(self, read_customer: Callable[[], Awaitable[str | None]]) -> Principal:
-        """Return the principal of a receiver that answers a question; raise Refused with 404, 429 or 503.
+        """Return the principal of a receiver that answers a question.
+
+        Raise Refused with 404 if the question is not open, with 429 if all receivers together send too many callbacks, and with
+        503 if Postgres is unavailable.
 
         `read_customer` returns the customer whose receiver was asked. None: the question is not open.
         """
@@ -203,8 +213,9 @@ class Admission:
     async def authenticate(self, authorization: str | None) -> Principal:
         """Return the principal of a key or token, from the cache if it is there.
 
-        Raise Refused with 401, or with 429 after too many unknown keys or tokens. Raise it with 503 if Postgres or the provider
-        of tokens is unavailable. A valid token without a scope is refused with 403.
+        Raise Refused with 401 if the key or token is missing or not valid, or with 429 after too many unknown keys or tokens.
+        Raise it with 503 if Postgres or the provider of tokens is unavailable. A valid token without a scope is refused with
+        403.
         """
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)

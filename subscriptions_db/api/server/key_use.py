@@ -1,7 +1,7 @@
 """Record when API keys were last used, and warn in the log before they expire.
 
-Runs in the API, on its event loop. No request waits for this: the uses of many keys are written together, in a transaction of
-their own.
+Runs in the API, on its event loop. No request waits for the write: the uses of many keys are written together, in a transaction
+of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RENEW = (
 """The field `advice` of the warning about a key that expires soon."""
 
 Write = Callable[[Sequence[str]], Awaitable[None]]
-"""Write that the keys with these ids are in use; raise FanoutError if Postgres is unavailable."""
+"""Store the present time as the last use of the keys with these ids; raise FanoutError if Postgres is unavailable."""
 
 
 class KeyUse:

@@ -30,7 +30,8 @@ TIMEOUT: web.RequestKey[asyncio.Timeout] = web.RequestKey("bound", asyncio.Timeo
 Answer = Callable[[Route, ApiRequest], Awaitable[ApiAnswer]]
 """Execute a request in a transaction, and return its answer."""
 Authenticate = Callable[[str | None], Awaitable[Principal]]
-"""Return the principal of a request from its header `Authorization`; raise Refused."""
+"""Return the principal of a request from its header `Authorization`; raise Refused if the key is not valid or cannot be
+checked."""
 OutsideInFlight = Callable[[], contextlib.AbstractContextManager[None]]
 """A context in which a request does not count as in flight."""
 
@@ -56,7 +57,7 @@ class LongPolls:
         """Return the first answer with a result, or the last answer when the time is over or the server stops.
 
         A disconnected client ends the wait too. The request's timeout is extended by the wait. Raise Refused if too many polls
-        wait, or if a try is refused. Each try authenticates the key again, which may be revoked meanwhile.
+        wait, or if a try is refused. Each try authenticates the key again, because it may have been revoked during the wait.
         """
         loop = asyncio.get_running_loop()
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)

@@ -90,7 +90,10 @@ class Publishing:
     async def answer(
         self, route: Route, request: web.Request, query: Mapping[str, str], deprecations: set[Deprecation]
     ) -> dict[str, Any]:
-        """Return the answer when Kafka has confirmed all events of the request; raise Refused otherwise.
+        """Return the answer when Kafka has confirmed all events of the request.
+
+        Raise Refused if the request is not admitted or not valid, if a quota or a rate is reached, or if Kafka does not confirm
+        all events.
 
         Add the deprecations of the request's parameters to `deprecations`.
         """
@@ -118,10 +121,10 @@ class Publishing:
             if self._quotas.is_on:
                 admission.note_tenants(request, functools.partial(self._quotas.room, frozenset(tenants)))
             self._quotas.require_room(tenants)
-            # Last, so that a refused event counts for no tenant.
+            # This check comes last, so that a refused request counts for no tenant.
             self._tenants.spend(tenants)
             try:
-                # Also counts events of a failed request: otherwise one event that Kafka refuses would free the others.
+                # Also counts events of a failed request: otherwise others beside an event that Kafka refuses would not count.
                 accepted = await self._producer.publish(events, self._count)
             except errors.KafkaUnavailable as exc:
                 # The text of Kafka goes to the log only: it may name hosts.
@@ -162,10 +165,10 @@ class Publishing:
 
     @contextlib.contextmanager
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
-        """Occupy the bytes of a request's body while the context is open.
+        """Count the bytes of a request's body as occupied while the context is open.
 
-        Raise Refused with 429 if the key would occupy too many, and with 503 if all keys would. A body without a length, or a
-        compressed one, occupies `api.max_body_bytes`.
+        Raise Refused with 429 if the key would occupy more than its share (MAX_SHARE_OF_KEY), and with 503 if all keys would
+        occupy more than MAX_BYTES. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes

@@ -67,7 +67,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
             test_events.open_sender(config.delivery, worker_plans.guard_of(config.delivery))
         )
         api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
-        # The keep-alive timeout also closes a connection whose request head is not complete in time, however slowly it drips.
+        # The keep-alive timeout also closes a connection whose request head is not complete in time, even if bytes keep coming.
         timeout_s = config.api.request_timeout_s
         runner = web.AppRunner(
             api.application(),

@@ -139,7 +139,10 @@ class SnapshotFeed:
         self._later.clear()
 
     async def _pack(self, since: Revision | None, newest: Revision) -> CompressedAnswer:
-        """Return the answer for a reader, built once for all readers with the same request; raise Refused with 503."""
+        """Return the answer for a reader, built once for all readers with the same request.
+
+        Raise Refused with 503 if the registry cannot be read.
+        """
         reading = self._packed.get((since, newest))
         if reading is None or (reading.done() and reading.exception() is not None):
             reading = asyncio.create_task(self._read(since))

@@ -118,7 +118,8 @@ class Store:
             self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
-        """Return True if the login bypasses row-level security. The caller only warns: each transaction switches to a role."""
+        """Return True if the login bypasses row-level security. The caller only warns, because each transaction switches to a
+        role."""
         with connect.translated_errors(), self._pool.connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])
@@ -149,7 +150,8 @@ class Store:
 def _check(connection: connect.Connection) -> None:
     """Raise for a connection that broke while idle, so that the pool replaces it.
 
-    A healthy idle connection receives no data. Only a connection with data to read, such as its end, is checked by a query.
+    A healthy idle connection receives no data. Only a connection that has received data, or that the server has closed, is
+    checked by a query.
     """
     idle = select.poll()
     idle.register(connection.fileno(), select.POLLIN)

@@ -186,8 +186,8 @@ def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
     """Return True if an entry gets a row.
 
     Three kinds get none: redrive notes, batches that could not be built, and resends that brought an attempt forward. Dead
-    letters report a batch that could not be built. A resend that brought an attempt forward is skipped, although its delivery
-    waits.
+    letters report a batch that could not be built. A row of such a resend would show its delivery as skipped, although the
+    delivery waits.
     """
     if isinstance(entry, RedrivenEntry) or is_brought_forward(entry):
         return False
@@ -266,7 +266,7 @@ def _replay_counts(record: LogRecord) -> Iterator[ReplayCounts]:
 
 
 def registry_id(value: str) -> str:
-    """Return the text unchanged if the registry can have it as an id; otherwise raise RecordUnreadable."""
+    """Return the text unchanged. Raise RecordUnreadable if the registry cannot have it as an id."""
     if not _REGISTRY_ID.fullmatch(value):
         raise errors.RecordUnreadable("it has an id that the registry cannot have")
     return value

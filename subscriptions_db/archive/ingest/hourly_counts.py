@@ -17,7 +17,8 @@ BUCKETS_OF_A_DOUBLING = 4
 DOUBLINGS = 30
 """Doublings from the first bound, 1 ms, to the last, 2³⁰ ms (12 days). Longer times are in the last bucket."""
 BOUNDS_MS = tuple(2.0 ** (number / BUCKETS_OF_A_DOUBLING) for number in range(DOUBLINGS * BUCKETS_OF_A_DOUBLING + 1))
-"""Upper bounds of the buckets, inclusive. The first bucket has all times up to 1 ms. Stored histograms depend on them."""
+"""Upper bounds of the buckets, inclusive. The first bucket has all times up to 1 ms. Stored histograms have these buckets, so
+the bounds must not change."""
 _MIDDLES_MS = (1.0, *map(math.sqrt, map(operator.mul, BOUNDS_MS, BOUNDS_MS[1:])))
 """Estimates for the times in each bucket: 1 ms for the first, the geometric middle for the others."""
 

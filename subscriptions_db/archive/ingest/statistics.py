@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 ALL_ENDPOINTS = ""
 """The endpoint id of the rows that count all endpoints of a customer together."""
 MAX_DELETED = 50_000
-"""Maximum rows that one maintenance deletes, so that its transaction stays short."""
+"""Maximum rows that one maintenance run deletes, so that its transaction stays short."""
 
 
 def of_log(record: LogRecord, at: dt.datetime) -> CountsByHour:

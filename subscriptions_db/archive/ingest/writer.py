@@ -135,7 +135,7 @@ def _write(
 
 
 def _locked(connection: connect.Connection, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Lock these partitions until the commit, and return their next offsets."""
+    """Lock the stored next offsets of these partitions until the commit, and return them."""
     ordered = sorted(places)
     wanted = {"topics": [topic for topic, _ in ordered], "partitions": [number for _, number in ordered]}
     connection.execute(query("add_archive_offsets"), wanted)

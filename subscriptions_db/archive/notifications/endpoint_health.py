@@ -55,7 +55,8 @@ class Signal(NamedTuple):
     customer_id: str
     kind: SignalKind
     at: dt.datetime
-    """When the record was written, so that an archive that was stopped decides the same later. For DISABLED and WOKEN: now."""
+    """When the record was written, so that an archive that was stopped makes the same decisions later. For DISABLED and WOKEN:
+    now."""
     times: int = 1
     """Consecutive occurrences that this signal stands for."""
     reason: str | None = None
@@ -160,7 +161,7 @@ def _failed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[Endp
 
 
 def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
-    """Count postponed deliveries in windows of `quiet_s` seconds, and report a window with `backlog_events` or more.
+    """Count postponed deliveries in periods of `quiet_s` seconds, and report a period with `backlog_events` or more.
 
     A report is made at least `quiet_s` seconds after the last one.
     """

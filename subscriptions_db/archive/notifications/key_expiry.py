@@ -1,7 +1,7 @@
 """Store an operational event about each API key that expires soon (docs/operational-events.md), once for each key.
 
-Runs in `fanout archive`. The transaction that stores the event also records at the key that there is one. So a crash neither
-loses nor repeats the event.
+Runs in `fanout archive`. The transaction that stores the event also records at the key that the event exists. So a crash
+neither loses nor repeats the event.
 """
 
 from __future__ import annotations

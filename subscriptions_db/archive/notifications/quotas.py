@@ -1,8 +1,8 @@
 """Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
 
 Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its subject has as much as the quota allows.
-While the quota stays reached, there is one event about it; about a quota for a day, one a day. By the rows of
-`reached_quotas` the API refuses replays (subscriptions_db/api/deliveries/replays.py).
+While a quota stays reached, one event is made about it, and for a daily quota one event a day. The API reads `reached_quotas`
+to refuse replays (subscriptions_db/api/deliveries/replays.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from subscriptions_db.postgres.sql import query
 log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S = 15.0
-"""Maximum seconds of one statement of a look; `database.statement_timeout_s` if that is shorter. Archiving waits meanwhile.
-A look took 1.3 to 2.5 s with 10,000 customers and a million dead letters (docs/adr/0047-quotas.md)."""
+"""Maximum seconds of one statement of `record`; `database.statement_timeout_s` if that is shorter. Archiving waits for
+`record`, which took 1.3 to 2.5 s with 10,000 customers and a million dead letters (docs/adr/0047-quotas.md)."""
 
 
 class Quota(enum.StrEnum):
@@ -74,16 +74,16 @@ Subject = tuple[Quota, str]
 def after(
     known: ReachedQuota, *, most: int | None, policy: Policy | None, now: dt.datetime
 ) -> tuple[ReachedQuota | None, OperationalEvent | None]:
-    """Return the row of a subject after a look at its quota, and the operational event that follows, if any.
+    """Return the row of a subject after a check of its quota, and the operational event that follows, if any.
 
     None in place of the row: the caller deletes the stored row. `most` is the quota if it is reached now, and else None.
-    Without a policy there are no events.
+    `policy` None: no event follows.
 
-    1. The quota is not reached: the row stays while it delays the next event, and afterwards there is none.
-    2. The quota is reached, and there was an event since: no other event follows.
-    3. The quota is reached, and there was no event since: an event follows, at least `quiet_s` seconds after the last one.
+    1. The quota is not reached: the row stays until `quiet_s` seconds after the last event, because it delays the next event.
+    2. The quota is reached, and an event has reported that already: no event follows.
+    3. The quota is reached, and no event has reported that: an event follows, at least `quiet_s` seconds after the last event.
 
-    For a quota for a day (EVENTS_PER_DAY), "since" means since it was reached today.
+    For a daily quota (EVENTS_PER_DAY), only an event of today counts as such a report.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s
@@ -105,7 +105,7 @@ def after(
 def record(
     connection: connect.Connection, quotas: DefaultQuotas, policy: Policy | None, *, now: dt.datetime
 ) -> Mapping[Quota, int]:
-    """Look at all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
+    """Check all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
 
     The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota. Raise
     RegistryUnavailable, and change nothing, if Postgres does not answer, a statement takes longer than LOOK_TIMEOUT_S, or a

@@ -70,9 +70,9 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
 
 
 def room(limit: int, again: int, unacknowledged: int) -> int:
-    """Return how many dead letters a poll of `limit` may lease for the first time, if it leases `again` others again.
+    """Return how many dead letters a poll for `limit` may lease for the first time, if it leases `again` other ones again.
 
-    `unacknowledged` are the leased dead letters without an ack, including those others.
+    `unacknowledged` is the number of leased dead letters without an ack, including these other ones.
     """
     return max(0, min(limit - again, MAX_UNACKNOWLEDGED - unacknowledged))
 
@@ -220,7 +220,7 @@ def _new(
     *,
     held: int,
 ) -> tuple[list[ArchivedDeadLetter], bool]:
-    """Lease new matching dead letters, and skip those that do not match."""
+    """Lease matching dead letters that were never leased. Return them, and True if there may be more."""
     if not limit:
         return [], False
     after, selection = consumer["read_until"], _selection(consumer)

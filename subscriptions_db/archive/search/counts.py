@@ -15,8 +15,8 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_EXAMINED = 100_000
-"""Maximum dead letters that a count by search criteria examines. It took 7 to 50 ms with a million dead letters of one
-customer, on a shared machine of two cores."""
+"""Maximum dead letters that a count by search criteria examines. Such a count took 7 to 50 ms with a million dead letters of
+one customer, on a shared machine of two cores."""
 MAX_EXAMINED_BY_TEXT = 5000
 """Maximum dead letters that a count by a text examines. Each is read as a whole: 20,000 took 264 ms."""
 MAX_EXAMINED_OF_CONSUMER = 10_000
@@ -49,7 +49,7 @@ class ConsumerCounts(NamedTuple):
 
 
 def of_dead_letters(connection: connect.Connection, customer_id: str, selection: DeadLetterSearch) -> Count:
-    """Return the number of waiting dead letters that match. With `text` it examines fewer."""
+    """Return the number of waiting dead letters that match. A search with `text` examines fewer dead letters."""
     most = MAX_EXAMINED if selection.text is None else MAX_EXAMINED_BY_TEXT
     asked = {"customer_id": customer_id, "place": 0, "most": most} | selection.parameters()
     judged = "with looked_at as (" + query("letters_after") + "), judged as (" + query("judged_letters") + ")"

@@ -118,7 +118,7 @@ def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> De
         first = connection.execute(query("first_record_of_delivery"), asked).fetchone()
     if first is None:
         return None
-    # Search from its first record: it may have more records than one call examines.
+    # The search begins at the delivery's first record, because a delivery may have more records than one call examines.
     behind = PageStart(RecordPosition(first["started_at"], first["position"] + 1))
     found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), start=behind, limit=1).deliveries
     return next(iter(found), None)

@@ -43,7 +43,7 @@ class Unparked(NamedTuple):
 
     positions: list[int]
     has_more: bool
-    """True: more dead letters of the request are parked. Repeat the call, after acks if the consumer has no room."""
+    """True: more dead letters of the request are still parked. Repeat the call, after acks if `positions` is empty."""
 
 
 def browse(connection: connect.Connection, customer_id: str, name: str, *, after: int, limit: int) -> ParkedPage:

@@ -36,7 +36,7 @@ class ReceiptResult(NamedTuple):
 
     position: int
     refusal: ReceiptRefusal | None
-    """None: the dead letter is acked, nacked, or leased for longer."""
+    """None: the dead letter was acked, nacked or extended."""
     until: dt.datetime | None = None
     """The new end of the lease, if the request has extended it."""
 
@@ -77,8 +77,8 @@ def extend(
 ) -> list[ReceiptResult]:
     """Let leases end `lease_s` seconds from now, sooner or later than before; return one result for each receipt handle.
 
-    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest. An expired lease is extended too, until the dead letter
-    is leased again.
+    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest. An expired lease can be extended too, until the dead
+    letter is leased again.
     """
     return _settle(connection, "extend", customer_id, name, receipts, until=consumers.lease_end(now, lease_s), now=now)
 

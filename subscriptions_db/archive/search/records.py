@@ -45,8 +45,8 @@ def nearest(
 ) -> FoundRows:
     """Return the matches nearest to `start`, at most `limit`, among the next `most` records.
 
-    The page may be empty although further records match: continue at `further`. `wanted` has the criteria of `parameters`, and
-    those of the kind.
+    The page may be empty although further records match: continue at `further`. `wanted` has the criteria that `parameters`
+    returns, and further criteria of the kind.
     """
     side = "after" if start.is_backwards else "before"
     asked = wanted | start.place.parameters() | {"limit": limit + 1, "most": most}
@@ -74,7 +74,7 @@ def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any
 
 
 def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> RecordPosition | None:
-    """Return the last examined record of a page that is not full; None if all records were examined."""
+    """Return the position of the last examined record, for a page that is not full; None if all records were examined."""
     statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
     last = connection.execute(statement, asked, prepare=False).fetchone()
     return None if last is None else RecordPosition(last["started_at"], last["position"])

@@ -26,7 +26,8 @@ class SearchFilter:
     url: str | None = None
     """A text in the present URL of the endpoint. Upper and lower case are equal."""
     text: str | None = None
-    """A text in the event's id, in the `webhook-id`, or in further fields of the kind. Upper and lower case are equal."""
+    """A text in the event's id, in the `webhook-id`, or in the further fields that the subclass names. Upper and lower case are
+    equal."""
 
     def parameters(self) -> dict[str, Any]:
         """Return the criteria as parameters of SQL statements. A wildcard event type becomes a prefix."""

@@ -98,7 +98,7 @@ def test_a_patient_reader_goes_on_while_messages_come(monkeypatch):
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(completed_reader.time, "monotonic", lambda: next(clock))
     assert len(read(LongConsumer(), until=completed_reader.READ_S, is_patient=True)) == 5
-    with pytest.raises(errors.KafkaUnavailable, match="while no message came for 60 s"):
+    with pytest.raises(errors.KafkaUnavailable, match="because no message came for 60 s"):
         read(StoppedConsumer(), until=0.0, is_patient=True)
 
 

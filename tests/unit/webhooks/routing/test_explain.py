@@ -40,7 +40,7 @@ def test_the_first_rule_that_decides_is_named(subscription, endpoint, rule):
         ({"data": {"$or": [{"amount": [6]}, {"amount": [7]}]}}, "the filter does not take data.$or"),
         (
             {"data": {f"field{number}": ["a"] for number in range(31)}},
-            "the filter does not take the event; it has more than 30 fields, so none is named",
+            "the filter does not take the event; the filter has more than 30 fields, so none is named",
         ),
         (
             {"data": {"lines": {"sku": ["a"], "count": [2]}}},
