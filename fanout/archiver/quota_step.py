@@ -41,8 +41,7 @@ class QuotaLooks:
         """Why the last check failed; None: it succeeded, or there was none."""
 
     def run(self, connection: connect.Connection) -> None:
-        """Check the quotas if a check is due, and set the metric of reached quotas. The archiver calls this at each maintenance
-        run.
+        """Check the quotas if a check is due, and set the metric of reached quotas. Called at each maintenance run.
 
         A failed check is logged, unless the check before failed for the same reason, and leaves the metric as it was. After a
         check that took n seconds, the next one is due n / SHARE seconds after its begin. Raise RegistryUnavailable only if a
@@ -69,8 +68,8 @@ class QuotaLooks:
             return
         self._failure = reason
         log.warning(
-            "the archive cannot check the quotas: %s. Archiving continues, and the archive checks again later. Until then no "
-            "quota that is reached now is reported or refuses replays. If a right is missing, grant the rights of "
+            "the archive cannot check the quotas: %s. Archiving continues, and the archive checks again later. Until then, a "
+            "newly reached quota is not reported and refuses no replays. If a right is missing, grant the rights of "
             "docs/operations.md. A statement of the check may take %.0f s: if that is too short, run `vacuum` on dead_letters, "
             "or lower `api.max_dead_letters_per_customer`",
             reason,

@@ -77,8 +77,7 @@ class EmbeddedPostgres:
         self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def discard(self) -> None:
-        """Stop the server at once. The server does not write its data back, so use this only for data that nobody reads
-        again."""
+        """Stop the server at once. It does not write its data back: only for data that nobody reads again."""
         self._end(signal.SIGQUIT)  # an immediate shutdown of Postgres
 
     def kill(self) -> None:

@@ -103,8 +103,7 @@ class Refused(Exception):
         headers: dict[str, str] | None = None,
         code: str | None = None,
     ) -> None:
-        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: the code of
-        `status`."""
+        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: `status` decides."""
         super().__init__(status, detail)
         self.headers = headers or {}
         self.cause: errors.FanoutError | None = None

@@ -104,8 +104,7 @@ class ProviderKeys:
         return found
 
     def are_usable(self) -> bool:
-        """Return True if there are keys, at most MAX_AGE_S old. If they are older than REFRESH_S, start a read in the
-        background."""
+        """Return True if there are keys, at most MAX_AGE_S old. If they are older than REFRESH_S, begin a background read."""
         age_s = self._clock() - self._read_at
         if age_s > REFRESH_S:
             self._begin()

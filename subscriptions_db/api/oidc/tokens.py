@@ -158,8 +158,10 @@ class TokenVerifier:
 
 
 def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
-    """Return the texts in a claim, found by its name or by a dotted path. A claim of one text gives the text and its words.
-    Pure."""
+    """Return the texts in a claim, found by its name or by a dotted path. Pure.
+
+    A claim of one text gives the text and each of its words.
+    """
     found: Any = claims.get(claim)
     if found is None:
         found = claims

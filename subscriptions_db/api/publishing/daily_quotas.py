@@ -189,8 +189,10 @@ class DailyQuotas:
             self._take(counts, sums)
 
     def _take(self, counts: Counts, sums: Sums) -> None:
-        """Remember the sums of written counts. A tenant without a sum is not registered: add its counts to those of this
-        process."""
+        """Remember the sums of written counts.
+
+        A tenant without a sum is not registered. Its sum is the counts of this process.
+        """
         today = self._today()
         for (day, tenant), events in counts.items():
             found = sums.get((day, tenant)) or TenantSum(self._sums.get(tenant, 0) + events, None)

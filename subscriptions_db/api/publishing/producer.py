@@ -166,8 +166,9 @@ class EventProducer:
             on_written([event for index, event in enumerate(events) if index not in refused])
 
     async def _publish(self, events: Sequence[Publication], refused: set[int]) -> list[str]:
-        """Write events, and return their ids once Kafka has confirmed all. Events of a record batch that was too large are
-        written again, each alone.
+        """Write events, and return their ids once Kafka has confirmed all.
+
+        Events of a record batch that was too large are written again, each alone.
 
         Raise Refused or KafkaUnavailable as `publish`. Add the indexes of the events that are certainly not in Kafka to
         `refused`.
@@ -186,8 +187,9 @@ class EventProducer:
         return [event.event_id for event in events]
 
     async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
-        """Write events, and return when each is confirmed or has failed. With `is_alone`, each event is a record batch of its
-        own.
+        """Write events, and return when each is confirmed or has failed.
+
+        With `is_alone`, each event is a record batch of its own.
 
         If the client does not take an event, raise Refused or KafkaUnavailable at once, without waiting for the other events.
         Add the indexes of the events that are certainly not in Kafka to `refused`, also after an error.

@@ -26,8 +26,7 @@ class TenantRates:
     """The rates of the tenants. Lives on the event loop, and nothing in it waits, so concurrent requests count one by one."""
 
     def __init__(self, max_per_s: float, burst_share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`max_per_s` is the events a second of each tenant; 0: no limit. `burst_share` is the share of them that may come at
-        once."""
+        """`max_per_s` is the events a second of each tenant; 0: no limit. The share `burst_share` of them may come at once."""
         self._max_per_s = max_per_s
         self._burst_share = burst_share
         self._clock = clock

@@ -32,7 +32,7 @@ _KEY_HEADERS = {
         "schema": {"type": "integer"},
     },
     "RateLimit-Remaining": {"description": "Requests that the key may still send at once now.", "schema": {"type": "integer"}},
-    "RateLimit-Reset": {"description": "Seconds without a request until `RateLimit-Limit` requests may be sent at once.", "schema": {"type": "integer"}},
+    "RateLimit-Reset": {"description": "Seconds until the whole limit may be sent at once.", "schema": {"type": "integer"}},
     "Fanout-Key-Expires-At": {
         "description": "When the API key expires; only if it expires within 14 days.",
         "schema": {"type": "string", "format": "date-time"},

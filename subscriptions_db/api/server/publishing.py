@@ -124,7 +124,7 @@ class Publishing:
             # This check comes last, so that a refused request counts for no tenant.
             self._tenants.spend(tenants)
             try:
-                # Also counts events of a failed request: otherwise others beside an event that Kafka refuses would not count.
+                # Also counts events of a failed request: otherwise events beside one that Kafka refuses would not count.
                 accepted = await self._producer.publish(events, self._count)
             except errors.KafkaUnavailable as exc:
                 # The text of Kafka goes to the log only: it may name hosts.

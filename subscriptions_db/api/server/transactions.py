@@ -118,8 +118,7 @@ class Store:
             self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
-        """Return True if the login bypasses row-level security. The caller only warns, because each transaction switches to a
-        role."""
+        """Return True if the login bypasses row-level security. The caller only warns: transactions switch roles."""
         with connect.translated_errors(), self._pool.connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])

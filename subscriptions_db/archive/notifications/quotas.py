@@ -80,10 +80,10 @@ def after(
     `policy` None: no event follows.
 
     1. The quota is not reached: the row stays until `quiet_s` seconds after the last event, because it delays the next event.
-    2. The quota is reached, and an event has reported that already: no event follows.
-    3. The quota is reached, and no event has reported that: an event follows, at least `quiet_s` seconds after the last event.
+    2. The quota is reached, and an event was made since it was reached: no event follows.
+    3. The quota is reached, and no event was made since: an event follows, at least `quiet_s` seconds after the last event.
 
-    For a daily quota (EVENTS_PER_DAY), only an event of today counts as such a report.
+    A daily quota (EVENTS_PER_DAY) counts as reached anew each day.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s
