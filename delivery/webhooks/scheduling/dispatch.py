@@ -140,8 +140,8 @@ class Dispatcher(Generic[Sent]):
         Called at the end of each task. A task that failed runs again whole.
         """
         self._enter(timeouts.Phase.ABANDONED)
-        for queue in self._ready:
-            queue.release_reservation()
+        for queue in self._queues.values():
+            queue.abandon()
         self._ready.clear()
         self._timeouts.stop()
         for runner in self._runners:
@@ -324,7 +324,7 @@ class Dispatcher(Generic[Sent]):
         if not is_wanted:
             queue.is_ready = False
         elif wait_s:
-            asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
+            queue.resumption = asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
         elif host is not None:
             host.call_when_free(functools.partial(self._resume, queue, has_reservation=True))
         if host is not None:

@@ -54,6 +54,8 @@ class Queue(Generic[Sent]):
     in_flight: int = 0
     is_ready: bool = False
     """True if the queue is in line for a slot, or will be as soon as its rate or host allows."""
+    resumption: asyncio.TimerHandle | None = None
+    """Timer that makes the queue ready when the endpoint's rate allows a request, perhaps long after the task."""
     has_reservation: bool = False
     """True if the host has reserved capacity for one request of this queue."""
     is_unresponsive: bool = False
@@ -90,8 +92,10 @@ class Queue(Generic[Sent]):
         if self.host is not None:
             self.host.leave()
 
-    def release_reservation(self) -> None:
-        """Release the capacity that the host may have reserved for this queue."""
+    def abandon(self) -> None:
+        """At the end of the task: release the host's reservation, and cancel `resumption`, which holds the task in memory."""
+        if self.resumption is not None:
+            self.resumption.cancel()
         if self.has_reservation and self.host is not None:
             self.has_reservation = False
             self.host.use_reservation()

@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import gc
+import weakref
 
 import pytest
 
@@ -70,6 +72,26 @@ def paced(per_second, count, *, others=0, workers=1, queue_timeout_s=1e9):
         return dispatcher.drain()
 
     return starts, asyncio.run(main())
+
+
+def test_a_rate_that_outlasts_the_task_keeps_no_dispatcher_in_memory():
+    """Regression: a timer held the task's dispatcher, with the queues of all endpoints, until the rate allowed a request."""
+    clock = fakes.PassingClock(now=0.0)
+
+    async def main():
+        clock.install()
+        dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, queue_timeout_s=3.0)
+        for delivery in deliveries(2, max_per_second=0.001):
+            dispatcher.submit(delivery)
+        await dispatcher.finish()
+        assert [outcome.kind for outcome in dispatcher.drain()] == [OutcomeKind.DELIVERED, OutcomeKind.POSTPONED]
+        left = weakref.ref(dispatcher)
+        del dispatcher
+        await asyncio.sleep(1)  # the runners end, and the clock forgets the timer that ran last
+        gc.collect()
+        return left()
+
+    assert asyncio.run(main()) is None
 
 
 @pytest.mark.parametrize(("per_second", "workers", "share"), [(5, 1, 5), (10, 2, 5), (100, 1, 100), (0.5, 1, 0.5)])
