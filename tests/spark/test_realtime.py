@@ -1,10 +1,12 @@
 """Spark's part in the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
 
 import dataclasses
+import os
 import threading
 import types
 import uuid
 
+import pyarrow as pa
 import pytest
 
 from delivery import errors
@@ -67,6 +69,17 @@ def moved(spark, tmp_path, pattern, names=("direct", "realtime")):
         spark=settings.Spark(checkpoint=str(tmp_path)),
     )
     topic_moves.move_topics(spark, config, names)
+
+
+def test_the_lane_shares_no_python_process_with_other_lanes(spark):
+    """Regression: Spark ends the process of a stopped task, and in micro-batches it was that of another lane's tasks too."""
+
+    def parent(_):
+        yield pa.RecordBatch.from_pydict({"pid": [os.getppid()]})
+
+    sessions = [spark, *realtime_source.sessions(spark)]
+    daemons = {session.range(1).mapInArrow(parent, "pid long").first().pid for session in sessions}
+    assert len(daemons) == 3
 
 
 def test_a_topic_that_becomes_real_time_goes_on_where_the_direct_lane_was(spark, tmp_path):

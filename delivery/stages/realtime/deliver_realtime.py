@@ -56,6 +56,11 @@ class DeliverRealtime:
             under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s)
             try:
                 self._read(batches, under_way)
+            except errors.SchemaRegistryUnavailable:
+                under_way.give_up()
+                # If the task failed now, Spark would try it again, and after some tries abort the deliveries of other tasks.
+                under_way.await_end_of_query()
+                raise
             except BaseException:
                 under_way.give_up()
                 raise

@@ -146,7 +146,7 @@ class RealtimeLane:
         shares: bool,
     ) -> None:
         self._config, self._registry, self._stop, self._context = config, registry, stop, context
-        self._one_by_one, self._in_batches = realtime_source.session(spark), spark.newSession()
+        self._one_by_one, self._in_batches = realtime_source.sessions(spark)
         self._topics = slots.LaneTopics(config, spark.sparkContext, for_others=config.spark.parallelism if shares else 0)
         self._seen = telemetry.Telemetry(spark.sparkContext, NAME, config.logs)
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{NAME}"
@@ -201,7 +201,7 @@ class RealtimeLane:
             query = _Query(self._start(start, server, mode, once=once), server, mode, self._topics.total, once)
             try:
                 outcome = self._watch(query, watch)
-                if outcome in {Outcome.STOP, Outcome.REPLAN}:
+                if outcome is not Outcome.FAULT:
                     self._stop_tasks(query)
             finally:
                 self._end(query.streaming_query)
@@ -360,7 +360,7 @@ class RealtimeLane:
         """Ask the tasks to end their deliveries and to write the results, and wait: Spark would abort unfinished deliveries."""
         query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
-        while query.server.running_tasks and query.server.fault() is None and time.monotonic() < deadline:
+        while query.streaming_query.isActive and query.server.running_tasks and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
 
     def _outcome_of(self, query: _Query) -> Outcome:

@@ -17,24 +17,35 @@ from delivery.stages.kafka import source
 from delivery.stages.tasks import deliver_events
 from delivery.webhooks.lanes.realtime_lane import Place
 
+BUFFER_SIZE = "spark.sql.execution.pandas.udf.buffer.size"
 RECORD_BY_RECORD: Mapping[str, str] = {
     # Each record is an Arrow batch of its own, and goes to Python at once.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     # Applies to this session; `spark.buffer.size` would apply to the whole application. Workers with another size have a daemon
     # of their own.
-    "spark.sql.execution.pandas.udf.buffer.size": "256",
+    BUFFER_SIZE: "256",
     # Generated code reads the next row before it passes the last one on.
     "spark.sql.codegen.wholeStage": "false",
     # Spark's list of allowed operators has neither `mapInArrow` nor the `noop` sink.
     "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
 }
 """Settings of Spark for the session in which the lane delivers record by record."""
+CATCHING_UP: Mapping[str, str] = {
+    # One less than the size of other lanes, and so a daemon of its own. A stopped task of this lane waits until Spark ends its
+    # process, where tasks and background attempts of other lanes would end too.
+    BUFFER_SIZE: "65535",
+}
+"""Settings of Spark for the session in which the lane delivers in micro-batches."""
 
 
-def session(spark: SparkSession) -> SparkSession:
-    """Return a new session with RECORD_BY_RECORD, for the lane's queries in real time."""
+def sessions(spark: SparkSession) -> tuple[SparkSession, SparkSession]:
+    """Return a new session with RECORD_BY_RECORD, and one with CATCHING_UP."""
+    return _session(spark, RECORD_BY_RECORD), _session(spark, CATCHING_UP)
+
+
+def _session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     own = spark.newSession()
-    for name, value in RECORD_BY_RECORD.items():
+    for name, value in conf.items():
         own.conf.set(name, value)
     return own
 

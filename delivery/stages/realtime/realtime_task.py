@@ -144,10 +144,11 @@ class RealtimeTask:
             self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
 
     def await_end_of_query(self) -> None:
-        """If the task was stopped, wait until Spark ends this process. If it has delivered all of its records, do not wait.
+        """If the task was stopped or given up, wait until Spark ends this process. Otherwise do not wait.
 
-        A stopped task has dropped records. If it returned, Spark would commit these records. If it failed, Spark would retry
-        the task. So the task fails, with Orphaned, only when the JVM is gone or the driver did not end the query in time.
+        A task that was stopped or given up has dropped records. If it returned, Spark would commit these records. If it failed,
+        Spark would retry the task. So it fails, with Orphaned, only when the JVM is gone or the driver did not end the query
+        in time.
         """
         deadline = time.monotonic() + self._stop_within_s + STOPPED_S
         while self._lane.is_over:

@@ -6,6 +6,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from delivery import errors
+from delivery.config import settings
 from delivery.stages.lanes import session
 from delivery.stages.realtime import lane
 
@@ -30,6 +31,22 @@ def test_a_lane_that_restarts_in_vain_names_the_fault():
     vain._restarts = lane.MOST_RESTARTS
     with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*their way to the"):
         vain._count_restart("task 3 has not reported for 10 s")
+
+
+def test_other_tasks_end_their_deliveries_when_one_has_no_schema():
+    """Regression: after the fault of one task nothing waited for the others, and Spark aborted their deliveries."""
+    running = iter([2, 1, 0])
+    calls = []
+
+    class Server:
+        stop_tasks = staticmethod(lambda: calls.append("stop"))
+        fault = staticmethod(lambda: "task 3 failed: SchemaRegistryUnavailable: x")
+        running_tasks = property(lambda _: next(running))
+
+    stopping = lane.RealtimeLane.__new__(lane.RealtimeLane)
+    stopping._config = settings.Settings()
+    stopping._stop_tasks(SimpleNamespace(server=Server(), streaming_query=SimpleNamespace(isActive=True)))
+    assert (calls, list(running)) == (["stop"], [])
 
 
 class Timeout:

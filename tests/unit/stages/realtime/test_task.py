@@ -12,6 +12,7 @@ from delivery.config import settings, worker_plans
 from delivery.registry_model import SubscriptionStatus
 from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
 from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.lanes import realtime_lane
 from tests.support import builders
 from tests.support.waiting import assert_becomes
 
@@ -106,6 +107,22 @@ def test_a_task_that_begins_after_the_stop_never_ends_well(start_driver):
     task_driver.server.stop_tasks()
     with pytest.raises(errors.Orphaned):
         task_driver.run([batch(0)])
+    assert task_driver.writing.receipts == []
+
+
+def test_a_task_without_a_schema_waits_for_the_end_of_its_query(start_driver, monkeypatch):
+    """Regression: it failed at once, Spark's next tries failed too, and Spark aborted the deliveries of the other tasks."""
+    away = errors.SchemaRegistryUnavailable("http://schemas:8081 does not answer")
+
+    def feed(lane, _):
+        lane.fail(away)
+        raise away
+
+    monkeypatch.setattr(realtime_lane.RealtimeLane, "feed", feed)
+    task_driver = start_driver()
+    with pytest.raises(errors.Orphaned):  # the query did not end in time
+        task_driver.run([batch(0)])
+    assert_becomes(task_driver.server.fault, "task 0 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
     assert task_driver.writing.receipts == []
 
 
