@@ -158,13 +158,13 @@ class EmbeddedKafka:
     def _end(self, how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
         if self._process is None or self._guardian is None:
             return
-        guardian.dismiss(self._guardian)
         self._process.send_signal(how)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        guardian.dismiss(self._guardian)  # not before: this process may be killed while the broker stops
         self._process = self._guardian = None
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:

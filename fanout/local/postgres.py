@@ -87,8 +87,6 @@ class EmbeddedPostgres:
     def _end(self, how: signal.Signals) -> None:
         if self._guardian is None:
             return
-        guardian.dismiss(self._guardian)
-        self._guardian = None
         family = _family(self.pid)
         _signal(family[:1], how)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -96,6 +94,8 @@ class EmbeddedPostgres:
             if time.monotonic() > deadline:
                 _signal(family, signal.SIGKILL)
             time.sleep(0.01)
+        guardian.dismiss(self._guardian)  # not before: this process may be killed while the server stops
+        self._guardian = None
 
     def _forget_dead_server(self) -> None:
         """Remove the lock files of a crashed server.
