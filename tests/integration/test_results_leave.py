@@ -1,7 +1,9 @@
 """Results leave their worker while other attempts are in flight, so a kill repeats no written result."""
 
 import asyncio
+import contextlib
 import dataclasses
+import threading
 
 import pytest
 
@@ -60,3 +62,18 @@ def test_an_accepting_endpoint_is_reported_by_the_first_task_only():
             here.close()
 
     serving.run(main())
+
+
+def test_each_lane_reads_the_state_of_its_worker_in_the_event_loop(monkeypatch):
+    """Regression: the end of a task read the hosts in the task's thread, while the event loop may add one.
+
+    The task failed with "dictionary changed size during iteration", and its deliveries were repeated.
+    """
+    threads = []
+    with contextlib.closing(worker.Worker(PLAN)) as here:
+        monkeypatch.setattr(here._memory.hosts, "drain_delayed", lambda: threads.append(threading.current_thread().name) or 0)
+        source = Source(builders.snapshot())
+        list(here.deliver([[RECORD]], source))
+        list(here.deliver_batches([], source))
+        list(here.retry([], source, 0.0))
+    assert threads == ["deliveries"] * 3

@@ -58,6 +58,10 @@ class LoopThread:
         self.loop.close()
 
 
+def _unchanged(results: Results) -> Results:
+    return results
+
+
 class Lane(Protocol):
     """A lane in one Spark task, such as DirectLane or BatchLane. `submit`, `drain` and `finish` return each result once."""
 
@@ -78,7 +82,8 @@ class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
     `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state
-    of the worker to the results that come from the beginning of `Lane.finish` on.
+    of the worker to the results that come from the beginning of `Lane.finish` on. It is called in the event loop, because
+    attempts and other tasks change this state there.
     """
 
     def __init__(
@@ -104,17 +109,22 @@ class LaneDriver:
             for chunk in chunks:
                 self._require_jvm()
                 yield from self._results_of(self._lane.submit(chunk))
-            yield from map(self._complete, self._results_of(self._lane.finish()))
+            yield from self._results_of(self._lane.finish(), self._complete)
         except Exception:  # the JVM is gone, and its pipe may show that before the signal does; or a fault of ours
             yield from self._last_results()
             raise  # never end well: a JVM that still listens would commit records that were not begun
         finally:  # done, or the task no longer reads the results
             self._thread.call_soon(self._lane.abandon)
 
-    def _results_of(self, work: Coroutine[Any, Any, Results]) -> Iterator[Results]:
-        """Yield the results so far each RESULTS_EVERY_S while `work` runs, then the result of `work`."""
+    def _results_of(
+        self, work: Coroutine[Any, Any, Results], complete: Callable[[Results], Results] = _unchanged
+    ) -> Iterator[Results]:
+        """Yield the results so far each RESULTS_EVERY_S while `work` runs, then the result of `work`.
+
+        `complete` is called in the loop with each of these results, and returns what is yielded.
+        """
         ready: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
-        running = self._thread.begin(self._run(work, ready.put))
+        running = self._thread.begin(self._run(work, ready.put, complete))
         running.add_done_callback(lambda _: ready.put(None))
         try:
             yield from iter(ready.get, None)
@@ -122,8 +132,13 @@ class LaneDriver:
         finally:  # the task no longer reads the results
             running.cancel()
 
-    async def _run(self, work: Coroutine[Any, Any, Results], report: Callable[[Results], None]) -> Results:
-        """Return the result of `work`. While it runs, call `report` with the results so far each RESULTS_EVERY_S.
+    async def _run(
+        self,
+        work: Coroutine[Any, Any, Results],
+        report: Callable[[Results], None],
+        complete: Callable[[Results], Results],
+    ) -> Results:
+        """Return the completed result of `work`. While it runs, `report` the completed results so far each RESULTS_EVERY_S.
 
         Runs in the loop, because the loop is busy: requests for results from the task's thread would wait.
         """
@@ -132,9 +147,9 @@ class LaneDriver:
             while not (await asyncio.wait([running], timeout=RESULTS_EVERY_S))[0]:
                 ended = self._lane.drain()
                 if ended.outcomes or ended.batches:
-                    report(ended)
+                    report(complete(ended))
                 self._require_jvm()
-            return running.result()
+            return complete(running.result())
         finally:
             running.cancel()
 

@@ -115,10 +115,9 @@ class Worker:
 
     async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
         clock = endpoint_clock.EndpointClock(own_delay.OwnDelay())
-        most = self._plan.max_connections
         return clock, transport.Transport(
             self._plan.guard,
-            max_connections=most,
+            max_connections=self._plan.max_connections,
             endpoint_time=clock.time,
             max_extension_s=self._plan.max_extension_s,
             soft_connection_limit=self._memory.hosts.soft_connection_limit,
@@ -270,9 +269,12 @@ class Worker:
         while not self._thread.run(self._retry.wait_for_leases(lane_driver.RESULTS_EVERY_S)) and time.monotonic() < deadline:
             if (ended_now := self.drain_leases()) is not None:
                 yield ended_now
-        last = self._thread.run(self._retry.finish_task(0.0))
+        yield self._thread.run(self._finish_retry_task())
+
+    async def _finish_retry_task(self) -> retry_lane.LeaseResults:
+        last = await self._retry.finish_task(0.0)
         self._with_worker_state(last.results)
-        yield last
+        return last
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
         """Return the results so far of all leases that `retry` got, without waiting. None: there are none.
@@ -316,7 +318,7 @@ class Worker:
             raise errors.Orphaned
 
     def _with_worker_state(self, results: Results) -> Results:
-        """Add the worker's own state to results from the end of a task or slice, and return these results.
+        """Add the worker's own state to results from the end of a task or slice, and return these results. Called in the loop.
 
         The state: accepting endpoints to report, seconds of own delay, requests that waited for hosts, difference of the
         clocks. If our own network is broken, forget all circuit breakers.
@@ -356,12 +358,11 @@ class Worker:
     async def _begin_collecting(
         self, source: registries.Source, shards: int, immediate_flush_s: float
     ) -> batch_collect.Collector:
-        now_ms = int(self.now_s() * 1000)
         return batch_collect.Collector(
             self._registry_from(source),
             self._plan.layout,
             shards=shards,
-            now_ms=now_ms,
+            now_ms=int(self.now_s() * 1000),
             immediate_flush_s=immediate_flush_s,
             seen=self._seen_batch,
             formats=self._formats,

@@ -31,21 +31,28 @@ WARN_EVERY_S = 600.0
 class Host:
     """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
 
-    A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. One timer serves
-    all waiting queues, and wakes one queue for each request that may go.
+    A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. `count_wait` is
+    called once for each wait for the limits. One timer serves all waiting queues, and wakes one queue for each request that may
+    go.
     """
 
-    def __init__(self, name: str, max_in_flight: int, per_second: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_in_flight: int,
+        per_second: float,
+        clock: Callable[[], float],
+        count_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._name = name
         self._max_in_flight = max_in_flight
         self._pace = limits.Pace(per_second)
         self._clock = clock
+        self._count_wait = count_wait
         self._in_flight = self._reserved = 0
         self._waiting: collections.deque[Callable[[], bool]] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
         self._warn_at = float("-inf")
-        self.delayed = 0
-        """Number of waits for the limits of this host since the last `Hosts.drain_delayed`."""
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
         """Replace the limits. Requests in flight beyond the new limits go on."""
@@ -105,7 +112,7 @@ class Host:
 
     def count_delay(self) -> None:
         """Count a wait for the limits, and warn the operator about this host at most each WARN_EVERY_S."""
-        self.delayed += 1
+        self._count_wait()
         if self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_EVERY_S
             log.warning(
@@ -123,6 +130,8 @@ class Hosts:
         self._bounds = bounds
         self._clock = clock
         self._hosts: cachetools.LRUCache[str, Host] = cachetools.LRUCache(maxsize=MAX_HOSTS)
+        self._delayed = 0
+        """Number of waits for the limits of all hosts since the last `drain_delayed`. Waits for forgotten hosts count too."""
 
     def host_of(self, url: str) -> Host | None:
         """Return the host of an endpoint's URL, created on first use. None: the host has no limits."""
@@ -133,7 +142,9 @@ class Hosts:
             return None
         known = self._hosts.get(name)
         if known is None:
-            known = self._hosts[name] = Host(name, self._bounds.in_flight_to_host(), self._bounds.rate_to_host(), self._clock)
+            known = self._hosts[name] = Host(
+                name, self._bounds.in_flight_to_host(), self._bounds.rate_to_host(), self._clock, self._count_wait
+            )
         return known
 
     def set_bounds(self, bounds: limits.Limits) -> None:
@@ -147,12 +158,12 @@ class Hosts:
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 
     def drain_delayed(self) -> int:
-        """Return the number of waits for the limits of all hosts (`Host.delayed`) since the last call."""
-        delayed = 0
-        for host in self._hosts.values():
-            delayed += host.delayed
-            host.delayed = 0
+        """Return the number of waits for the limits of all hosts (`Host.count_delay`) since the last call."""
+        delayed, self._delayed = self._delayed, 0
         return delayed
+
+    def _count_wait(self) -> None:
+        self._delayed += 1
 
 
 @functools.lru_cache(maxsize=50_000)

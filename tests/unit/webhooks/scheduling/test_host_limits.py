@@ -129,6 +129,14 @@ def test_an_abandoned_micro_batch_frees_its_host_capacity():
     assert took_s < 1
 
 
+def test_a_wait_for_a_host_that_was_forgotten_since_still_counts(monkeypatch):
+    monkeypatch.setattr(host_limits, "MAX_HOSTS", 1)
+    known = host_limits.Hosts(limits.Limits(max_per_host=1), clock=lambda: 0.0)
+    known.host_of(f"{VICTIM}/").count_delay()
+    known.host_of("https://other.example/").count_delay()
+    assert [known.drain_delayed(), known.drain_delayed()] == [2, 0]
+
+
 def test_the_warning_names_the_host_and_the_setting(caplog):
     with caplog.at_level(logging.WARNING):
         delivered([f"{VICTIM}/{n}" for n in range(30)], max_per_host=2)
