@@ -9,6 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.registry_model import Tls
+from delivery.webhooks.http import dns
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, saying
 from tests.support import certificates
@@ -114,6 +115,35 @@ def test_names_that_hang_keep_nobody_else_waiting(names):
         return answer.status
 
     assert serving.run(main()) == 200
+
+
+def test_more_hanging_names_than_lookups_never_count_against_another_endpoint(names, monkeypatch):
+    """Regression: a name that waited for a thread of ours was a timeout of its endpoint, whose circuit breaker opened.
+
+    Two customers wait for the same name. The names that hang themselves are still timeouts.
+    """
+    monkeypatch.setattr(dns, "MAX_LOOKUPS", 4)
+
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+
+            def post(host, customer_id, timeout_s):
+                to = serving.to(server.url(host), customer_id=customer_id)
+                return asyncio.create_task(network.post(to, HEADERS, b"body", timeout_s))
+
+            hanging = [post(f"hangs{number}.example.com", "evil", 1.0) for number in range(4)]
+            assert await asyncio.to_thread(names.were_asked, 4)
+            for waiting in [post("hooks.example.com", customer, 0.2) for customer in ("acme", "beta")]:
+                with pytest.raises(errors.LocalFailure, match="no look-up of a name came free"):
+                    await waiting
+            for task in hanging:
+                with pytest.raises(errors.AttemptTimedOut, match="while looking up the name"):
+                    await task
+            names.release()
+            return (await post("hooks.example.com", "acme", 5.0)).status
+
+    assert serving.run(main()) == 200
+    assert names.asked.count("hooks.example.com") == 1
 
 
 def test_running_out_of_descriptors_while_looking_up_is_local(names):

@@ -38,6 +38,8 @@ _MAX_CONNECTIONS = 16_384
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _NO_TRACES: list[Any] = []
 _NO_FREE_CONNECTION = "no connection came free within the attempt's time"
+_NO_FREE_LOOKUP = "no look-up of a name came free within the attempt's time"
+_LOOKING_UP = "while looking up the name"
 
 
 def default_max_connections() -> int:
@@ -54,6 +56,8 @@ class _Opening:
     """The opening of a connection. `expire` ends it at a deadline (exchange_deadlines.Expiring)."""
 
     timeout: asyncio.Timeout
+    is_lookup_waiting: Callable[[], bool]
+    """Function that returns True while the look-up of the name waits for a thread of ours (`dns.Resolver.is_waiting`)."""
     step: str = ""
     """The current step, for the text of a failure. Empty: the opening waits until a connection comes free."""
     failure: errors.AttemptFailed | None = None
@@ -64,9 +68,20 @@ class _Opening:
 
     def expire(self, failure: errors.AttemptFailed) -> None:
         if self.failure is None:
-            # Having no free connection of our own proves nothing about the endpoint.
-            self.failure = failure if self.step else errors.LocalFailure(_NO_FREE_CONNECTION)
+            self.failure = self._own_failure() or failure
             self.timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _own_failure(self) -> errors.LocalFailure | None:
+        """Return a failure of ours if the opening waits for a connection or a thread of ours; None otherwise.
+
+        Such a wait proves nothing about the endpoint. A look-up waits if the DNS servers of other endpoints hang, which may be
+        another customer's.
+        """
+        if not self.step:
+            return errors.LocalFailure(_NO_FREE_CONNECTION)
+        if self.step == _LOOKING_UP and self.is_lookup_waiting():
+            return errors.LocalFailure(_NO_FREE_LOOKUP)
+        return None
 
 
 _opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
@@ -174,7 +189,7 @@ class ConnectionPool:
         After use, the caller must call `release` or `close`. Raise AttemptFailed at `deadline`, or OSError or a ClientError of
         aiohttp if the connection fails.
         """
-        opening = _Opening(asyncio.timeout(None))
+        opening = _Opening(asyncio.timeout(None), functools.partial(self._is_lookup_waiting, origin))
         _opening.set(opening)
         try:
             async with opening.timeout:
@@ -199,7 +214,7 @@ class ConnectionPool:
     async def _connected(self, origin: Origin, opening: _Opening) -> connector.Connection:
         await self._acquire_slot()
         self._make_room_at_host(origin)
-        opening.step = "while looking up the name"
+        opening.step = _LOOKING_UP
         try:
             return await self._connector.connect(self._request(origin), _NO_TRACES, _NO_TIMEOUT)
         except BaseException:
@@ -292,6 +307,10 @@ class ConnectionPool:
         self._expiry = None
         if self._by_age:
             self._expiry = self._loop.call_at(next(iter(self._by_age)).idle_since + KEEPALIVE_S, self._expire)
+
+    def _is_lookup_waiting(self, origin: Origin) -> bool:
+        url = yarl.URL(origin.url)
+        return self._names.is_waiting(url.raw_host or "", url.port or 0)
 
     def _request(self, origin: Origin) -> client_reqrep.ClientRequest:
         return client_reqrep.ClientRequest(

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import functools
 import socket
+from typing import Any
 
 from aiohttp import abc
 
@@ -25,6 +26,13 @@ class Resolver(abc.AbstractResolver):
 
     def __init__(self) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
+        self._lookups: dict[tuple[str, int], concurrent.futures.Future[Any]] = {}
+        """By host and port, the look-ups in progress and those that wait for a thread."""
+
+    def is_waiting(self, host: str, port: int) -> bool:
+        """Return True if the look-up of `host` for `port` waits for a thread, because MAX_LOOKUPS others are in progress."""
+        lookup = self._lookups.get((host, port))
+        return lookup is not None and not lookup.running() and not lookup.done()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -36,7 +44,11 @@ class Resolver(abc.AbstractResolver):
         ask = functools.partial(
             socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        lookup = self._lookups[host, port] = self._threads.submit(ask)
+        try:
+            found = await asyncio.wrap_future(lookup)
+        finally:
+            del self._lookups[host, port]
         return [
             abc.ResolveResult(
                 hostname=host,
