@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.registry_model import Tls
-from delivery.webhooks.http import dns
+from delivery.webhooks.http import connection_pool, dns
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, saying
 from tests.support import certificates
@@ -84,6 +84,22 @@ def test_a_server_gets_the_host_name_before_it_chooses_a_certificate(names):
 
     assert serving.run(main()) == 200
     assert names.asked == ["hooks.example.com"]
+
+
+def test_a_busy_connection_is_replaced_so_that_a_moved_name_is_followed(names, monkeypatch):
+    """Regression: only idle time closed a connection, so one in steady use kept its address and its certificate for ever."""
+    monkeypatch.setattr(dns, "DNS_TTL_S", 0)
+
+    async def main():
+        async with serving.serve(saying(OK), host="0.0.0.0") as server, serving.network() as network:
+            for age_s in (0, 0, connection_pool.MAX_AGE_S + 1, 0, 0):
+                for idle in network._pool._by_age:
+                    idle.opened_at -= age_s
+                await network.post(serving.to(server.url("hooks.example.com")), HEADERS, b"body", 5.0)
+                names.answers["hooks.example.com"] = "127.0.0.2"
+        return [writer.get_extra_info("sockname")[0] for writer in server.connections], len(server.requests)
+
+    assert serving.run(main()) == (["127.0.0.1", "127.0.0.2"], 5)
 
 
 def test_that_a_name_was_not_found_is_not_remembered(names):

@@ -30,6 +30,10 @@ from delivery.webhooks.scheduling import host_limits
 
 KEEPALIVE_S = 30.0
 """Seconds after which an idle connection is closed."""
+MAX_AGE_S = 300.0
+"""Seconds after its opening from which a connection is not kept for a further request. A connection in steady use would
+otherwise never follow a changed address of its name, and never verify a renewed or expired certificate. The age has no jitter:
+connections are opened at different times, as requests need them."""
 MAX_CACHED_NAMES = 20_000
 """Most host names whose addresses are cached. The platform is built for 10,000 endpoints and more."""
 _MAX_CONNECTIONS = 16_384
@@ -93,6 +97,8 @@ class Connection(http_connection.Connection):
     origin: Origin
     lease: connector.Connection
     """aiohttp's handle of the connection, which is closed with the connection."""
+    opened_at: float
+    """When the connection was opened, by the event loop's clock."""
     idle_since: float
     """When the connection was last released, by the event loop's clock."""
     on_closed: Callable[[Connection], None] | None = None
@@ -143,7 +149,8 @@ class ConnectionPool:
     """All connections of one Transport. Created inside the event loop that uses it.
 
     Guarantee: never more than `max_connections` are open, idle ones included. An idle connection is closed after KEEPALIVE_S.
-    If the pool is full when a request needs a new connection, the connection that has been idle longest is closed earlier.
+    If the pool is full when a request needs a new connection, the connection that has been idle longest is closed earlier. A
+    connection that is older than MAX_AGE_S is closed after its request.
     """
 
     def __init__(
@@ -203,7 +210,7 @@ class ConnectionPool:
             raise opening.failure from None
         connection = lease.protocol
         assert isinstance(connection, Connection)  # noqa: S101  # by the connector's factory
-        connection.origin, connection.lease = origin, lease
+        connection.origin, connection.lease, connection.opened_at = origin, lease, self._loop.time()
         if connection.transport is None:  # the other side has closed it already
             self._slots.release()
         else:
@@ -224,13 +231,14 @@ class ConnectionPool:
     def release(self, connection: Connection) -> None:
         """Keep `connection` idle for the next request to its origin.
 
-        Close it instead if it cannot be reused, or if any request waits to open a connection: the pool's bound counts idle
-        connections too.
+        Close it instead if it cannot be reused, if it is older than MAX_AGE_S, or if any request waits to open a connection:
+        the pool's bound counts idle connections too.
         """
-        if connection.should_close or self._waiting:
+        now = self._loop.time()
+        if connection.should_close or self._waiting or now - connection.opened_at > MAX_AGE_S:
             self.close(connection)
             return
-        connection.idle_since = self._loop.time()
+        connection.idle_since = now
         self._idle.setdefault(connection.origin, []).append(connection)
         self._by_age[connection] = None
         self._idle_by_host.setdefault(host_limits.host_name(connection.origin.url), collections.OrderedDict())[connection] = (
