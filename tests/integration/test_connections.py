@@ -66,6 +66,22 @@ def test_a_kept_connection_that_never_answers_is_not_replaced():
     assert posted(in_turn(saying(OK), serving.hanging), 2, timeout_s=0.3) == ([200, errors.AttemptTimedOut], 2, 1)
 
 
+CLOSING_408 = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def test_a_408_for_an_idle_connection_is_no_answer_to_the_next_request():
+    """Regression: a server's 408 for its idle connection, sent while a request left, failed the attempt as `refused`."""
+    assert posted(in_turn(saying(OK), saying(CLOSING_408), saying(OK)), 2) == ([200, 200], 3, 2)
+
+
+def test_a_408_of_a_new_or_an_open_connection_is_an_answer():
+    """A request is sent at most once more."""
+    kept = CLOSING_408.replace(b"connection: close\r\n", b"")
+    assert posted(saying(CLOSING_408), 1) == ([408], 1, 1)
+    assert posted(in_turn(saying(OK), saying(CLOSING_408)), 2) == ([200, 408], 3, 2)
+    assert posted(in_turn(saying(OK), saying(kept)), 2) == ([200, 408], 2, 1)
+
+
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one():
     """An example is the 408 that some servers send before they close an idle connection."""
 

@@ -23,6 +23,8 @@ _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 """Errors by which the system says that files, memory or ports have run out here. Such an error proves nothing about the
 endpoint."""
 
+_REQUEST_TIMEOUT = 408
+"""Status with which some servers end an idle connection."""
 _NO_ADDRESS = "the host name leads to no address that is allowed"
 
 
@@ -33,6 +35,8 @@ class Response(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
     """The beginning of the body, at most MAX_RESPONSE_BYTES (http_connection.py), still in its content encoding."""
+    is_last: bool = False
+    """True if the connection can take no request after this response, because the server closes it or for another reason."""
 
 
 class Transport:
@@ -64,18 +68,22 @@ class Transport:
         `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the delivery's own
         header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
         `endpoint_time`: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
-        followed. If a reused connection breaks before any byte of the response, the request is sent once more on a new one.
+        followed. If a reused connection breaks before any byte of the response, or ends with a 408, the request is sent once
+        more on a new one.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)
         connection = self._pool.acquire(target.origin)
         try:
             if connection is not None:
+                # Servers close idle connections at any time, also while a request is on its way. This proves nothing about the
+                # endpoint, unless its response had begun. Some servers write a 408 before they close (RFC 9110, section
+                # 15.5.9). That 408 is no response to this request.
                 try:
-                    return await self._exchange(connection, request, deadline)
+                    response = await self._exchange(connection, request, deadline)
+                    if response.status != _REQUEST_TIMEOUT or not response.is_last:
+                        return response
                 except (errors.ConnectionLost, OSError):
-                    # Servers close idle connections at any time, also while a request is on its way. This proves nothing about
-                    # the endpoint, unless its response had begun.
                     if connection.has_received:
                         raise
             connection = await self._pool.open(target.origin, deadline)
@@ -100,7 +108,7 @@ class Transport:
             raise
         finally:
             self._deadlines.end(connection)
-        response = Response(connection.status, connection.headers, connection.kept_body())
+        response = Response(connection.status, connection.headers, connection.kept_body(), connection.should_close)
         self._pool.release(connection)
         return response
 
