@@ -115,7 +115,7 @@ def remove_resent(
         slices = buckets[key].slices
         for slice_ in list(slices):
             if search.is_exhausted:
-                return removed
+                break
             written = store.items(slice_)
             search.count_read(written)
             entries = list(map(_decoder.decode, written))
@@ -127,7 +127,9 @@ def remove_resent(
                 place = slices.index(slice_)
                 store.remove(slice_)
                 slices[place : place + 1] = store.slices(map(_item, kept))
-        if not slices:
+        if slices:
+            buckets[key].since_ms = min(slice_.since_ms for slice_ in slices)
+        else:
             del buckets[key]
     return removed
 

@@ -72,6 +72,16 @@ def test_the_scheduled_attempt_is_brought_forward_and_is_the_only_one():
     assert sorted(ids(*left)) == sorted(events_of(others))
 
 
+def test_the_backlog_forgets_the_age_of_an_entry_that_was_brought_forward():
+    """Regression: the bucket of the timer wheel kept the age of its oldest entry until it opened, up to ten hours later."""
+    shard, oldest, other = Shard(), waiting(since_ms=NOW - HOUR_MS), waiting()
+    shard.step(postponed(oldest, other), now_ms=NOW)
+    [lease], _ = split(shard.step(resend_of(oldest), now_ms=NOW + 1000))
+    assert shard.backlog.oldest_ms == NOW - HOUR_MS
+    shard.step(accepted(lease), now_ms=NOW + 2000)
+    assert (shard.backlog.events, shard.backlog.oldest_ms) == (1, NOW)
+
+
 def test_a_resend_of_what_does_not_wait_is_an_attempt_of_its_own():
     shard, delivered, other = Shard(), waiting(), waiting()
     shard.step(postponed(other), now_ms=NOW)
