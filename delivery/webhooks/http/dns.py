@@ -48,7 +48,7 @@ class Resolver(abc.AbstractResolver):
         try:
             found = await asyncio.wrap_future(lookup)
         finally:
-            del self._lookups[host, port]
+            self._lookups.pop((host, port), None)
         return [
             abc.ResolveResult(
                 hostname=host,
