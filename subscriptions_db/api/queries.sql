@@ -68,7 +68,8 @@ select tenant_id from tenants where tenant_id = %(id)s for update;
 select event_type from event_types where event_type = %(id)s for update;
 
 -- name: matching_event_types
--- Each `matching_…` selects the ids of a list, without order. crud.py puts it before rows_after, rows_before or number_of_rows.
+-- Each `matching_…` selects the ids of a list, without order. crud.py puts it before rows_after, rows_before, rows_among or
+-- number_of_rows.
 select event_type as id from event_types
 where (%(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), event_type, description))) > 0)
   and (%(deprecated)s::boolean is null or deprecated = %(deprecated)s)
@@ -100,6 +101,9 @@ select id from matching where id > %(place)s order by id limit %(limit)s;
 
 -- name: rows_before
 select id from matching where id < %(place)s order by id desc limit %(limit)s;
+
+-- name: rows_among
+select id from matching where id = any (%(ids)s);
 
 -- name: number_of_rows
 select count(*) as rows from matching;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple
 
 import psycopg
@@ -131,6 +131,11 @@ def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int
     `only` limits the rows. The empty text is before every id.
     """
     return _ids(call, kind, cursors.Place(row_id), limit, only)
+
+
+def ids_among(call: Call, kind: registered_rows.RowKind, ids: Sequence[str], only: Mapping[str, Any]) -> set[str]:
+    """Return those of `ids` whose rows match now. `only` limits the rows."""
+    return {row["id"] for row in _matching(call, kind, "rows_among", dict(only) | {"ids": list(ids)})}
 
 
 def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit: int, only: Mapping[str, Any]) -> list[str]:

@@ -116,8 +116,9 @@ def change(call: Call) -> ChangedEndpoints:
     """Change the endpoints that a request names.
 
     1. Lock all of them in the order of their ids. A wait for a lock ends after a second, with 503.
-    2. Change each endpoint whose state allows the action, and write an audit entry for it.
-    3. In a dry run, roll the changes back.
+    2. Leave out endpoints that no longer match the criteria.
+    3. Change each endpoint whose state allows the action, and write an audit entry for it.
+    4. In a dry run, roll the changes back.
 
     Raise Refused with 403 if the answer would show stored values to a key that reads nothing. Raise it with 422 if the request
     does not name the endpoints in exactly one way, or if `customer` is missing or is not the key's own.
@@ -129,7 +130,7 @@ def change(call: Call) -> ChangedEndpoints:
     ids, has_more = _ids(call, wanted, customer_id)
     rows = _locked(call, ids, customer_id)
     with call.connection.transaction() as changes:
-        items = _changed(call, wanted, ids, rows)
+        items = _changed(call, wanted, _still_selected(call, wanted, ids, customer_id), rows)
         if wanted.dry_run:
             raise psycopg.Rollback(changes)
     if wanted.dry_run:
@@ -176,11 +177,26 @@ def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[
         raise problems.invalid(("cursor", "is not a cursor of this request: send `next_cursor` of its last answer, unchanged"))
     after = place.row_id
     if wanted.endpoints is None:
-        only = schemas.criteria(wanted.model_dump(include=set(EndpointCriteria.model_fields))) | {"customer": customer_id}
-        found = crud.ids_after(call, "endpoint", after, wanted.limit + 1, only)
+        found = crud.ids_after(call, "endpoint", after, wanted.limit + 1, _criteria(wanted, customer_id))
     else:
         found = sorted(endpoint_id for endpoint_id in set(map(str, wanted.endpoints)) if endpoint_id > after)
     return found[: wanted.limit], len(found) > wanted.limit
+
+
+def _criteria(wanted: EndpointsToChange, customer_id: str) -> dict[str, Any]:
+    return schemas.criteria(wanted.model_dump(include=set(EndpointCriteria.model_fields))) | {"customer": customer_id}
+
+
+def _still_selected(call: Call, wanted: EndpointsToChange, ids: list[str], customer_id: str) -> list[str]:
+    """Return the ids, in order, without those whose endpoints no longer match the request's criteria.
+
+    The caller has locked the endpoints. Another request may have changed some between the search and the lock. The
+    transaction is read committed, so this second search sees those changes.
+    """
+    if wanted.endpoints is not None:
+        return ids
+    matching = crud.ids_among(call, "endpoint", ids, _criteria(wanted, customer_id))
+    return [endpoint_id for endpoint_id in ids if endpoint_id in matching]
 
 
 def _locked(call: Call, ids: list[str], customer_id: str) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ import concurrent.futures
 import pytest
 
 from tests.integration.api import world
+from tests.support import waiting
 
 pytestmark = pytest.mark.integration
 
@@ -148,6 +149,22 @@ def test_requests_at_once_change_each_endpoint_once(served, acme, made):
         answers = list(at_once.map(lambda body: acme.post(PATH, body), bodies))
     assert sum(answer.json["changed"] for answer in answers) == 4
     assert all([entry["action"] for entry in served.audit(endpoint_id)] == ["create", "update"] for endpoint_id in ids)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_endpoint_must_still_match(served, acme, made, dry_run):
+    """Regression: a deletion of disabled endpoints waited while one was enabled, and then deleted the active endpoint."""
+    ids, criterion = made
+    for endpoint_id in ids[:2]:
+        acme.post(f"/v1/endpoints/{endpoint_id}/disable", {"reason": "moving"})
+    body = {"action": "delete", "status": "disabled", "dry_run": dry_run} | criterion
+    with served.registry() as opened, served.registry() as watching:
+        with opened.transaction():
+            opened.execute("update endpoints set status = 'active' where endpoint_id = %s", [ids[0]])
+            deleted = world.in_background(lambda: acme.post(PATH, body))
+            waiting.for_a_lock(watching)
+        assert results(deleted()) == {ids[1]: "changed"}
+    assert statuses(acme, ids) == ["active", "disabled" if dry_run else 404, "active", "active"]
 
 
 def test_a_limited_key_changes_only_its_endpoints(served, made):
