@@ -35,10 +35,6 @@ class LetterState(enum.StrEnum):
     DISCARDED = "discarded"
 
 
-_FROM = {LetterState.DISCARDED: [LetterState.WAITING], LetterState.REDRIVING: [LetterState.WAITING, LetterState.DISCARDED]}
-"""New state → the states from which a dead letter may get it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedDeadLetter:
     """A dead letter in the archive."""
@@ -105,7 +101,7 @@ def get(connection: connect.Connection, customer_id: str, position: int) -> Arch
 
 def discard(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
     """Discard waiting dead letters for all consumers; return the positions of the discarded ones, which stay archived."""
-    return _mark(connection, customer_id, positions, LetterState.DISCARDED, now)
+    return _mark(connection, customer_id, positions, LetterState.DISCARDED, now, from_states=[LetterState.WAITING])
 
 
 def redrive(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
@@ -113,7 +109,8 @@ def redrive(connection: connect.Connection, customer_id: str, positions: Sequenc
 
     `fanout archive` enqueues them in the retry lane (redrive_requests.py).
     """
-    return _mark(connection, customer_id, positions, LetterState.REDRIVING, now)
+    taken = [LetterState.WAITING, LetterState.DISCARDED]
+    return _mark(connection, customer_id, positions, LetterState.REDRIVING, now, from_states=taken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +137,11 @@ def mark_all(
 ) -> MarkResult:
     """Discard the first matching waiting dead letters after a position, at most `limit`, or request their redrive.
 
-    `state` decides: DISCARDED or REDRIVING.
+    `state` decides: DISCARDED or REDRIVING. A dead letter that leaves the state `waiting` between the search and the change is
+    left out. So a redrive of many takes no dead letter that was discarded meanwhile.
     """
     found = find(connection, customer_id, selection, after=after, limit=limit)
-    marked = _mark(connection, customer_id, found.positions, state, now)
+    marked = _mark(connection, customer_id, found.positions, state, now, from_states=[LetterState.WAITING])
     return MarkResult(count=len(marked), until=found.until, has_more=found.has_more)
 
 
@@ -233,11 +231,18 @@ def waiting(connection: connect.Connection, customer_id: str, positions: Sequenc
 
 
 def _mark(
-    connection: connect.Connection, customer_id: str, positions: Sequence[int], state: LetterState, now: dt.datetime
+    connection: connect.Connection,
+    customer_id: str,
+    positions: Sequence[int],
+    state: LetterState,
+    now: dt.datetime,
+    *,
+    from_states: Sequence[LetterState],
 ) -> list[int]:
+    """Give a state to the dead letters at these positions that are in one of `from_states`; return their positions."""
     if not positions:
         return []
-    asked = _at(customer_id, positions) | {"state": state, "now": now, "from_states": _FROM[state]}
+    asked = _at(customer_id, positions) | {"state": state, "now": now, "from_states": list(from_states)}
     with connect.translated_errors():
         marked = connection.execute(query("mark_dead_letters"), asked)
         return sorted(row["position"] for row in marked)

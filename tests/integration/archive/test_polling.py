@@ -18,6 +18,7 @@ from subscriptions_db.archive.search.archived_dead_letters import LetterState
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from tests.integration.archive.pollers import EVERYTHING, NOW, Pollers, after, all_of, positions
+from tests.support import waiting
 
 pytestmark = pytest.mark.integration
 
@@ -211,6 +212,20 @@ def test_dead_letters_are_marked_by_search_criteria(connection, write):
         counts.append(marked.count)
     assert counts == [3, 3, 1]
     assert len(all_of(connection)) == 3
+
+
+def test_a_redrive_of_many_leaves_out_a_letter_discarded_meanwhile(connection, opened, write, in_background):
+    """Regression: a redrive by search criteria, or by the recovery of an endpoint, redrove such a dead letter."""
+    write(2)
+    first, second = (letter.position for letter in all_of(connection))
+    asked = (opened(), "c1", DeadLetterSearch(), LetterState.REDRIVING)
+    with connection.transaction():
+        archived_dead_letters.discard(connection, "c1", [first], now=NOW)
+        redriven = in_background(lambda: archived_dead_letters.mark_all(*asked, after=0, limit=9, now=NOW))
+        waiting.for_a_lock(opened())
+    assert redriven.result(30).count == 1
+    states = [archived_dead_letters.get(connection, "c1", position).state for position in (first, second)]
+    assert states == [LetterState.DISCARDED, LetterState.REDRIVING]
 
 
 def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened, write):
