@@ -21,7 +21,7 @@ from delivery.config import service_settings
 from delivery.webhooks.http import guard, transport
 from subscriptions_db.api.contract import etags, problems, routes
 from subscriptions_db.api.contract.deprecation import Deprecation
-from subscriptions_db.api.contract.principals import Principal
+from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server import transactions
 from subscriptions_db.postgres import connect
@@ -46,7 +46,10 @@ class ApiRequest:
     """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
 
     def digest(self, route: Route) -> bytes:
-        """Return a digest of route, path, query, body and conditions, which is equal for repeats of a request."""
+        """Return a digest of route, path, query, body and conditions, which is equal for repeats of a request.
+
+        A key of scope `write_only` has digests of its own: a handler refuses it some answers that other keys get.
+        """
         asked: list[Any] = [
             route.name,
             sorted(self.path.items()),
@@ -55,6 +58,8 @@ class ApiRequest:
         ]
         if self.conditions != etags.UNCONDITIONAL:  # else the digest is that of earlier versions, whose answers are stored
             asked.append(list(self.conditions))
+        if self.principal.scope is Scope.WRITE_ONLY:
+            asked.append(str(Scope.WRITE_ONLY))
         return hashlib.sha256(orjson.dumps(asked)).digest()
 
 

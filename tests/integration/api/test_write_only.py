@@ -61,6 +61,19 @@ def test_a_dry_run_of_a_bulk_change_is_refused(writer):
     assert writer.post("/v1/endpoints/bulk", asked).status == 403
 
 
+def test_a_stored_answer_of_another_scope_is_not_shown(writer, acme):
+    """Regression: the key got the answer to a dry run of another key, with ids and statuses of endpoints."""
+    asked = {"action": "pause", "everything": True, "dry_run": True}
+    first = acme.post("/v1/endpoints/bulk", asked, idempotency_key="dry")
+    assert first.json["changed"] > 0
+    refused = writer.post("/v1/endpoints/bulk", asked, idempotency_key="dry")
+    assert (refused.status, refused.fields) == (422, ["Idempotency-Key"])
+    assert acme.post("/v1/endpoints/bulk", asked, idempotency_key="dry").json == first.json
+    assert writer.post("/v1/endpoints/acme-orders/pause", idempotency_key="silent").status == 204
+    assert acme.post("/v1/endpoints/acme-orders/pause", idempotency_key="silent").status == 422
+    assert writer.post("/v1/endpoints/acme-orders/resume").status == 204
+
+
 STORED = {"url": "https://hooks.example.com/a", "auth": {"kind": "bearer", "secret": "hunter2"}, "headers": {"x-key": "hidden"}}
 ELSEWHERE = {"url": "https://elsewhere.example.com/"}
 
