@@ -32,7 +32,7 @@ from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_n
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
-from subscriptions_db.postgres import connect, migrate, row_security
+from subscriptions_db.postgres import connect, migrate, row_security, stored_answers
 from subscriptions_db.replays import progress
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction. A larger record has a transaction of its own."""
 MAINTENANCE_S = 60.0
 """Seconds between two maintenance runs. A run creates and drops the partitions of days, and deletes other rows past their
-retention. It checks the quotas if a check is due (quota_step.py). With `operations.topic` it stores an operational event about
-each API key that expires soon."""
+retention, among them the API's stored answers (stored_answers.py). It checks the quotas if a check is due (quota_step.py). With
+`operations.topic` it stores an operational event about each API key that expires soon."""
 REPORT_S = 60.0
 """Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
@@ -289,6 +289,7 @@ class Archiver:
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
         statistics.delete_old(connection, partitions.oldest(today, self._kept.statistics))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
+        stored_answers.delete_remaining(connection)
 
     def _current_pause_reason(self) -> str | None:
         if self._source is not None and self._source.is_unavailable:

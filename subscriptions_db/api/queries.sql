@@ -158,16 +158,20 @@ update subscriptions set status = %(status)s where subscription_id = %(id)s and 
 select subscription_id as id from subscriptions where endpoint_id = %(endpoint_id)s order by subscription_id limit %(limit)s;
 
 -- name: delete_old_answers
--- Rows that another request is deleting are skipped, so that two requests do not wait for each other.
+-- Rows that another transaction has locked are skipped, so that two transactions do not wait for each other.
 delete from idempotency_keys where ctid = any (array(
-    select ctid from idempotency_keys where created_at < now() - interval '1 day' for update skip locked
+    select ctid from idempotency_keys where created_at < now() - interval '1 day'
+    order by created_at limit %(most)s for update skip locked
 ));
 
 -- name: claim_idempotency_key
--- Waits for a request with the same key that is in flight. Returns no row if the key is claimed already.
-insert into idempotency_keys (customer_id, idempotency_key, request_digest)
+-- Waits for a request with the same key that is in flight. Returns no row if the key was claimed within a day.
+insert into idempotency_keys as known (customer_id, idempotency_key, request_digest)
 values (%(customer_id)s, %(idempotency_key)s, %(request_digest)s)
-on conflict do nothing returning true as claimed;
+on conflict (customer_id, idempotency_key) do update
+set request_digest = excluded.request_digest, status = null, answer = null, created_at = excluded.created_at
+where known.created_at < now() - interval '1 day'
+returning true as claimed;
 
 -- name: stored_answer
 select request_digest, status, answer from idempotency_keys

@@ -24,7 +24,7 @@ from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server import transactions
-from subscriptions_db.postgres import connect
+from subscriptions_db.postgres import connect, stored_answers
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.secrets import keyring
 
@@ -209,11 +209,13 @@ def _claim(connection: connect.Connection, route: Route, request: ApiRequest) ->
     """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
 
     Return None if this request has claimed the key. Wait while another request with the key is in flight. Raise Refused with
-    422 if a different request claimed it. Answers older than a day, as far as the principal may see them, are deleted first.
+    422 if a different request claimed it. A claim older than a day does not count. The request that claims a key also deletes
+    old answers, as far as its principal may see them.
     """
     wanted = _row(request) | {"request_digest": request.digest(route)}
-    connection.execute(query("delete_old_answers"))
     if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:
+        # After the claim: two requests that deleted the old answers of each other's keys would wait for each other.
+        stored_answers.delete_old(connection)
         return None
     [kept] = connection.execute(query("stored_answer"), wanted).fetchall()
     if not hmac.compare_digest(bytes(kept["request_digest"]), wanted["request_digest"]):

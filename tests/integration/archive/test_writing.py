@@ -23,7 +23,7 @@ from subscriptions_db.archive.notifications.endpoint_health import Policy, Signa
 from subscriptions_db.archive.search import archived_dead_letters, attempts, records, redrive_requests
 from subscriptions_db.archive.search.cursor import PageStart
 from subscriptions_db.archive.search.selection import DeadLetterSearch
-from subscriptions_db.postgres import migrate
+from subscriptions_db.postgres import migrate, stored_answers
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.replays import progress, requests
 from subscriptions_db.snapshot import registry_reader
@@ -333,5 +333,8 @@ def test_the_documented_grants_are_enough_to_archive(connection):
         assert len(waiting) == 1
     assert partitions.drop(connection, "attempts", dt.date(2100, 1, 1))
     carry_out_replays(connection)
+    stored_answers.delete_remaining(connection)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("select answer from idempotency_keys")
     connection.execute("reset role")
     connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))

@@ -146,8 +146,9 @@ def test_a_role_that_archives_may_report_keys_and_quotas_and_reads_no_digest(bef
     asked = "select has_column_privilege(%s, 'api_keys', %s, %s) as may"
     columns = (("expiry_told_at", "update"), ("expires_at", "select"), ("expires_at", "update"), ("digest", "select"))
     assert [before.execute(asked, [role, *column]).fetchone()["may"] for column in columns] == [True, True, False, False]
-    found = before.execute("select has_table_privilege(%s, 'reached_quotas', 'insert') as may", [role]).fetchone()
-    assert found == {"may": True}
+    asked = "select has_table_privilege(%s, %s, %s) as may"
+    rights = (("reached_quotas", "insert"), ("idempotency_keys", "delete"), ("idempotency_keys", "select"))
+    assert [before.execute(asked, [role, *right]).fetchone()["may"] for right in rights] == [True, True, False]
     before.execute(f"drop owned by {role}; drop role {role}")
 
 
