@@ -85,6 +85,8 @@ class Run:
         sizes = [sum(each.size for each in lease.entries) for lease in leases if lease.given_up != retry_reasons.NO_ROOM]
         # The last lease always fits, and expired entries are removed by the segment.
         assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEASED_BYTES + segment_store.MAX_SEGMENT_BYTES
+        written = [sum(each.written_bytes for each in lease.entries) for lease in leases if not lease.given_up]
+        assert sum(written[:-1]) <= shard_scheduler.MAX_LEASED_BYTES
         self.check()
 
     def check(self):
@@ -156,7 +158,7 @@ class Run:
             assert each.again_at_ms <= self.now_ms, "too early"
             assert each.expires_ms > self.now_ms, "it has expired"
         assert len(lease.entries) <= self.shard.policy.max_lease_entries
-        assert len(lease.entries) == 1 or sum(each.size for each in lease.entries) <= fifo.MAX_LEASE_BYTES
+        assert len(lease.entries) == 1 or sum(each.written_bytes for each in lease.entries) <= fifo.MAX_LEASE_BYTES
         if lease.order_key is not None:
             first = list(known)[: len(lease.entries)]
             assert [name(each) for each in lease.entries] == first, "a later one before an earlier one"

@@ -10,7 +10,7 @@ MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
 """Most bytes of leases in flight in one worker. A lease beyond this bound waits until other leases end. If no lease ends in
 time, the entries of the waiting lease are requeued without an attempt."""
 ENTRY_BYTES = 2048
-"""Bytes of memory that an entry takes besides its events."""
+"""Bytes of memory that an entry takes besides its events and its attempt history."""
 
 
 class MemoryBudget:
@@ -52,4 +52,4 @@ class MemoryBudget:
 
 
 def _weight(lease: retry_messages.Lease) -> int:
-    return sum(entry.size + ENTRY_BYTES for entry in lease.entries)
+    return sum(entry.written_bytes + ENTRY_BYTES for entry in lease.entries)

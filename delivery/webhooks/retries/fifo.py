@@ -19,7 +19,7 @@ from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.state import chunking, segment_store
 
 MAX_LEASE_BYTES = 4 * 1024 * 1024
-"""Maximum of bytes of events in one lease. A single larger entry is leased alone."""
+"""Maximum of bytes of entries (RetryEntry.written_bytes) in one lease. A single larger entry is leased alone."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RetryEntry)
@@ -57,7 +57,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
-        found = next(chunking.chunks(due, lambda entry: entry.size, MAX_LEASE_BYTES), [])
+        found = next(chunking.chunks(due, lambda entry: entry.written_bytes, MAX_LEASE_BYTES), [])
         if not found:
             self.not_before_ms = next(self._entries(store)).again_at_ms
         return found
@@ -90,7 +90,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
                 place = self.slices.index(slice_)
                 store.remove(slice_)
                 self.slices[place : place + 1] = store.slices(map(item, stays))
-            room -= sum(entry.size for entry in gone)
+            room -= sum(entry.written_bytes for entry in gone)
             expired += gone
         return expired
 

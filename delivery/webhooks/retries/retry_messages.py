@@ -67,7 +67,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Return the bytes of the events."""
+        """Return the bytes of the events. Bounds of memory use `written_bytes`, as an attempt history may have more bytes."""
         return sum(map(len, self.packed))
 
     @property

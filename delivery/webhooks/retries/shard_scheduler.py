@@ -37,8 +37,8 @@ Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 VERSION = 2
 """Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
 MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of events that one decision leases or gives up as expired. The last lease may exceed it. The leases of a
-decision are in memory together. Entries beyond the maximum stay due, and the next decision comes at once."""
+"""Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease may
+exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at once."""
 
 
 class Index(msgspec.Struct, array_like=True):
@@ -330,7 +330,7 @@ class _Scheduler:
             if line.slices and not line.leased and line.expires_ms <= self._now_ms and self._room > 0:
                 expired = line.remove_expired(self._store, self._room, self._now_ms)
                 for entry in expired:
-                    self._room -= entry.size
+                    self._room -= entry.written_bytes
                     endpoint.count_out(entry)
                 self._give_up(key, order_key, expired, retry_reasons.EXPIRED)
 
@@ -362,13 +362,13 @@ class _Scheduler:
             self._index.last_lease += 1
             # `now_ms` is no time for the lease: a micro-batch that runs again after an outage has its old time.
             line.lease, line.leased, line.unreported_since_ms = self._index.last_lease, len(entries), 0
-            self._room -= sum(entry.size for entry in entries)
+            self._room -= sum(entry.written_bytes for entry in entries)
             is_probe = endpoint.window.is_degraded
             self._emit(key, entries, order_key=order_key, number=line.lease, given_up=None, is_probe=is_probe)
         return len(entries)
 
     def _give_up(self, key: str, order_key: str | None, entries: list[RetryEntry], reason: str) -> None:
-        for chunk in chunking.chunks(entries, lambda entry: entry.size, fifo.MAX_LEASE_BYTES):
+        for chunk in chunking.chunks(entries, lambda entry: entry.written_bytes, fifo.MAX_LEASE_BYTES):
             self._emit(key, chunk, order_key=order_key, number=0, given_up=reason)
 
     def _emit(self, key: str, entries: list[RetryEntry], **fields: Any) -> None:

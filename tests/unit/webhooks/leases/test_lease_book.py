@@ -8,6 +8,7 @@ from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
 from delivery.webhooks.leases.lease_triage import RegistryView
 from delivery.webhooks.routing import registries
 from tests.support.leases import lease, waiting
+from tests.support.retries import failed_attempt
 
 VIEW = RegistryView(registries.Destination(None, {}), 1, 3600.0)
 
@@ -59,7 +60,8 @@ def test_ended_leases_are_drained_once_in_order():
 
 
 def test_memory_is_waited_for_while_leases_end(monkeypatch):
-    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 3 * memory_budget.ENTRY_BYTES)
+    entry_bytes = waiting(packed=[]).written_bytes + memory_budget.ENTRY_BYTES
+    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 3 * entry_bytes)
     small, large = lease(waiting(packed=[])), lease(waiting(packed=[]), waiting(packed=[]))
 
     async def main():
@@ -87,3 +89,14 @@ def test_memory_is_waited_for_while_leases_end(monkeypatch):
         assert waits == ["ended", "none", "none"]
 
     asyncio.run(main())
+
+
+def test_the_bytes_of_leases_include_the_attempt_histories(monkeypatch):
+    """Regression: ENTRY_BYTES stood for a history that may have ten times as many bytes, so a worker held too much."""
+    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 30_000)
+    history = tuple(failed_attempt(number, response=b"x" * 1024) for number in range(1, 11))
+    budget, begun = memory_budget.MemoryBudget(), lease(waiting(history=history))
+    assert budget.reserve(begun) > 10 * 1024
+    assert budget.has_room(begun)
+    budget.reserve(begun)
+    assert not budget.has_room(begun), "three have more than 36 KiB"

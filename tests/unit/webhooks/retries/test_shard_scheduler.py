@@ -243,8 +243,8 @@ def test_after_a_failed_probe_another_entry_is_the_next_probe():
 
 
 def test_the_bytes_of_a_lease_with_several_entries_are_bounded(monkeypatch):
-    monkeypatch.setattr(fifo, "MAX_LEASE_BYTES", 1000)
     shard, small, large = Shard(), [entry(payload=b"1" * 200) for _ in range(4)], entry(payload=b"1" * 5000)
+    monkeypatch.setattr(fifo, "MAX_LEASE_BYTES", 3 * small[0].written_bytes)
     sizes, leases = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
     while leases:
         sizes += [len(lease.entries) for lease in leases]
