@@ -20,8 +20,8 @@ rewrites a waiting item whenever its wait quadruples, and saves two thirds of th
 MIN_MERGED_SIZE = 64 * 1024
 """Minimum of bytes of segments that are merged because most of their items were removed."""
 MAX_MERGED_SIZE = 64 * 1024 * 1024
-"""Maximum of bytes of items that one merge writes again. A larger backlog stays in more segments. The space of a removed item
-is then freed when all other items of its segment were removed too."""
+"""Maximum of bytes of items that one merge writes again and has in memory. A larger backlog stays in more segments. The space
+of a removed item is then freed when all other items of its segment were removed too."""
 
 
 class StoredSegment(msgspec.Struct, array_like=True, gc=False):

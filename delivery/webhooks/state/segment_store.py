@@ -89,8 +89,6 @@ class SegmentStore:
         self._numbers = itertools.count(-1, -1)
         self._read = read
         self._cached: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_CACHED_BYTES, lambda segment: segment.size)
-        self._merged: dict[int, _Segment] = {}
-        """Segments of the running compaction. All are in memory, as each has items of many owners."""
         self._dropped: list[int] = []
 
     def append(self, slices: list[Slice], item: Item) -> None:
@@ -151,24 +149,50 @@ class SegmentStore:
         owner. Neighbouring slices of a list that are written are joined, up to MAX_SEGMENT_BYTES.
         """
         numbers, level = compaction.pick_compaction(self._index.segments) if self._new or self._dropped else ([], 0)
-        self._merged = {number: self._segment(number) for number in numbers}
-        owners = {*changed, *(owner for segment in self._merged.values() for owner, _ in segment.lists)}
+        owners = {*changed, *self._take_out(numbers, lists_of)}
         new = [(owner, slice_) for owner in sorted(owners) for slices in lists_of(owner) for slice_ in self._joined(slices)]
         return self._written(new, level), self._dropped
 
     def _segment(self, number: int) -> _Segment:
-        found = self._merged.get(number) or self._cached.get(number)
+        found = self._cached.get(number)
         if found is None:
             found = _decoded(self._read(number))
             if found.size <= MAX_CACHED_BYTES:
                 self._cached[number] = found
         return found
 
+    def _take_out(self, numbers: Iterable[int], lists_of: Callable[[str], Iterable[list[Slice]]]) -> set[str]:
+        """Take all slices out of the segments with these numbers. Return the owners that the segments name.
+
+        The slices become new slices, in their places, so that they are written again. One segment after another is read, and
+        its removed items are not kept. So a merge holds items of at most compaction.MAX_MERGED_SIZE bytes, and two segments.
+        """
+        merged = frozenset(numbers)
+        owners: set[str] = set()
+        slices: dict[tuple[int, int], Slice] = {}  # of these owners, by segment and place
+        for number in numbers:
+            segment = self._cached.pop(number, None) or _decoded(self._read(number))
+            for place, (owner, items) in enumerate(segment.lists):
+                if owner not in owners:
+                    owners.add(owner)
+                    of_owner = itertools.chain.from_iterable(lists_of(owner))
+                    slices |= {(slice_.number, slice_.place): slice_ for slice_ in of_owner if slice_.number in merged}
+                slice_ = slices.pop((number, place), None)
+                if slice_ is not None:  # else all items of the list were removed
+                    live = items[slice_.first :]
+                    self._count_removed(slice_, live)
+                    slice_.number, slice_.place, slice_.first = self._new_number(live), 0, 0
+        return owners
+
     def _new_slice(self, items: list[Item]) -> Slice:
-        number = next(self._numbers)
-        self._new[number] = [item.data for item in items]
-        self._new_bytes[number] = sum(len(item.data) for item in items)
+        number = self._new_number([item.data for item in items])
         return Slice(number, 0, min(item.since_ms for item in items), min(item.expires_ms for item in items))
+
+    def _new_number(self, items: list[bytes]) -> int:
+        number = next(self._numbers)
+        self._new[number] = items
+        self._new_bytes[number] = sum(map(len, items))
+        return number
 
     def _count_removed(self, slice_: Slice, items: list[bytes]) -> None:
         if slice_.number < 0:
@@ -180,14 +204,14 @@ class SegmentStore:
             self._dropped.append(slice_.number)
 
     def _joined(self, slices: list[Slice]) -> list[Slice]:
-        """Join neighbouring slices that are new or are being merged, in place. Return the slices to write."""
-        if not any(slice_.number < 0 or slice_.number in self._merged for slice_ in slices):
+        """Join neighbouring new slices, in place. Return the slices to write."""
+        if not any(slice_.number < 0 for slice_ in slices):
             return []
         joined: list[Slice] = []
         new: list[Slice] = []
-        for is_written, group in itertools.groupby(slices, lambda slice_: slice_.number < 0 or slice_.number in self._merged):
+        for is_new, group in itertools.groupby(slices, lambda slice_: slice_.number < 0):
             run = list(group)
-            if is_written:
+            if is_new:
                 items = [Item(data, slice_.since_ms, slice_.expires_ms) for slice_ in run for data in self.items(slice_)]
                 for slice_ in run:
                     self.remove(slice_)

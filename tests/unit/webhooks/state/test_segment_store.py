@@ -1,5 +1,7 @@
 """The segment store keeps lists of many owners in few segments: in order, and without removed items."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,7 +81,7 @@ def test_a_segment_that_is_read_for_many_owners_is_read_once():
     assert kept.read == list(kept.segments) == [0]
 
 
-def test_the_cache_is_bounded_except_for_merged_segments(monkeypatch):
+def test_a_merge_reads_each_segment_once_despite_a_small_cache(monkeypatch):
     monkeypatch.setattr(segment_store, "MAX_CACHED_BYTES", 1)
     monkeypatch.setattr(compaction, "MAX_RUNS", 6)
     kept = Kept()
@@ -91,8 +93,37 @@ def test_the_cache_is_bounded_except_for_merged_segments(monkeypatch):
     kept.put("i", b"y")
     kept.read.clear()
     kept.put("i", b"y")
-    assert sorted(kept.read) == [0, 1, 2, 3, 4, 5], "each once"
+    assert sorted(kept.read) == [0, 1, 2, 3, 4, 5]
     assert len(kept.segments) == 1
+
+
+def test_a_merge_holds_only_live_items(monkeypatch):
+    """Regression: a merge held all its segments in memory, removed items too: gigabytes, and again after each restart."""
+    kept = Kept()
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction, "MAX_MERGED_SIZE", 0)  # as if the backlog were too large for a merge
+        for number in range(50):
+            names = [f"drained-{number}-{each}" for each in range(9)]
+            store = kept.store()
+            for name in names:
+                store.append(kept.owners.setdefault(name, []), item(b"x" * 10_000))
+            store.append(kept.owners.setdefault(f"live-{number}", []), item(str(number).encode()))
+            kept.write(store, *kept.owners)
+            store = kept.store()
+            for name in names:
+                store.remove_first(kept.owners[name], 1)
+            kept.write(store)
+    assert len(kept.segments) == 50
+    segment_bytes = max(map(len, kept.segments.values()))
+    tracemalloc.start()
+    try:
+        kept.put("new", b"y")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * segment_bytes, "one segment and the live items"
+    assert len(kept.segments) == 1
+    assert [kept.items(f"live-{number}") for number in range(50)] == [[str(number).encode()] for number in range(50)]
 
 
 def test_a_list_that_is_larger_than_a_segment_is_cut(monkeypatch):
