@@ -7,7 +7,7 @@ delivery.webhooks.leases.lease_triage decides, and delivery.webhooks.leases.leas
            ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
            └─► waiting ─┬─► prepare ─┬─► record_attempt ─┬─► ended
                         │            │                   └─► requeued, by the endpoint's schedule
-                        │            └─► no body can be built: ended
+                        │            └─► skipped by now, or no body can be built: ended
                         └─► no time left, or stopped: requeued by finish
 """
 
@@ -136,15 +136,22 @@ class LeaseInFlight:
         self.until = float("-inf")
 
     def prepare(self, place: int) -> Prepared | None:
-        """Return the entry at `place`, ready to be sent. None: its body cannot be built, and its dead letter is recorded.
+        """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.
+
+        1. Its subscriptions were paused, quarantined or deleted since the triage: its events are skipped.
+        2. Its body cannot be built: it becomes a dead letter.
 
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event of the entry is unreadable.
         """
         entry, destination = self.message.entries[place], self._view.destination
         # Split again instead of keeping the parts of all waiting entries: MemoryBudget would not count their memory.
         parts = lease_triage.parts(self.message, entry, destination)
-        delivery = lease_delivery.without_body(self.message, entry, parts.pop(None), destination)
+        to_send = parts.pop(None, None)
         skipped = [self.report.unattempted(entry, places, reason) for reason, places in parts.items()]
+        if to_send is None:
+            self.report.record_all(entry, skipped)
+            return None
+        delivery = lease_delivery.without_body(self.message, entry, to_send, destination)
         try:
             delivery = lease_delivery.with_body(delivery)
         except Exception:  # as in the batch lane

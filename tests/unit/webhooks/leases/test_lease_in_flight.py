@@ -17,6 +17,7 @@ from delivery.webhooks.leases.lease_triage import RegistryView
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work, counters, topic_rows
 from delivery.webhooks.routing import registries, revalidation
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders, fakes
 from tests.support.leases import LATER_MS, NOW_MS, batch_registry, lease, registry, waiting
@@ -137,6 +138,24 @@ def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(of, snapshot, reas
     assert (delivered.report.requeued, delivered.report.delivered) == ([], 0)
     [entry] = delivered.written()["attempts"][0]["entries"]
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [(builders.subscription(status=SubscriptionStatus.PAUSED), "subscription_paused"), (None, "subscription_deleted")],
+)
+def test_a_subscription_paused_while_its_entry_waits_is_skipped(row, reason):
+    """Regression: the pause was logged as an unforeseen error, and stopped the whole order key for five minutes."""
+    known = registries.WholeRegistry("", registry(builders.subscription(), builders.subscription("s2")))
+    of = lease(waiting(), waiting(through=("s2",)), order_key="k")
+    view = RegistryView(asyncio.run(known.destination("ep1", ())), known.revision, MAX_AGE_S)
+    in_flight = LeaseInFlight(of, view, until=0.0)
+    in_flight.begin(NOW_MS)
+    known.advance(SnapshotChanges(since=1, revision=2, subscriptions={"s1": row}))
+    assert in_flight.prepare(in_flight.waiting.popleft()) is None
+    assert [(outcome.kind, outcome.reason) for outcome in in_flight.report.results.outcomes] == [("skipped", reason)]
+    assert in_flight.report.build(NOW_MS).requeued == []
+    assert in_flight.prepare(in_flight.waiting.popleft()).delivery.subscription.subscription_id == "s2"
 
 
 def of_tenants(*tenants):
