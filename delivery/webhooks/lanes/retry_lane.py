@@ -95,6 +95,13 @@ class RetryLane:
         """Replace the limits of endpoints by this worker's share of `bounds`. Leases in flight keep their limits."""
         self._runner.set_bounds(bounds)
 
+    def follow(self, registry: registries.Registry) -> None:
+        """Check leases in flight by `registry` from now on: the registry that a task of any lane brought to the worker.
+
+        No attempt begins after the endpoint has changed there. The remaining entries of its leases are requeued unattempted.
+        """
+        self._runner.registry = registry
+
     @property
     def is_busy(self) -> bool:
         """Return True if a lease is in flight. Thread-safe."""
@@ -115,6 +122,7 @@ class RetryLane:
         2. A lease that was reported (in `ended`) is left out.
         3. Deliveries that were accepted (in `ended`) are left out.
         """
+        self.follow(registry)
         for written in leases:
             lease = retry_messages.lease(written)
             course = await self._classify(lease, settle_s, ended)

@@ -184,17 +184,11 @@ class Worker:
         """
 
         def begin() -> realtime_lane.Slice:
-            self._registry = registry()
+            known = self._follow(registry())
             deferrals = self._deferrals_of(suppressed)
             dispatcher = self._dispatcher_of(deferrals)
             lane = direct_lane.DirectLane(
-                self._registry,
-                dispatcher,
-                deferrals,
-                self._plan.layout,
-                ended,
-                seen=self._seen_direct,
-                formats=self._formats,
+                known, dispatcher, deferrals, self._plan.layout, ended, seen=self._seen_direct, formats=self._formats
             )
             return realtime_lane.Slice(lane, self._gate)
 
@@ -369,8 +363,12 @@ class Worker:
         )
 
     def _registry_from(self, source: registries.Source) -> registries.Registry:
-        self._registry = source.registry(self._registry)
-        return self._registry
+        return self._follow(source.registry(self._registry))
+
+    def _follow(self, registry: registries.Registry) -> registries.Registry:
+        self._registry = registry
+        self._retry.follow(registry)
+        return registry
 
     def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
         return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self.now_s)

@@ -8,7 +8,7 @@ delivery.webhooks.leases.lease_triage decides, and delivery.webhooks.leases.leas
            └─► waiting ─┬─► prepare ─┬─► record_attempt ─┬─► ended
                         │            │                   └─► requeued, by the endpoint's schedule
                         │            └─► skipped by now, or no body can be built: ended
-                        └─► no time left, or stopped: requeued by finish
+                        └─► no time left, stopped, or endpoint changed: requeued by finish
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.model import Attempt, Delivery, NextAttempt, Outcome, OutcomeKind
-from delivery.registry_model import Endpoint
+from delivery.registry_model import Endpoint, Revision
 from delivery.webhooks.leases import lease_delivery, lease_triage
 from delivery.webhooks.leases.lease_report import LeaseReport
 from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
-from delivery.webhooks.routing import intake
+from delivery.webhooks.routing import intake, registries
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,22 @@ class LeaseInFlight:
         """Let no further attempt of the lease begin. Attempts in flight go on."""
         self.until = float("-inf")
 
+    def follow(self, rows: registries.Destination | None, revision: Revision) -> None:
+        """Prepare for the next attempt by the rows that the worker's registry has now, at `revision`.
+
+        1. The registry is older than the lease, as in a task that Spark runs again: nothing changes.
+        2. The endpoint was changed or deleted, or has to be looked up again (`rows` None): the lease stops. The next lease of
+           its remaining entries gets the new row.
+        3. Otherwise `prepare` uses the subscriptions of `rows`.
+        """
+        if revision < self._view.revision:
+            return
+        if rows is None or rows.endpoint != self._view.destination.endpoint:
+            self.stop()
+        elif rows.subscriptions is not self._view.destination.subscriptions:  # of another snapshot or look-up
+            destination = self._view.destination._replace(subscriptions=rows.subscriptions)
+            self._view = self._view._replace(destination=destination)
+
     def prepare(self, place: int) -> Prepared | None:
         """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.
 
@@ -193,7 +209,7 @@ class LeaseInFlight:
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that was not attempted.
 
-        Entries are not attempted if the lease's time ran out, or if the lease was stopped.
+        Entries are not attempted if the lease's time ran out, or if the lease was stopped, such as by a change of its endpoint.
         """
         for place in self.waiting:
             self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))

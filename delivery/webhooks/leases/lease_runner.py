@@ -15,6 +15,7 @@ from delivery.model import Attempt, Sendable
 from delivery.webhooks.leases import endpoint_slots
 from delivery.webhooks.leases.endpoint_observations import EndpointObservations
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
+from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import host_limits, limits
 
 
@@ -50,6 +51,8 @@ class LeaseRunner:
         self._stopping = asyncio.Event()
         self._in_flight = self._most_in_flight = 0
         self.observations = EndpointObservations()
+        self.registry: registries.Registry | None = None
+        """The registry that leases in flight follow. None: they keep the rows with which they began."""
 
     def set_bounds(self, bounds: limits.Limits) -> None:
         """Replace the limits of endpoints by this worker's share of `bounds`. `max_in_flight` is not replaced.
@@ -70,8 +73,8 @@ class LeaseRunner:
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        Entries that cannot begin by `lease.until` stay in `lease.waiting`. After `stop`, attempt none: each wait for a rate
-        would end at once, and the lease would busy-wait until its end.
+        Entries that cannot begin by `lease.until`, or before a change of the endpoint, stay in `lease.waiting`. After `stop`,
+        attempt none: each wait for a rate would end at once, and the lease would busy-wait until its end.
         """
         if self._stopping.is_set():
             return
@@ -90,6 +93,7 @@ class LeaseRunner:
         while lease.waiting:
             async with shared.slots, self._slots:
                 now = self._clock()
+                self._follow_registry(lease)
                 if now > lease.until or not lease.waiting:
                     return
                 wait_s = shared.wait_s(now)
@@ -111,6 +115,11 @@ class LeaseRunner:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
+
+    def _follow_registry(self, lease: LeaseInFlight) -> None:
+        """Let a lease follow the rows that the registry has now. The lease may have begun many seconds ago."""
+        if self.registry is not None:
+            lease.follow(self.registry.rows_now(lease.message.endpoint_id), self.registry.revision)
 
     async def _attempt(self, lease: LeaseInFlight, place: int) -> None:
         try:

@@ -130,6 +130,10 @@ class LookupRegistry:
             self._destinations[endpoint_id] = known
         return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
+    def rows_now(self, endpoint_id: EndpointId) -> registries.Destination | None:
+        """Return the cached answer for an endpoint. None: the answer has expired, or was dropped for other answers."""
+        return self._destinations.get(endpoint_id)
+
     async def _deleted(self, tenants: Collection[TenantId], *, read_again: bool) -> list[TenantId]:
         known = {tenant: None if read_again else self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
         if unknown := [tenant for tenant, is_registered in known.items() if is_registered is None]:

@@ -74,6 +74,9 @@ class Registry(Protocol):
         `read_again`: use no cached answer. A cached answer may be older than the answer by which an event was routed.
         """
 
+    def rows_now(self, endpoint_id: EndpointId) -> Destination | None:
+        """Return an endpoint as it is registered now, without waiting and without tenants. None: it has to be looked up."""
+
 
 class Source(Protocol):
     """Gives a worker process its registry. Each task gets a source from the driver, so a source can be pickled."""
@@ -131,7 +134,11 @@ class WholeRegistry:
         """
         router = self._router
         deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
-        return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
+        return self.rows_now(endpoint_id)._replace(deleted_tenants=deleted)
+
+    def rows_now(self, endpoint_id: EndpointId) -> Destination:
+        """Return the endpoint and the subscriptions of all endpoints. Later changes appear in these subscriptions."""
+        return Destination(self._router.endpoints.get(endpoint_id), self._router.subscriptions)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Apply the changes since the base snapshot. None: there are none.

@@ -5,14 +5,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from delivery.model import OutcomeKind
 from delivery.registry_model import Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
-from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.scheduling import limits, outage
 from tests.support import builders, fakes
 from tests.support.leases import NOW_MS, batch_registry, lease, registry, waiting
@@ -292,47 +290,3 @@ def test_accepted_deliveries_leave_before_their_lease_ends():
         assert [report.delivered for report in last.reports] == [3]
 
     asyncio.run(main())
-
-
-class Cached(registries.WholeRegistry):
-    """A registry that answers from a cache without subscriptions, unless it is asked to read again."""
-
-    async def destination(self, endpoint_id, tenants, *, read_again=False):
-        known = await super().destination(endpoint_id, tenants)
-        return known if read_again else known._replace(subscriptions={})
-
-
-def test_an_entry_given_up_does_not_end_by_a_cached_answer():
-    """Regression: its subscription was newer than the answer. So it was skipped as deleted, and got no dead letter."""
-
-    async def main():
-        lane = lane_of(Sender())
-        given_up = lease(waiting(), number=0, given_up=retry_reasons.EXPIRED)
-        first = await lane.start([retry_messages.encoded(given_up)], Cached("base", registry()), 10)
-        return together(first, await lane.finish_task(10))
-
-    [outcome] = asyncio.run(main()).results.outcomes
-    assert outcome.kind is OutcomeKind.DEAD_LETTERED
-
-
-class LookedUp(registries.WholeRegistry):
-    """A registry with one more change after a look-up than before it."""
-
-    async def destination(self, *asked):
-        known = await super().destination(*asked)
-        self.advance(SnapshotChanges(since=1, revision=2))
-        return known
-
-
-def test_a_change_during_a_look_up_is_not_in_the_destination():
-    unknown = waiting(through=("s-new",), revision=2, since_ms=NOW_MS)
-
-    async def main():
-        lane = lane_of(Sender())
-        known = LookedUp("base", registry())
-        first = await lane.start([retry_messages.encoded(lease(unknown))], known, 10)
-        assert known.revision == 2
-        return together(first, await lane.finish_task(10))
-
-    [report] = asyncio.run(main()).reports
-    assert [back.reason for back in report.requeued] == [retry_reasons.REGISTRY_BEHIND]

@@ -37,6 +37,9 @@ class Reader:
         endpoints = {row.endpoint_id: replace(self.snapshot.endpoints[row.endpoint_id]) for row in rows.values()}
         return replace(self.snapshot, subscriptions=rows, endpoints=endpoints)
 
+    def endpoint(self, _):
+        return self.snapshot
+
 
 class Clock:
     now = 1000.0
@@ -88,6 +91,16 @@ def test_an_answer_is_kept_for_its_time_and_no_longer(registry, reader, clock):
     assert matches(registry)
     clock.now += 1
     assert not matches(registry)
+
+
+def test_the_rows_of_an_endpoint_are_known_until_they_are_too_old(registry, clock):
+    """A lease takes the present rows from here before each attempt, and ends where there are none."""
+    assert registry.rows_now("ep1") is None
+    found = asyncio.run(registry.destination("ep1", ()))
+    clock.now += TTL_S - 1
+    assert registry.rows_now("ep1")[:2] == found[:2]
+    clock.now += 1
+    assert registry.rows_now("ep1") is None
 
 
 def test_no_more_answers_are_kept_than_the_bound(registry, reader):

@@ -1,0 +1,127 @@
+"""A lease is delivered by the registry that its worker has at each attempt; a registry that is behind ends nothing."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from delivery.model import OutcomeKind
+from delivery.registry_model import EndpointStatus, Retrying, SubscriptionStatus
+from delivery.webhooks.policy import retry_reasons
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from tests.support import builders, fakes
+from tests.support.leases import NOW_MS, lease, registry, waiting
+from tests.support.retry_lanes import Sender, lane_of, together
+
+
+def paced(**fields):
+    """One attempt each five seconds."""
+    return builders.endpoint(retrying=Retrying(), max_per_second=0.2, **fields)
+
+
+def deliver_paced(monkeypatch, change):
+    """Deliver a lease of three entries to a paced endpoint. `change(lane, registry)` is called after the first attempt.
+
+    Return the number of attempts, and what is requeued.
+    """
+    clock, sender, changes = fakes.Clock(NOW_MS / 1000), Sender(), [change]
+
+    async def main():
+        async def pass_time(stopping, seconds):
+            clock.now += seconds
+            stopping.close()
+            if changes:
+                changes.pop()(lane, known)
+            await asyncio.sleep(0)
+            raise TimeoutError
+
+        monkeypatch.setattr(asyncio, "wait_for", pass_time)
+        lane = lane_of(sender, clock)
+        known = registries.WholeRegistry("base", registry(max_per_second=0.2))
+        first = await lane.start([retry_messages.encoded(lease(waiting(), waiting(), waiting()))], known, 10)
+        return together(first, await lane.finish_task(10))
+
+    [report] = asyncio.run(main()).reports
+    return len(sender.sent), [(back.place, back.reason, back.attempts) for back in report.requeued]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [paced(status=EndpointStatus.PAUSED), paced(url="https://moved.example.com/"), None],
+    ids=["paused", "moved", "deleted"],
+)
+@pytest.mark.parametrize("has_new_snapshot", [False, True])
+def test_no_attempt_of_a_lease_begins_after_its_endpoint_was_paused(monkeypatch, row, has_new_snapshot):
+    """Regression: for up to 30 s the other entries of the lease went to the old URL, with the old secret."""
+
+    def change(lane, known):
+        if has_new_snapshot:  # a task of another lane brought it
+            lane.follow(registries.WholeRegistry("new", builders.snapshot(*([row] if row else []), revision=2)))
+        else:
+            known.advance(SnapshotChanges(since=1, revision=2, endpoints={"ep1": row}))
+
+    assert deliver_paced(monkeypatch, change) == (1, [(1, "server_error", ()), (2, "server_error", ())])
+
+
+def test_a_lease_follows_the_subscriptions_of_a_new_snapshot(monkeypatch):
+    paused = builders.subscription(status=SubscriptionStatus.PAUSED)
+
+    def change(lane, _):
+        lane.follow(registries.WholeRegistry("new", dataclasses.replace(registry(paused, max_per_second=0.2), revision=2)))
+
+    assert deliver_paced(monkeypatch, change) == (1, [])
+
+
+def test_a_lease_ignores_a_registry_older_than_its_own(monkeypatch):
+    """Spark runs a task again with the registry of its first run. Rows that are newer are not deleted."""
+
+    def change(lane, _):
+        lane.follow(registries.WholeRegistry("old", builders.snapshot(revision=0)))
+
+    assert deliver_paced(monkeypatch, change) == (3, [])
+
+
+class Cached(registries.WholeRegistry):
+    """A registry that answers from a cache without subscriptions, unless it is asked to read again."""
+
+    async def destination(self, endpoint_id, tenants, *, read_again=False):
+        known = await super().destination(endpoint_id, tenants)
+        return known if read_again else known._replace(subscriptions={})
+
+
+def test_an_entry_given_up_does_not_end_by_a_cached_answer():
+    """Regression: its subscription was newer than the answer. So it was skipped as deleted, and got no dead letter."""
+
+    async def main():
+        lane = lane_of(Sender())
+        given_up = lease(waiting(), number=0, given_up=retry_reasons.EXPIRED)
+        first = await lane.start([retry_messages.encoded(given_up)], Cached("base", registry()), 10)
+        return together(first, await lane.finish_task(10))
+
+    [outcome] = asyncio.run(main()).results.outcomes
+    assert outcome.kind is OutcomeKind.DEAD_LETTERED
+
+
+class LookedUp(registries.WholeRegistry):
+    """A registry with one more change after a look-up than before it."""
+
+    async def destination(self, *asked):
+        known = await super().destination(*asked)
+        self.advance(SnapshotChanges(since=1, revision=2))
+        return known
+
+
+def test_a_change_during_a_look_up_is_not_in_the_destination():
+    unknown = waiting(through=("s-new",), revision=2, since_ms=NOW_MS)
+
+    async def main():
+        lane = lane_of(Sender())
+        known = LookedUp("base", registry())
+        first = await lane.start([retry_messages.encoded(lease(unknown))], known, 10)
+        assert known.revision == 2
+        return together(first, await lane.finish_task(10))
+
+    [report] = asyncio.run(main()).reports
+    assert [back.reason for back in report.requeued] == [retry_reasons.REGISTRY_BEHIND]
