@@ -105,8 +105,9 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     4. The endpoint accepted all other events of the entry already (`ended`): they are delivered.
     5. Otherwise the other events are attempted.
 
-    If the lease is given up (`Lease.given_up`), only case 3 applies, and all other events become dead letters. But a lease that
-    is given up as BROUGHT_FORWARD has resends of deliveries that wait in the retry lane: all its entries are skipped.
+    If the lease is given up (`Lease.given_up`), its entries cannot wait. In case 2 all events of the entry become dead letters.
+    Otherwise only case 3 applies, and all other events become dead letters. But a lease that is given up as BROUGHT_FORWARD has
+    resends of deliveries that wait in the retry lane: all its entries are skipped.
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:
@@ -172,8 +173,9 @@ def _decision(
     if lease.given_up == SkipReason.BROUGHT_FORWARD:
         return ToEnd({SkipReason.BROUGHT_FORWARD: range(len(entry.packed))})
     found = parts(lease, entry, view.destination)
-    if lease.number and not _MISSING.isdisjoint(found) and _may_be_newer(entry, view, now_ms):
-        return _wait_for_registry(entry, now_ms)
+    if not _MISSING.isdisjoint(found) and _may_be_newer(entry, view, now_ms):
+        # An entry that is given up has left the shard's state and cannot wait. Skipped as deleted, it would be lost unseen.
+        return _wait_for_registry(entry, now_ms) if lease.number else ToEnd({None: range(len(entry.packed))})
     if None not in found or lease.given_up is not None:
         return ToEnd(found)
     if not _was_accepted(entry, found[None], ended):

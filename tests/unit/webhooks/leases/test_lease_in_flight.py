@@ -266,7 +266,30 @@ def test_ordered_entries_wait_behind_one_for_the_registry():
     assert (len(delivered.sent), [back.place for back in delivered.report.requeued]) == (0, [0, 1])
 
 
+@pytest.mark.parametrize(
+    ("snapshot", "of"),
+    [
+        (builders.snapshot(), waiting(revision=LATER, since_ms=NOW_MS)),
+        (registry(), waiting(revision=LATER, since_ms=NOW_MS, subscriptions=["s-new"])),
+        (registry(), waiting(builders.event(tenant_id="t-new"), revision=LATER, since_ms=NOW_MS)),
+        (
+            batch_registry(),
+            waiting(builders.event(), builders.event(), revision=LATER, since_ms=NOW_MS, through=("s-new", "s1")),
+        ),
+    ],
+    ids=["endpoint", "subscription", "tenant", "subscription of a part"],
+)
+@pytest.mark.parametrize("reason", [retry_reasons.NO_ROOM, retry_reasons.EXPIRED])
+def test_an_entry_given_up_behind_the_registry_is_a_dead_letter(snapshot, of, reason):
+    """Regression: rows that the worker did not have yet counted as deleted. The customer never saw these events."""
+    delivered = Delivered(snapshot, lease(of, number=0, given_up=reason))
+    assert delivered.deliveries() == {("dead_lettered", reason): len(of.packed)}
+    assert [letter["reason"] for letter in delivered.written()["dead"]] == [reason] * len(of.packed)
+    assert (delivered.sent, delivered.report.requeued) == ([], [])
+
+
 def test_an_entry_given_up_does_not_wait_for_the_registry():
+    """It ends at once. Once it is older than any registry, what the registry lacks was deleted, and is skipped."""
     of = lease(waiting(revision=LATER, subscriptions=["s-new"]), number=0, given_up=retry_reasons.EXPIRED)
     assert Delivered(registry(), of).deliveries() == {("skipped", "subscription_deleted"): 1}
 

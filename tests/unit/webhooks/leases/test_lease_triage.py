@@ -80,7 +80,15 @@ ALL = range(1)
         ),
         pytest.param(
             view(endpoint=None), GIVEN_UP, {"revision": NEWER, "since_ms": NOW_MS},
-            ToEnd({SkipReason.ENDPOINT_DELETED: ALL}), id="given up, registry behind",
+            ToEnd({None: ALL}), id="given up, registry behind",
+        ),
+        pytest.param(
+            view(endpoint=None), GIVEN_UP, {"revision": REVISION, "since_ms": NOW_MS},
+            ToEnd({SkipReason.ENDPOINT_DELETED: ALL}), id="given up, of this registry",
+        ),
+        pytest.param(
+            view(endpoint=None), BROUGHT_FORWARD, {"revision": NEWER, "since_ms": NOW_MS},
+            ToEnd({SkipReason.BROUGHT_FORWARD: ALL}), id="a resend of what waits, registry behind",
         ),
         pytest.param(
             view(PAUSED), {}, {"revision": NEWER, "since_ms": NOW_MS},
