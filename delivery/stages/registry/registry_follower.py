@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 
 REBASE_ROWS = 2_000
 """Number of changed rows in the delta above which the driver broadcasts a new snapshot. Each task receives the delta."""
+WARN_EVERY_S = 60.0
+"""Seconds between two warnings that delivery is paused for the same cause. All lanes wait, and each asks once a second."""
+
+
+_NOT_WARNED = (None, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,8 @@ class Follower:
         self._refused: errors.SettingsError | None = None
         self._failure: str | None = None
         """Error of the last read; None: the last read succeeded, or none has ended."""
+        self._warned: tuple[str | None, float] = _NOT_WARNED
+        """`_failure` at the last warning that delivery is paused, and the time of that warning."""
         self._base_faults: dict[str, str] = {}
         self._faults: dict[str, str] = {}
         self._confirmed = threading.Condition()
@@ -121,13 +128,22 @@ class Follower:
                 if reason is None:
                     return self._published
                 if self._published is not None:
-                    log.warning(
-                        "delivery is paused: %s. More than snapshot.max_age_s has passed since, and events wait in Kafka. "
-                        "Delivery resumes when the registry can be read again: do what the reason says, or check Postgres",
-                        reason,
-                    )
+                    self._warn(reason)
                 self._confirmed.wait(timeout=self._snapshot.poll_interval_s)
         return None
+
+    def _warn(self, reason: str) -> None:
+        """Log that delivery is paused: once for all lanes, when the cause changes, and again after WARN_EVERY_S.
+
+        `reason` has the age of the registry, so it differs each second. The caller holds the lock.
+        """
+        now, (cause, at) = self._clock(), self._warned
+        if cause != self._failure or now - at >= WARN_EVERY_S:
+            self._warned = (self._failure, now)
+            log.warning(
+                "delivery is paused: %s. More than snapshot.max_age_s has passed since, and events wait in Kafka. "
+                "Delivery resumes when the registry can be read again: do what the reason says, or check Postgres", reason,
+            )  # fmt: skip
 
     @property
     def newest(self) -> Published | None:
@@ -204,7 +220,7 @@ class Follower:
     def _publish(self, published: Published) -> None:
         before = self._published
         with self._confirmed:
-            self._published, self._failure = published, None
+            self._published, self._failure, self._warned = published, None, _NOT_WARNED
             self._confirmed.notify_all()
         metrics.REGISTRY_CONFIRMED.labels("driver").set_to_current_time()
         metrics.REGISTRY_REVISION.set(published.revision)
