@@ -26,7 +26,7 @@ def show(console: rich.console.Console, result: expected_account.Account) -> Non
     rows: list[tuple[str, int | list[int]]] = [
         ("events published", result.events),
         ("due deliveries", [lane.due for lane in lanes]),
-        ("  delivered and verified by the receivers", [lane.delivered for lane in lanes]),
+        ("  accepted by the receivers", [lane.delivered for lane in lanes]),
         ("    of these redriven, after they were given up", [lane.redriven for lane in lanes]),
         ("  dead-lettered", [lane.dead_lettered for lane in lanes]),
         *((f"  skipped: {reason}", [lane.skipped.get(reason, 0) for lane in lanes]) for reason in reasons),
