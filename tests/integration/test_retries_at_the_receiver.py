@@ -1,6 +1,7 @@
 """Turns as their receivers see them, sent by a real worker over real connections, from one micro-batch to the next."""
 
 import base64
+import dataclasses
 import itertools
 import socket
 
@@ -8,9 +9,10 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook
 
-from delivery.registry_model import Retrying
+from delivery.registry_model import EndpointStatus, Retrying
 from delivery.webhooks.http import exchange_deadlines
 from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import circuit_breaker
 from tests.integration.customers import Customers, Keeping, Source, working
 from tests.support import builders
@@ -90,6 +92,29 @@ def test_a_late_report_leaves_without_a_further_task_of_the_retry_lane(here):
     assert [(report.endpoint_id, report.delivered) for results in late for report in results.reports] == [("ep1", 1)]
     assert sum(len(results.results.outcomes) for results in late) == 1
     assert here.drain_leases() is None
+
+
+class Newer(Source):
+    """A registry of another broadcast."""
+
+    def registry(self, _):
+        return registries.WholeRegistry("newer", self._snapshot)
+
+
+def test_a_lease_in_flight_follows_the_registry_of_another_lanes_task(here):
+    """Regression: a worker may get no task of the retry lane for long, and its leases kept the endpoint of their start."""
+    with Late() as customers:
+        endpoint = builders.endpoint(url=f"{customers.url}/ep1", max_in_flight=1, retrying=Retrying(timeout_s=30.0))
+        paused = dataclasses.replace(endpoint, status=EndpointStatus.PAUSED)
+        known = Source(builders.snapshot(endpoint, builders.subscription()))
+        assert micro_batch(here, known, lease(waiting(), waiting()), settle_s=0.0) == {}
+        assert list(here.deliver([], Newer(builders.snapshot(paused, builders.subscription(), revision=2))))
+        customers.end()
+        late = {}
+        while not late:
+            late = {report.endpoint_id: report for report in getattr(here.drain_leases(), "reports", ())}
+    assert late["ep1"].delivered == 1
+    assert [(back.place, back.attempts) for back in late["ep1"].requeued] == [(1, ())]
 
 
 def test_the_retry_lane_reports_an_outage_and_forgets_circuit_breakers(here):
