@@ -216,8 +216,9 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key.
 
-    Use it for counts only, and never show the counts to a limited key. The limit of the key returns at the end of the block,
-    unless a statement has failed. The transaction can then only be rolled back.
+    Use it for counts only, which a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
+    The limit of the key returns at the end of the block, unless a statement has failed. The transaction can then only be rolled
+    back.
     """
     limit = call.principal.endpoint_ids
     if limit:

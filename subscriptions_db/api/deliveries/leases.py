@@ -14,7 +14,7 @@ from pydantic import Field
 
 from delivery import errors
 from subscriptions_db import described
-from subscriptions_db.api.contract import problems, routes
+from subscriptions_db.api.contract import crud, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, NoParameters, Route, WaitS
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
@@ -129,7 +129,13 @@ def lease(call: Call) -> LeasedDeadLetters | LongPoll:
     wanted, now = call.body_as(LeaseRequest), dt.datetime.now(dt.UTC)
     try:
         polled = consumers.lease(
-            call.connection, customer_of(call), call.path["consumer_id"], limit=wanted.limit, lease_s=wanted.lease_s, now=now
+            call.connection,
+            customer_of(call),
+            call.path["consumer_id"],
+            limit=wanted.limit,
+            lease_s=wanted.lease_s,
+            now=now,
+            of_whole_customer=functools.partial(crud.of_whole_customer, call),
         )
     except errors.RegistrationError:  # the consumer does not exist
         raise problems.not_found("consumer") from None

@@ -7,8 +7,10 @@ acks, nacks and extends the leases. parked_letters.py lists and unparks parked d
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -123,7 +125,14 @@ def set_max_receives(connection: connect.Connection, customer_id: str, name: str
 
 
 def lease(
-    connection: connect.Connection, customer_id: str, name: str, *, limit: int, lease_s: float, now: dt.datetime
+    connection: connect.Connection,
+    customer_id: str,
+    name: str,
+    *,
+    limit: int,
+    lease_s: float,
+    now: dt.datetime,
+    of_whole_customer: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> PollResult:
     """Lease dead letters to a poller, at most `limit` and as many as fit into an answer, sorted by position.
 
@@ -132,6 +141,11 @@ def lease(
     1. Dead letters whose lease has expired, or whose wait after a nack is over. One that was leased `max_receives` times is
        parked instead. If one was discarded or redriven since, its lease is deleted.
     2. Dead letters that were never leased.
+
+    The search for the second kind runs in `of_whole_customer`, which lifts the limit of a key to endpoints. With the limit,
+    row-level security would hide the dead letters of other endpoints: each poll would read all of them, and the consumer would
+    not move past them. A limited key reaches only consumers that select one of its endpoints. So the search returns only
+    positions of this endpoint, and the dead letters at these positions are read with the limit.
 
     Raise RegistrationError if the consumer does not exist.
     """
@@ -150,7 +164,7 @@ def lease(
             connection.execute(query("delete_leases"), key | {"positions": gone})
         unacknowledged = held["unacknowledged"] - len(gone)
         left = room(limit, len(again), unacknowledged) if fits == len(ended) else 0
-        new, has_more = _new(connection, key, consumer, left, taken, held=sum(sizes))
+        new, has_more = _new(connection, key, consumer, left, taken, held=sum(sizes), of_whole_customer=of_whole_customer)
     given = sorted([*again, *new], key=lambda letter: letter.position)
     leased = [
         LetterLease(letter, ReceiptHandle(letter.position, token), times.get(letter.position, 1), until) for letter in given
@@ -219,15 +233,18 @@ def _new(
     taken: dict[str, Any],
     *,
     held: int,
+    of_whole_customer: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> tuple[list[ArchivedDeadLetter], bool]:
     """Lease matching dead letters that were never leased. Return them, and True if there may be more."""
     if not limit:
         return [], False
     after, selection = consumer["read_until"], _selection(consumer)
-    found = archived_dead_letters.find_fitting(connection, key["customer_id"], selection, after=after, limit=limit, held=held)
+    customer_id = key["customer_id"]
+    with of_whole_customer():
+        found = archived_dead_letters.find_fitting(connection, customer_id, selection, after=after, limit=limit, held=held)
     if found.until != after:
         connection.execute(query("put_leases"), key | taken | {"positions": found.positions, "read_until": found.until})
-    return archived_dead_letters.waiting(connection, key["customer_id"], found.positions), found.has_more
+    return archived_dead_letters.waiting(connection, customer_id, found.positions), found.has_more
 
 
 def locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any]:

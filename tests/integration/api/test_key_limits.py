@@ -7,6 +7,7 @@ import pytest
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.search import archived_dead_letters, cursor
 from tests.integration.api import world
 from tests.integration.api.test_isolation import NOBODYS, OF_ACME, OPERATIONS, ask, everything, scopes_of
 from tests.support import archive
@@ -171,6 +172,69 @@ def test_a_limited_poller_shares_a_consumer_of_its_endpoint(served, acme, limite
     assert [result["result"] for result in settled.json["results"]] == ["acknowledged"]
     for name in ("seconds", "orders", "whole"):
         assert acme.delete(f"/v1/dead-letter-consumers/{name}").status == 204
+
+
+@pytest.fixture
+def quiet(served, acme, second):
+    """Let acme create a consumer of its second endpoint that begins after all present dead letters; return its path.
+
+    Later dead letters are deleted after the test.
+    """
+    path = "/v1/dead-letter-consumers/quiet"
+    made = acme.post("/v1/dead-letter-consumers", {"name": "quiet", "endpoint": second, "to": "end"})
+    assert made.status == 201
+    yield path
+    assert acme.delete(path).status == 204
+    with served.registry() as opened:
+        opened.execute("delete from dead_letters where position > %s", [cursor.letter_position(made.json["cursor"])])
+
+
+def test_a_limited_poll_reads_past_letters_of_other_endpoints_once(served, acme, second, quiet, monkeypatch):
+    """Regression: each poll of a limited key read all dead letters of the other endpoints, and its consumer never moved on."""
+    monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 2)
+    poller = limited_to(served, second, scope=Scope.POLLER)
+    world.write(served, 3, endpoint=ORDERS)
+    places, polls = [], []
+    for _ in range(3):
+        polls.append(poller.post(f"{quiet}/lease", {}).json)
+        places.append(cursor.letter_position(acme.get(quiet).json["cursor"]))
+    assert polls == [{"items": [], "has_more": has_more} for has_more in (True, False, False)]
+    assert places == [places[2] - 1, places[2], places[2]]
+    world.write(served, endpoint=second)
+    assert len(poller.post(f"{quiet}/lease", {}).json["items"]) == 1
+
+
+def test_a_limited_poll_gives_letters_of_its_endpoint_only(served, second, quiet):
+    """The search of a poll sees all dead letters of the customer, and the answer has none of another endpoint."""
+    poller = limited_to(served, second, scope=Scope.POLLER)
+    for endpoint in (ORDERS, second, ORDERS):
+        world.write(served, endpoint=endpoint)
+    answer = poller.post(f"{quiet}/lease", {"limit": 100})
+    [leased] = answer.json["items"]
+    assert (leased["record"]["endpoint_id"], answer.json["has_more"]) == (second, False)
+    assert ORDERS.encode() not in answer.text + poller.get("/v1/dead-letters").text
+
+
+def test_the_limit_of_a_key_holds_beyond_the_search_of_its_poll(served, second, quiet, monkeypatch):
+    """Only the search sees the other endpoints: the dead letters of the answer are read with the limit of the key."""
+    limits = {}
+    for name in ("find", "waiting"):
+        monkeypatch.setattr(archived_dead_letters, name, noting(limits, name, getattr(archived_dead_letters, name)))
+    world.write(served, endpoint=second)
+    poller = limited_to(served, second, scope=Scope.POLLER)
+    assert len(poller.post(f"{quiet}/lease", {}).json["items"]) == 1
+    assert limits == {"find": "", "waiting": second}
+
+
+def noting(limits, name, function):
+    """Return the function, which also notes by its name the limit that its transaction has."""
+
+    def noted(connection, *args, **kwargs):
+        [row] = connection.execute("select current_setting('fanout.endpoint_ids', true) as held").fetchall()
+        limits[name] = row["held"]
+        return function(connection, *args, **kwargs)
+
+    return noted
 
 
 def test_a_first_answer_is_repeated_only_for_the_same_limit(served, acme, limited, second):
