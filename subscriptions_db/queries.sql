@@ -41,7 +41,18 @@ insert into migrations (name, sha256) values (%(name)s, %(sha256)s);
 listen fanout_registry;
 
 -- name: current_revision
-select coalesce(max(revision), 0) as newest, coalesce(min(revision), 0) as oldest from revisions;
+-- A reader's revision is a row of the log, or 0 for an empty registry. If the row is missing, the log was shortened, or Postgres lost
+-- the change. Numbers alone do not show a loss: a standby that lacks the last changes goes on at a higher number, or uses one again.
+select
+    coalesce(max(revision), 0) as newest,
+    case when %(since)s::bigint = 0 then coalesce(min(revision), 0) <= 1 else exists (
+        select from revisions
+        where revision = %(since)s::bigint and (%(since_at)s::timestamptz is null or changed_at = %(since_at)s::timestamptz)
+    ) end as reach_back
+from revisions;
+
+-- name: revision_changed_at
+select changed_at from revisions where revision = %(revision)s;
 
 -- name: changes_since
 select distinct entity, entity_id from revisions where revision > %(since)s;

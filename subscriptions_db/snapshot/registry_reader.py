@@ -8,6 +8,7 @@ if Postgres does not give the rows. A row that cannot be used is returned with i
 from __future__ import annotations
 
 import collections
+import datetime as dt
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -36,14 +37,20 @@ def read_full(connection: connect.Connection, ring: keyring.KeyRing, address_gua
 
 
 def read_changes(
-    connection: connect.Connection, ring: keyring.KeyRing, address_guard: guard.Guard, *, since: Revision
+    connection: connect.Connection,
+    ring: keyring.KeyRing,
+    address_guard: guard.Guard,
+    *,
+    since: Revision,
+    since_at: dt.datetime | None = None,
 ) -> SnapshotChanges | None:
     """Return the changes after the revision `since`, with None for each deleted row, from one consistent read.
 
-    Return None if the log of changes does not reach back to `since`, or if `since` does not exist yet.
+    Return None if the log of changes does not have `since`: its row was deleted with the old ones, or Postgres lost it. With
+    `since_at`, also return None if the row has another time, because a later change got the number of a lost one.
     """
     with connect.consistent_read(connection):
-        newest, changed = changed_since(connection, since)
+        newest, changed = changed_since(connection, since, since_at)
         if changed is None:
             return None
         tenants, endpoints, subscriptions = changed["tenant"], changed["endpoint"], changed["subscription"]
@@ -57,30 +64,41 @@ def read_changes(
 
 
 class Revisions(NamedTuple):
-    """The oldest and the newest revision in the log of changes. Both are 0 while the log is empty."""
+    """The newest revision in the log of changes, and whether the log continues a reader's revision."""
 
-    oldest: Revision
     newest: Revision
-
-    def reach_back_to(self, since: int) -> bool:
-        """Return True if the log has all changes after `since`; False for a revision that does not exist yet."""
-        return self.oldest <= since + 1 <= self.newest + 1
-
-
-def revisions(connection: connect.Connection) -> Revisions:
-    """Return the oldest and the newest revision in the log of changes."""
-    row = connection.execute(query("current_revision")).fetchone() or {"oldest": 0, "newest": 0}
-    return Revisions(Revision(row["oldest"]), Revision(row["newest"]))
+    """0 while the log is empty."""
+    reach_back: bool
+    """True: the log has the reader's revision, and so all changes after it."""
 
 
-def changed_since(connection: connect.Connection, since: Revision) -> tuple[Revision, Mapping[str, list[str]] | None]:
+def revisions(connection: connect.Connection, since: int = 0, since_at: dt.datetime | None = None) -> Revisions:
+    """Return the newest revision in the log of changes, and whether the log has the revision `since`.
+
+    With `since_at`, the time of the change `since` must be equal too. 0 is the revision of a registry without any change.
+    """
+    asked = {"since": since, "since_at": since_at}
+    [row] = connection.execute(query("current_revision"), asked).fetchall()
+    return Revisions(Revision(row["newest"]), row["reach_back"])
+
+
+def changed_at(connection: connect.Connection, revision: Revision) -> dt.datetime | None:
+    """Return when the change with this revision was made; None if the log of changes does not have it."""
+    with connect.translated_errors():
+        row = connection.execute(query("revision_changed_at"), {"revision": revision}).fetchone()
+    return None if row is None else row["changed_at"]
+
+
+def changed_since(
+    connection: connect.Connection, since: Revision, since_at: dt.datetime | None = None
+) -> tuple[Revision, Mapping[str, list[str]] | None]:
     """Return the newest revision, and entity → the ids of rows that changed or were deleted after `since`.
 
-    None in place of the mapping: the log of changes does not reach back to `since`, or `since` does not exist yet. The caller's
+    None in place of the mapping: the log of changes does not have `since`, or not with the time `since_at`. The caller's
     transaction must be REPEATABLE READ.
     """
-    known = revisions(connection)
-    if not known.reach_back_to(since):
+    known = revisions(connection, since, since_at)
+    if not known.reach_back:
         return known.newest, None
     changed: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
     if known.newest > since:

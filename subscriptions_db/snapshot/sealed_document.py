@@ -33,12 +33,11 @@ IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscr
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
     """Return the document of the changes since a revision, or of the whole registry.
 
-    The document has the whole registry, and null as its `since`, in three cases. The caller's transaction must be REPEATABLE
+    The document has the whole registry, and null as its `since`, in two cases. The caller's transaction must be REPEATABLE
     READ.
 
     1. `since` is None.
-    2. The revision `since` does not exist yet.
-    3. The log of changes does not reach back to `since`.
+    2. The log of changes does not have the revision `since`.
     """
     if since is None:
         newest, changed = registry_reader.revisions(connection).newest, None

@@ -1,13 +1,15 @@
 """Follow the registry while the job runs, and broadcast it to the executors.
 
 Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The driver broadcasts a full
-snapshot once. Later changes travel with each micro-batch as a small delta. When the delta has more than REBASE_ROWS rows, or
-Postgres no longer has the log of the changes, the driver broadcasts a new snapshot. So the cost of a change depends on the size
-of the change, not on the size of the registry.
+snapshot once. Later changes travel with each micro-batch as a small delta. The driver broadcasts a new snapshot when the delta
+has more than REBASE_ROWS rows, or when the log of changes in Postgres does not have the driver's revision. So the cost of a
+change depends on the size of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 import logging
 import threading
 import time
@@ -52,6 +54,9 @@ class Published:
     """All changes since the full snapshot; None: there are none."""
     confirmed_at: float
     """When Postgres last confirmed that nothing else has changed; monotonic seconds."""
+    changed_at: dt.datetime | None = None
+    """When the change with this revision was made, by Postgres. It tells the change from another that got the same number after
+    Postgres lost the first. None: unknown, or there was no change."""
 
     @property
     def revision(self) -> Revision:
@@ -67,13 +72,15 @@ class Published:
         return sizes
 
 
-def advanced(published: Published, changes: SnapshotChanges, now: float) -> Published:
-    """Return `published` with later changes of the registry merged into its delta, confirmed at `now`. Pure."""
+def advanced(published: Published, changes: SnapshotChanges, now: float, *, changed_at: dt.datetime | None = None) -> Published:
+    """Return `published` with later changes of the registry merged into its delta, confirmed at `now`. Pure.
+
+    `changed_at` is the time of the last change.
+    """
     if changes.revision == published.revision:
-        merged = published.changes
-    else:
-        merged = changes if published.changes is None else published.changes.followed_by(changes)
-    return Published(base_id=published.base_id, base=published.base, changes=merged, confirmed_at=now)
+        return dataclasses.replace(published, confirmed_at=now)
+    merged = changes if published.changes is None else published.changes.followed_by(changes)
+    return dataclasses.replace(published, changes=merged, confirmed_at=now, changed_at=changed_at)
 
 
 class Follower:
@@ -208,14 +215,21 @@ class Follower:
     def _refresh(self, connection: connect.Connection) -> None:
         published = self._published
         if published is not None and len(published.changes or ()) <= REBASE_ROWS:
-            changes = registry.read_changes(connection, self._ring, self._guard, since=published.revision)
+            changes = registry.read_changes(
+                connection, self._ring, self._guard, since=published.revision, since_at=published.changed_at
+            )
             if changes is not None:
                 row_security.require_all_customers(connection)  # after the read: the role may be granted at any time
-                self._publish(advanced(published, changes, self._clock()))
+                is_newer = changes.revision != published.revision
+                changed_at = registry.changed_at(connection, changes.revision) if is_newer else None
+                self._publish(advanced(published, changes, self._clock(), changed_at=changed_at))
                 return
         base = registry.read_full(connection, self._ring, self._guard)
         row_security.require_all_customers(connection)
-        self._publish(Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock()))
+        changed_at = registry.changed_at(connection, base.revision)
+        self._publish(
+            Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock(), changed_at=changed_at)
+        )
 
     def _publish(self, published: Published) -> None:
         before = self._published

@@ -50,11 +50,11 @@ class RegistryDocument(described.DescribedModel):
 
 
 def follow(call: Call) -> SnapshotRequest:
-    """Return the newest revision, the reader's revision if the log of changes reaches back to it, and the reader's `wait_s`."""
+    """Return the newest revision, the reader's revision if the log of changes has it, and the reader's `wait_s`."""
     wanted = call.query_as(SnapshotQuery)
-    known = registry_reader.revisions(call.connection)
-    since = wanted.since if wanted.since is not None and known.reach_back_to(wanted.since) else None
-    return SnapshotRequest(None if since is None else Revision(since), known.newest, wanted.wait_s)
+    known = registry_reader.revisions(call.connection, wanted.since or 0)
+    since = Revision(wanted.since) if wanted.since is not None and known.reach_back else None
+    return SnapshotRequest(since, known.newest, wanted.wait_s)
 
 
 ROUTES = (

@@ -109,6 +109,15 @@ def test_a_revision_before_the_log_of_changes_gets_everything(served, reader, si
     assert len(document["tenants"]) == 2
 
 
+def test_a_revision_that_postgres_lost_gets_everything(served, reader):
+    """Regression: the answer had only the changes after the lost revision, if Postgres went on at a higher one."""
+    lost = document_of(reader)["revision"]
+    change(served, "delete from revisions where revision = (select max(revision) from revisions)")
+    change(served)
+    document = document_of(reader, f"{PATH}?since={lost}")
+    assert (document["since"], document["revision"] > lost, len(document["endpoints"])) == (None, True, 2)
+
+
 @pytest.mark.parametrize("since", ["x", "-1", str(2**63)])
 def test_an_invalid_revision_is_refused(reader, since):
     answer = reader.get(f"{PATH}?since={since}")

@@ -125,6 +125,35 @@ def test_a_command_that_writes_secrets_refuses_a_key_ring_that_opens_none(databa
     assert registry_reader.read_full(connection, ring, guard.Guard()).quarantined() == {}
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "delete from revisions where revision = %s",
+        "update revisions set changed_at = changed_at + interval '1 s', entity_id = 'ep2' where revision = %s",
+    ],
+)
+def test_a_follower_drops_changes_that_postgres_lost(follower, connection, statement):
+    """Regression: after a failover to a standby that lacked the last changes, the job kept them until it restarted.
+
+    The standby skips the number of the lost change, or uses it for another change.
+    """
+    known = follower.current()
+    connection.execute("update endpoints set url = 'https://example.com/lost' where endpoint_id = 'ep1'")
+    lost = assert_eventually(follower.current, lambda current: current.revision > known.revision)
+    with connection.transaction():  # what a standby has that did not get the change, after another change
+        connection.execute("set local session_replication_role = replica")  # without triggers, and so without a revision
+        connection.execute("update endpoints set url = 'https://example.com/' where endpoint_id = 'ep1'")
+        connection.execute(statement, [lost.revision])
+        connection.execute("set local session_replication_role = origin")
+        connection.execute("update endpoints set url = 'https://example.com/later' where endpoint_id = 'ep2'")
+    current = assert_eventually(follower.current, lambda current: current.revision > lost.revision)
+    assert (current.base_id != lost.base_id, current.changes) == (True, None)
+    assert [current.base.endpoints[name].url for name in ("ep1", "ep2")] == [
+        "https://example.com/",
+        "https://example.com/later",
+    ]
+
+
 def test_the_registry_has_no_age_before_postgres_has_confirmed_it(database, ring_key):
     """Regression: its time was 0 until the first answer, so the alert FanoutRegistryAway fired at the start of a job."""
 

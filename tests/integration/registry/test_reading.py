@@ -207,6 +207,48 @@ def test_without_changes_the_changes_are_empty(connection, ring):
     assert (len(changes), changes.revision) == (0, read.revision)
 
 
+def newest(connection):
+    revision = registry_reader.revisions(connection).newest
+    return revision, registry_reader.changed_at(connection, revision)
+
+
+def test_a_revision_that_the_log_lacks_needs_a_full_read(connection, ring):
+    """Regression: a reader kept changes that Postgres had lost. A standby without them goes on at a higher number."""
+    applied(connection, ring, DOCUMENT)
+    connection.execute("update tenants set status = 'suspended' where tenant_id = '2'")
+    lost, _ = newest(connection)
+    connection.execute("delete from revisions where revision = %s", [lost])
+    connection.execute("update tenants set status = 'active' where tenant_id = '3'")
+    assert registry_reader.read_changes(connection, ring, GUARD, since=lost) is None
+    assert registry_reader.read_changes(connection, ring, GUARD, since=lost - 1) is not None
+
+
+def test_a_revision_that_another_change_got_needs_a_full_read(connection, ring):
+    """Regression: a reader kept a lost change, also if Postgres used its number again for another change."""
+    applied(connection, ring, DOCUMENT)
+    revision, changed_at = newest(connection)
+    assert len(registry_reader.read_changes(connection, ring, GUARD, since=revision, since_at=changed_at)) == 0
+    connection.execute("update revisions set changed_at = changed_at + interval '1 us' where revision = %s", [revision])
+    assert registry_reader.read_changes(connection, ring, GUARD, since=revision, since_at=changed_at) is None
+    assert registry_reader.read_changes(connection, ring, GUARD, since=revision) is not None
+
+
+def test_the_first_revision_continues_an_empty_registry(connection, ring):
+    empty = registry_reader.read_full(connection, ring, GUARD)
+    assert (empty.revision, newest(connection)) == (0, (0, None))
+    applied(connection, ring, DOCUMENT)
+    changes = registry_reader.read_changes(connection, ring, GUARD, since=empty.revision)
+    assert updated(empty, changes) == registry_reader.read_full(connection, ring, GUARD)
+
+
+def test_a_shortened_log_needs_no_full_read_of_a_newer_reader(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    revision, changed_at = newest(connection)
+    connection.execute("delete from revisions where revision < %s", [revision])
+    connection.execute("update tenants set status = 'suspended' where tenant_id = '2'")
+    assert len(registry_reader.read_changes(connection, ring, GUARD, since=revision, since_at=changed_at)) == 1
+
+
 @pytest.mark.parametrize("since", [0, 10_000])
 def test_a_log_that_does_not_reach_back_needs_a_full_read(connection, ring, since):
     applied(connection, ring, DOCUMENT)
