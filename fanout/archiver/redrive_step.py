@@ -11,7 +11,6 @@ import datetime as dt
 from delivery.config import settings
 from delivery.webhooks.results import dead_letter_records
 from delivery.webhooks.results.dead_letter_records import DeadLetter
-from fanout.kafka.places import Place
 from fanout.redrive import enqueue, redrive_plan
 from fanout.redrive.selection import Selection
 from subscriptions_db.archive.search import redrive_requests as archive
@@ -28,22 +27,17 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
         if not requested:
             return 0
         plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
-        letters = {
-            (Place(request.topic, request.partition), request.offset): dead_letter_records.decode(request.written)
-            for request in requested
-        }
-        for (place, offset), letter in letters.items():
-            plan.add(letter, place, offset)
+        letters = {request.position: dead_letter_records.decode(request.written) for request in requested}
+        for position, letter in letters.items():
+            plan.add(letter, position)
         return _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))
 
 
-def _enqueue(
-    config: settings.Settings, plan: redrive_plan.Plan, letters: dict[tuple[Place, int], DeadLetter], *, now_ms: int
-) -> int:
+def _enqueue(config: settings.Settings, plan: redrive_plan.Plan, letters: dict[int, DeadLetter], *, now_ms: int) -> int:
     chosen = plan.chosen()
     enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=False)
-    for at, letter in letters.items():
-        if at in chosen:
+    for position, letter in letters.items():
+        if position in chosen:
             enqueuer.add(letter)
     enqueuer.finish()
     return enqueuer.summary.letters

@@ -276,7 +276,7 @@ def redrive(
         )
     plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
     extents = reader.extents(selection.since_ms)
-    reader.read(extents, lambda place, offset, written: plan.add(dead_letter_records.decode(written), place, offset))
+    reader.read(extents, lambda place, offset, written: plan.add(dead_letter_records.decode(written), (place, offset)))
     chosen = plan.chosen(limit)
     now_ms = round(time.time() * 1000) if now_ms is None else now_ms
     enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=dry_run)

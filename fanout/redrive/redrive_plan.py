@@ -45,11 +45,16 @@ HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
 """Maximum bytes of the events of one request in a record, and of their notes, so that the Kafka client takes the record. A
 larger dead letter gets a request of its own."""
+LetterPlace = tuple[Place, int] | int
+"""Where a dead letter is: partition and offset in the dead-letter topic, or its position in the archive. In the archive, two
+dead letters may have one offset, because the dead-letter topic was recreated."""
 
 
 class Delivery(NamedTuple):
     """The identity of a dead letter's delivery."""
 
+    webhook_id: str
+    """The `webhook-id` of the event sent alone. It tells two events at one offset apart: their topic was recreated."""
     topic: str
     partition: int
     offset: int
@@ -61,8 +66,7 @@ class Newest(NamedTuple):
     """Place and time of the newest dead letter of a delivery."""
 
     dead_lettered_at_ms: int
-    place: Place
-    offset: int
+    place: LetterPlace
     batch: str
     """`webhook-id` of the batch with the event. Empty: the event was sent alone, or the batch could not be built."""
 
@@ -83,7 +87,7 @@ class Redriven:
         for entry in record.entries:
             if isinstance(entry, RedrivenEntry):
                 place = (entry.topic, entry.partition, entry.offset)
-                delivery = Delivery(*place, record.endpoint_id, entry.subscription_id)
+                delivery = Delivery(entry.webhook_id, *place, record.endpoint_id, entry.subscription_id)
                 self._until_ms[delivery] = max(entry.dead_lettered_at_ms, self._until_ms.get(delivery, -1))
 
     def has(self, letter: DeadLetter) -> bool:
@@ -93,7 +97,8 @@ class Redriven:
 
 def delivery_of(letter: DeadLetter) -> Delivery:
     """Return the identity of the delivery of a dead letter."""
-    return Delivery(letter.topic, letter.partition, letter.offset, letter.endpoint_id, letter.subscription_id)
+    place = (letter.topic, letter.partition, letter.offset)
+    return Delivery(letter.webhook_id, *place, letter.endpoint_id, letter.subscription_id)
 
 
 class Plan:
@@ -104,7 +109,7 @@ class Plan:
         self._newest: dict[Delivery, Newest] = {}
         self.redriven_before = 0
 
-    def add(self, letter: DeadLetter, place: Place, offset: int) -> None:
+    def add(self, letter: DeadLetter, place: LetterPlace) -> None:
         """Add a dead letter. Add the dead letters of one delivery in the order in which they were written."""
         delivery = delivery_of(letter)
         if not self._selection.matches(letter):
@@ -112,12 +117,12 @@ class Plan:
         elif self._redriven.has(letter):
             self.redriven_before += 1
         else:
-            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, offset, letter.batch_webhook_id or "")
+            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, letter.batch_webhook_id or "")
 
-    def chosen(self, limit: int | None = None) -> dict[tuple[Place, int], Newest]:
-        """Return the chosen dead letters by partition and offset: the `limit` oldest, or all without a limit."""
+    def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
+        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit."""
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
-        return {(letter.place, letter.offset): letter for letter in newest}
+        return {letter.place: letter for letter in newest}
 
 
 def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:

@@ -194,8 +194,7 @@ select max(position) as position from dead_letters where customer_id = %(custome
 -- name: redrive_requests
 -- The oldest requests, up to a number of bytes, and at least one. A concurrent process takes other requests.
 with asked as (
-    select position, letter, payload, letter_topic, letter_partition, letter_offset
-    from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
+    select position, letter, payload from dead_letters where state = 'redriving' order by position limit %(limit)s for update skip locked
 )
 select * from (select *, sum(length(payload) + length(letter)) over (order by position) as bytes from asked) as summed
 where bytes <= %(bytes)s or position = (select min(position) from asked)

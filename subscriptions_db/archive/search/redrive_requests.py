@@ -19,13 +19,11 @@ MAX_LETTERS, MAX_BYTES = 1000, 16 * 1024 * 1024
 
 
 class RedriveRequest(NamedTuple):
-    """A dead letter to enqueue, and its position in the dead-letter topic."""
+    """A dead letter to enqueue, and its position in the archive."""
 
+    position: int
     written: bytes
     """The record of the dead-letter topic."""
-    topic: str
-    partition: int
-    offset: int
 
 
 @contextlib.contextmanager
@@ -38,14 +36,6 @@ def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[
     """
     with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": MAX_BYTES}).fetchall()
-        yield [
-            RedriveRequest(
-                archived_rows.topic_record(row["letter"], row["payload"]),
-                row["letter_topic"],
-                row["letter_partition"],
-                row["letter_offset"],
-            )
-            for row in found
-        ]
+        yield [RedriveRequest(row["position"], archived_rows.topic_record(row["letter"], row["payload"])) for row in found]
         if found:
             connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})

@@ -240,10 +240,8 @@ def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened
             assert meanwhile == []  # another process has them
         raise Killed
     with redrive_requests.claim_page(connection, now=NOW) as turn:
-        assert [orjson.loads(request.written)["webhook_id"] for request in turn]
-        assert [(request.topic, request.partition, request.offset) for request in turn] == [
-            ("dead-letters", 0, n) for n in range(3)
-        ]
+        assert all(orjson.loads(request.written)["webhook_id"] for request in turn)
+        assert [request.position for request in turn] == sorted(asked)
     with redrive_requests.claim_page(connection, now=NOW) as turn:
         assert turn == []
     assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {LetterState.REDRIVEN}

@@ -30,7 +30,8 @@ def written(results):
 
 
 def letter(offset=0, *, at_ms=NOW_MS - 1000, **fields):
-    event = builders.event(record=builders.record(offset=offset, headers=(("trace", b"\xff1"),)), **fields)
+    record = builders.record(offset=offset, headers=(("trace", b"\xff1"),))
+    event = builders.event(**{"event_id": f"e{offset}", "record": record, **fields})
     delivery = builders.delivery(event=event)
     [document] = written(Results(outcomes=[Outcome(delivery, OutcomeKind.DEAD_LETTERED, FAILED, "timeout")]))
     return read(document | {"dead_lettered_at_ms": at_ms})
@@ -63,7 +64,7 @@ def plan(*taken, selection=None, noted=()):
         redriven.add(log_records.decode(row))
     made = redrive_plan.Plan(selection or Selection(), redriven)
     for offset, dead_letter in enumerate(taken):
-        made.add(dead_letter, PLACE, offset)
+        made.add(dead_letter, (PLACE, offset))
     return made
 
 
@@ -198,6 +199,18 @@ def test_a_delivery_that_was_given_up_again_is_redriven_again():
 
 def test_only_the_newest_dead_letter_of_a_delivery_is_redriven():
     assert chosen(plan(letter(3), letter(3, at_ms=NOW_MS), letter(4))) == [2, 1]
+
+
+def test_two_events_at_one_place_are_two_deliveries():
+    """Regression: the older event was lost. Its topic was recreated, and another event has the same place now.
+
+    Both counted as one delivery. A redrive enqueued the newer dead letter only, and the older one counted as redriven too.
+    """
+    older, newer = letter(3, event_id="e1"), letter(3, event_id="e2", at_ms=NOW_MS)
+    assert chosen(plan(older, newer)) == [0, 1]
+    [record] = records([newer])
+    made = plan(older, newer, noted=[record.note])
+    assert (chosen(made), made.redriven_before) == ([0], 1)
 
 
 def test_an_older_dead_letter_does_not_stand_for_the_newest():

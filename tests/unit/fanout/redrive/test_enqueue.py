@@ -29,7 +29,7 @@ class Publisher:
 
 def enqueuer(letters, *, dry_run=True):
     chosen = [
-        redrive_plan.Newest(letter.dead_lettered_at_ms, Place("dead_letters", 0), offset, letter.batch_webhook_id)
+        redrive_plan.Newest(letter.dead_lettered_at_ms, (Place("dead_letters", 0), offset), letter.batch_webhook_id)
         for offset, letter in enumerate(letters)
     ]
     return enqueue.Enqueuer(settings.Settings(), chosen, now_ms=NOW_MS, dry_run=dry_run)

@@ -1,0 +1,79 @@
+"""`fanout archive` enqueues every dead letter whose redrive was requested, also after a topic was recreated."""
+
+import pytest
+
+from delivery.config import settings
+from delivery.webhooks.batching import segment
+from delivery.webhooks.retries import retry_messages
+from fanout.archiver import redrive_step
+from fanout.kafka import publishing
+from subscriptions_db.archive.ingest import writer
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
+from subscriptions_db.archive.search import archived_dead_letters
+from tests.support import archive, builders
+
+pytestmark = pytest.mark.integration
+CONFIG = settings.Settings()
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Keep the messages that the enqueuer publishes, without Kafka."""
+    messages = []
+
+    class Publisher:
+        def __init__(self, _):
+            pass
+
+        def publish(self, message):
+            messages.append(message)
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(publishing, "Publisher", Publisher)
+    return messages
+
+
+def put(connection, letter_offset, event_id, event_offset):
+    """Archive the dead letter of an event, each at its offset."""
+    written = archive.letter(event_id=event_id, record=builders.record(offset=event_offset))
+    record = ArchivedRecord(topic="dead-letters", partition=0, offset=letter_offset, letter=archive.letter_row(written))
+    writer.write(connection, [record], archive.KEPT, now=archive.NOW)
+
+
+def redrive_all(connection, published):
+    """Redrive all dead letters, and return the ids of the events that were enqueued."""
+    positions = [row["position"] for row in connection.execute("select position from dead_letters").fetchall()]
+    archived_dead_letters.redrive(connection, "c1", positions, now=archive.NOW)
+    redrive_step.redrive(CONFIG, connection, now=archive.NOW)
+    retries = [message.value for message in published if message.topic == CONFIG.delivery.retries_topic]
+    entries = [entry for value in retries for entry in retry_messages.message(value).entries]
+    return sorted(segment.unpacked(packed).event_id for entry in entries for packed in entry.packed)
+
+
+def states(connection):
+    return [row["state"] for row in connection.execute("select state from dead_letters").fetchall()]
+
+
+def test_dead_letters_of_two_incarnations_are_both_redriven(connection, published):
+    """Regression: both dead letters became `redriven`, and only the newer one was enqueued.
+
+    The dead-letter topic had been recreated, so both had the same partition and offset.
+    """
+    put(connection, 0, "e1", 7)
+    writer.restart_partition(connection, ("dead-letters", 0), 1)
+    put(connection, 0, "e2", 8)
+    assert redrive_all(connection, published) == ["e1", "e2"]
+    assert states(connection) == ["redriven"] * 2
+
+
+def test_dead_letters_of_two_events_at_one_place_are_both_redriven(connection, published):
+    """Regression: the older dead letter became `redriven`, and it was never enqueued.
+
+    The topic of the events had been recreated. Both dead letters counted as one delivery.
+    """
+    put(connection, 0, "e1", 7)
+    put(connection, 1, "e2", 7)
+    assert redrive_all(connection, published) == ["e1", "e2"]
+    assert states(connection) == ["redriven"] * 2
