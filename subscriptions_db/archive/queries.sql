@@ -212,26 +212,47 @@ select new.*, %(now)s from unnest(
 ) as new
 on conflict do nothing;
 
--- name: webhook_ids_with_notes
-select distinct webhook_id from redrive_notes where webhook_id = any (%(webhook_ids)s);
+-- name: redrive_notes_about
+select customer_id, endpoint_id, webhook_id, dead_lettered_at, topic, partition, "offset" from redrive_notes
+where webhook_id = any (%(webhook_ids)s);
 
 -- name: dead_letters_with_notes
--- Each note with each dead letter that it may apply to. The caller compares the place of the event, which only the letter has.
-select l.position, l.state, l.letter, l.dead_lettered_at = n.dead_lettered_at as has_same_time,
-       n.customer_id, n.endpoint_id, n.webhook_id, n.dead_lettered_at, n.topic, n.partition, n."offset"
-from dead_letters l join redrive_notes n using (webhook_id, customer_id, endpoint_id)
-where l.webhook_id = any (%(webhook_ids)s) and l.dead_lettered_at <= n.dead_lettered_at
-  and (l.state <> 'redriven' or l.dead_lettered_at = n.dead_lettered_at)
+-- The dead letters that a note may apply to, each once: a join with the notes would return thousands of pairs for each dead letter.
+-- The caller compares the place of the event, which only the letter has (letters_at).
+select l.position, l.state, l.dead_lettered_at, l.customer_id, l.endpoint_id, l.webhook_id, octet_length(l.letter) as bytes
+from dead_letters l
+where l.webhook_id = any (%(webhook_ids)s) and (
+    (l.state <> 'redriven' and l.dead_lettered_at <= (
+        select max(n.dead_lettered_at) from redrive_notes n
+        where (n.webhook_id, n.customer_id, n.endpoint_id) = (l.webhook_id, l.customer_id, l.endpoint_id)
+    ))
+    or exists (
+        select from redrive_notes n
+        where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
+            = (l.webhook_id, l.customer_id, l.endpoint_id, l.dead_lettered_at)
+    )
+)
 order by l.position for update of l;
+
+-- name: letters_at
+select position, letter from dead_letters where position = any (%(positions)s) and position between %(first)s and %(last)s;
 
 -- name: delete_settled_notes
 delete from redrive_notes n using unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[],
     %(topic)s::text[], %(partition)s::integer[], %(offset)s::bigint[]
 ) as done (customer_id, endpoint_id, webhook_id, dead_lettered_at, topic, partition, "offset")
+where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at, n.topic, n.partition, n."offset")
+    = (done.webhook_id, done.customer_id, done.endpoint_id, done.dead_lettered_at, done.topic, done.partition, done."offset");
+
+-- name: delete_settled_notes_without_place
+-- A statement of its own, so that delete_settled_notes compares with `=`, by the index, and not each note with each other one.
+delete from redrive_notes n using unnest(
+    %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[]
+) as done (customer_id, endpoint_id, webhook_id, dead_lettered_at)
 where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at)
     = (done.webhook_id, done.customer_id, done.endpoint_id, done.dead_lettered_at)
-  and (n.topic, n.partition, n."offset") is not distinct from (done.topic, done.partition, done."offset");
+  and n.topic is null;
 
 -- name: delete_old_notes
 delete from redrive_notes where noted_at < %(before)s;

@@ -7,15 +7,39 @@ same delivery, to the state `redriven`. A note that arrives before its dead lett
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime as dt
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+from delivery.webhooks.state import chunking
 from subscriptions_db.archive.ingest import archived_rows
 from subscriptions_db.archive.ingest.archived_rows import DeadLetterRow, RedrivenRow
 from subscriptions_db.postgres import audit, connect
 from subscriptions_db.postgres.sql import query
+
+MAX_READ_BYTES = 4 * 1024 * 1024
+"""Maximum bytes of dead letters in memory at a time. A producer that uses an id again makes thousands of dead letters with one
+`webhook-id`. A single larger dead letter is read alone."""
+
+
+class _Note(NamedTuple):
+    """A stored note. The fields are those of RedrivenRow. The note of an older version has no place of its event."""
+
+    customer_id: str
+    endpoint_id: str
+    webhook_id: str
+    dead_lettered_at: dt.datetime
+    topic: str | None
+    partition: int | None
+    offset: int | None
+
+    @property
+    def delivery(self) -> tuple[str | int | None, ...]:
+        """Return the fields that the notes of one delivery have in common: all except the time."""
+        return self.customer_id, self.endpoint_id, self.webhook_id, self.topic, self.partition, self.offset
+
+
+_NAMES = _Note._fields
 
 
 def settle(
@@ -31,25 +55,54 @@ def settle(
     transaction with its note would not see each other.
     """
     if redriven:
-        columns: dict[str, Any] = {name: [getattr(note, name) for note in redriven] for name in _NAMES}
-        connection.execute(query("put_redrive_notes"), columns | {"now": now})
+        connection.execute(query("put_redrive_notes"), _columns(redriven) | {"now": now})
     ids = {letter.webhook_id for letter in new} | {note.webhook_id for note in redriven}
-    noted = [row["webhook_id"] for row in connection.execute(query("webhook_ids_with_notes"), {"webhook_ids": list(ids)})]
-    if not noted:  # the usual case, without a query of the dead letters
+    notes = {_Note(**row) for row in connection.execute(query("redrive_notes_about"), {"webhook_ids": list(ids)})}
+    if not notes:  # the usual case, without a query of the dead letters
         return
-    pairs = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": noted}).fetchall()
-    applying = [pair for pair in pairs if _is_same_event(pair)]
-    marked = {pair["position"]: pair["customer_id"] for pair in applying if pair["state"] != "redriven"}
+    marked, done = _applied(notes, _letters(connection, {note.webhook_id for note in notes}))
     connection.execute(query("mark_redriven"), {"positions": list(marked), "now": now})
     _write_audit_entries(connection, collections.Counter(marked.values()))
-    done = [pair for pair in applying if pair["has_same_time"]]
-    connection.execute(query("delete_settled_notes"), {name: [pair[name] for pair in done] for name in _NAMES})
+    connection.execute(query("delete_settled_notes"), _columns(note for note in done if note.topic is not None))
+    connection.execute(query("delete_settled_notes_without_place"), _columns(note for note in done if note.topic is None))
 
 
-def _is_same_event(pair: dict[str, Any]) -> bool:
-    """Return True if a note is about the event of a dead letter. The note of an older version has no place of its event."""
-    noted = (pair["topic"], pair["partition"], pair["offset"])
-    return noted == (None, None, None) or noted == archived_rows.event_place(pair["letter"])
+def _letters(connection: connect.Connection, webhook_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Lock the dead letters to which notes may apply, and yield each of them once."""
+    found = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": list(webhook_ids)}).fetchall()
+    for chunk in chunking.chunks(found, lambda row: row["bytes"], MAX_READ_BYTES):
+        positions = [row["position"] for row in chunk]
+        asked = {"positions": positions, "first": positions[0], "last": positions[-1]}
+        letters = {row["position"]: row["letter"] for row in connection.execute(query("letters_at"), asked)}
+        for row in chunk:
+            yield row | {"letter": letters[row["position"]]}
+
+
+def _applied(notes: set[_Note], letters: Iterable[dict[str, Any]]) -> tuple[dict[int, str], set[_Note]]:
+    """Return position → customer of the dead letters that become `redriven`, and the notes that are done.
+
+    The notes of a dead letter are looked up by its event's place, and not compared one by one: there may be thousands of each.
+    """
+    until: dict[tuple[str | int | None, ...], dt.datetime] = {}
+    for note in notes:
+        until[note.delivery] = max(note.dead_lettered_at, until.get(note.delivery, note.dead_lettered_at))
+    marked: dict[int, str] = {}
+    done: set[_Note] = set()
+    for letter in letters:
+        delivery = (letter["customer_id"], letter["endpoint_id"], letter["webhook_id"])
+        own = _Note(*delivery, letter["dead_lettered_at"], *archived_rows.event_place(letter["letter"]))
+        for naming in (own, own._replace(topic=None, partition=None, offset=None)):
+            latest = until.get(naming.delivery)
+            if letter["state"] != "redriven" and latest is not None and naming.dead_lettered_at <= latest:
+                marked[letter["position"]] = naming.customer_id
+            if naming in notes:
+                done.add(naming)
+    return marked, done
+
+
+def _columns(notes: Iterable[RedrivenRow | _Note]) -> dict[str, Any]:
+    rows = list(notes)
+    return {name: [getattr(note, name) for note in rows] for name in _NAMES}
 
 
 def _write_audit_entries(connection: connect.Connection, redriven: collections.Counter[str]) -> None:
@@ -68,6 +121,3 @@ def forget(connection: connect.Connection, before: dt.date) -> None:
     """Delete the notes stored before a day. Their dead letters never arrived: they have expired, or were left out."""
     with connect.translated_errors():
         connection.execute(query("delete_old_notes"), {"before": before})
-
-
-_NAMES = [field.name for field in dataclasses.fields(RedrivenRow)]

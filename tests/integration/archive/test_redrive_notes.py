@@ -131,6 +131,23 @@ def test_two_records_with_one_webhook_id_have_a_note_each(connection, is_first):
     assert (states(connection), count_notes(connection)) == ([("e1", "redriven")] * 2, 0)
 
 
+def test_notes_of_a_reused_webhook_id_read_each_letter_once(connection, monkeypatch):
+    """Regression: the archive stopped for all customers, because it read each dead letter once for each note.
+
+    1,000 notes of a redrive and 5,000 dead letters with one `webhook-id` were 5,000,000 dead letters in memory.
+    """
+    monkeypatch.setattr(redrive_notes, "MAX_READ_BYTES", 5000)  # so the dead letters are read in several parts
+    decoded = []
+    place_of = archived_rows.event_place
+    monkeypatch.setattr(archived_rows, "event_place", lambda letter: decoded.append(letter) or place_of(letter))
+    letters = [reused(offset, at=archive.NOW + dt.timedelta(seconds=offset % 2)) for offset in range(20)]
+    write(connection, *(taken(offset, letter) for offset, letter in enumerate(letters)))
+    write(connection, *(note(letter, offset=offset) for offset, letter in enumerate(letters[:10])))
+    assert len(decoded) == 20
+    assert [state for _, state in states(connection)] == ["redriven"] * 10 + ["waiting"] * 10
+    assert count_notes(connection) == 0
+
+
 def test_a_note_of_the_previous_version_has_no_place_and_is_applied(connection):
     row = archive.letter_row(E1)
     asked = {name: getattr(row, name) for name in ("customer_id", "endpoint_id", "webhook_id", "dead_lettered_at")}
@@ -171,7 +188,7 @@ def test_a_note_that_is_read_again_is_skipped(connection):
 
 
 def test_a_broken_session_applies_each_note_once(connection, opened):
-    for number in range(12):
+    for number in range(14):
         letter = archive.letter(event_id=f"e{number}")
         records = (taken(number, letter), note(letter, offset=number))
         dying = opened()
