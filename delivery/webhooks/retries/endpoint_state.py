@@ -75,7 +75,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         """Subtract the entry of a completed background attempt from the numbers of the endpoint and of the entry's FIFO.
 
         The timer wheel still has the entry. When the wheel returns it, `has_completed` is True, and the entry is dropped. If
-        the entry has not arrived yet, remember the completion for `completed_before`.
+        the entry has not arrived yet, remember the completion for `knows_attempt_of`.
         """
         if name not in self.background:
             self.completed[name] = now_ms
@@ -85,12 +85,14 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.size -= size
         self.fifos[None].waiting -= 1
 
-    def completed_before(self, arrived: retry_messages.RetryEntry) -> bool:
-        """Return True if the background attempt of an entry completed before the entry arrived. Then the entry has ended.
+    def knows_attempt_of(self, arrived: retry_messages.RetryEntry) -> bool:
+        """Return True if an arrived entry is dropped, because the endpoint knows the entry's background attempt already.
 
-        The completion is forgotten.
+        1. The attempt completed before the entry arrived, so the entry has ended. The completion is forgotten.
+        2. The timer wheel has an entry with the same attempt, so the arrived entry is a repetition.
         """
-        return arrived.background_attempt is not None and self.completed.pop(arrived.background_attempt, None) is not None
+        name = arrived.background_attempt
+        return name is not None and (self.completed.pop(name, None) is not None or name in self.background)
 
     def has_completed(self, waiting: retry_messages.RetryEntry) -> bool:
         """Return True if the background attempt of an entry in the timer wheel has completed. Then the entry has ended."""

@@ -219,13 +219,13 @@ class _Scheduler:
         """Add entries to the state of an endpoint, and apply their reasons to its window.
 
         Entries beyond `max_pending` are given up, except those whose background attempt is in flight. Entries whose background
-        attempt has completed already are dropped.
+        attempt has completed, or is known from an earlier entry, are dropped.
         """
         self._decision.changed = True
         endpoint = self._opened(key)
         excess: list[RetryEntry] = []
         for written in entries:
-            if endpoint.completed_before(written):
+            if endpoint.knows_attempt_of(written):
                 continue
             entry = written.on_shard_clock(self._now_ms)
             endpoint.window.apply_deferral(entry.reason, self._policy, self._now_ms, entry.since_ms)

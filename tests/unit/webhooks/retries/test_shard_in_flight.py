@@ -103,6 +103,22 @@ def test_two_entries_of_the_same_event_are_distinguished():
     assert [len(lease.entries) for lease in shard.wait()[1]] == [1]
 
 
+def test_a_repeated_entry_with_a_background_attempt_counts_once():
+    """Regression: an entry that was twice in the topic counted twice, and its completion ended one of both."""
+    for together in (True, False):
+        shard, repeated = Shard(), under_way()
+        if together:
+            shard.step(postponed(repeated, repeated), now_ms=NOW)
+        else:
+            shard.step(postponed(repeated), now_ms=NOW)
+            shard.step(postponed(repeated), now_ms=NOW + 1)
+        assert shard.backlog.events == 1
+        shard.step(settled(NAME), now_ms=NOW + 1500)
+        assert shard.step(now_ms=NOW + WAIT_MS + 2000) == []
+        assert (shard.backlog.events, shard.backlog.due_ms) == (0, None)
+        assert shard.is_empty()
+
+
 def test_a_failed_background_attempt_arrives_as_a_new_entry():
     shard = Shard()
     shard.step(postponed(under_way()), now_ms=NOW)
