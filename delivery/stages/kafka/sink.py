@@ -28,6 +28,9 @@ IS_REPEATED = (
     "max.message.bytes"
 )
 """The end of the message about a row that could not be written."""
+DELIVERY_TIMEOUT_MS = 600_000
+"""Milliseconds for which a row waits for an absent Kafka. If the task failed earlier, deliveries whose results it could not
+write would be repeated. The retry lane keeps completions of background attempts longer (endpoint_state.COMPLETED_KEPT_MS)."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
 _OPTIONS: Mapping[str, str | int | float | bool] = {
@@ -41,8 +44,7 @@ _OPTIONS: Mapping[str, str | int | float | bool] = {
     "linger.ms": 5,
     "message.max.bytes": MAX_REQUEST_BYTES,
     "queue.buffering.max.kbytes": 65_536,  # for each process
-    # A task waits for an absent Kafka. If it failed instead, deliveries whose results it could not write would be repeated.
-    "delivery.timeout.ms": 600_000,
+    "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
     "topic.metadata.propagation.max.ms": 20_000,  # how long a missing topic is waited for
 }
 Client = tuple[tuple[str, str | int | float | bool], ...]

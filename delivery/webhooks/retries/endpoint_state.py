@@ -20,9 +20,11 @@ from delivery.webhooks.state import segment_store
 
 LEASED_POLL_MS = 1000
 """Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
-COMPLETED_KEPT_MS = 60_000
-"""Milliseconds for which the completion of a background attempt is kept while its retry entry has not arrived. No retry entry
-arrives later than COMPLETED_KEPT_MS after the completion."""
+COMPLETED_KEPT_MS = 660_000
+"""Milliseconds for which the completion of a background attempt is kept while its retry entry has not arrived. A worker may
+wait for Kafka up to `delivery.timeout.ms` (sink.DELIVERY_TIMEOUT_MS: 600 s) before it writes the entry. Meanwhile another
+thread may write the completion, if only other partitions are away. The rest, a minute, is for a busy retry lane. A completion
+takes 27 bytes, less than the entry of the same attempt would take."""
 
 
 class EndpointState(msgspec.Struct, array_like=True):

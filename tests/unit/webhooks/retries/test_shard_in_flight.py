@@ -4,8 +4,9 @@ import msgspec
 
 from delivery.model import NextAttempt
 from delivery.registry_model import CustomerId, EndpointId
+from delivery.stages.kafka import sink
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import endpoint_state, retry_messages
 from delivery.webhooks.retries.endpoint_state import COMPLETED_KEPT_MS
 from tests.support.retries import NOW, Shard, accepted, entry, failed_attempt, postponed
 
@@ -85,6 +86,28 @@ def test_an_entry_that_arrives_after_its_completion_is_ignored():
             shard.step(postponed(under_way()), now_ms=NOW)
         assert shard.backlog.events == 0
         assert shard.is_empty()
+
+
+def test_a_completion_outlasts_the_longest_wait_for_a_row():
+    """Regression: the worker waited minutes for Kafka before it wrote the entry. Its completion was forgotten after one minute.
+
+    The delivery was then sent again.
+    """
+    shard = Shard()
+    shard.step(settled(NAME), now_ms=NOW - sink.DELIVERY_TIMEOUT_MS - 30_000)
+    shard.step(now_ms=NOW - 1)
+    assert shard.step(postponed(under_way()), now_ms=NOW) == []
+    assert shard.backlog.events == 0
+    assert shard.is_empty()
+
+
+def test_a_completion_takes_few_bytes():
+    state = endpoint_state.EndpointState()
+    sizes = []
+    for number in range(2):
+        state.complete(number.to_bytes(16, "big"), NOW)
+        sizes.append(len(msgspec.msgpack.encode(state)))
+    assert sizes[1] - sizes[0] == 27
 
 
 def test_a_completion_without_an_entry_is_forgotten():
