@@ -44,7 +44,12 @@ answers = st.fixed_dictionaries(
     }
 )
 steps = st.lists(
-    st.tuples(st.sampled_from([0, 1, 300, 1000, 6000, 130_000]), st.lists(arrivals, max_size=3), st.lists(answers, max_size=4)),
+    st.tuples(
+        st.sampled_from([0, 1, 300, 1000, 6000, 130_000]),
+        st.lists(arrivals, max_size=3),
+        st.lists(answers, max_size=4),
+        st.sampled_from([0, 0, 0, 40_000, 500_000]),
+    ),
     max_size=25,
 )
 
@@ -63,17 +68,17 @@ class Run:
         self.came = 0
         self.past = []
 
-    def step(self, after_ms, arrived=(), given=()):
+    def step(self, after_ms, arrived=(), given=(), behind_ms=0):
         self.now_ms += after_ms
         records = [self.arrives(**fields) for fields in arrived]
         records += [answer for fields in given for answer in self.answered(**fields)]
         for key, (lease, left_ms, first_ms) in list(self.leased.items()):
             later_ms = self.now_ms if first_ms is None else first_ms
             self.leased[key] = lease, left_ms, later_ms
-            if later_ms + self.shard.policy.lease_timeout_s * 1000 <= self.now_ms:
+            if later_ms + self.shard.policy.lease_timeout_s * 1000 + behind_ms <= self.now_ms:
                 del self.leased[key]  # it may have expired
-        again = self.shard.decided(records, now_ms=self.now_ms)
-        leases = self.shard.step(*records, now_ms=self.now_ms)
+        again = self.shard.decided(records, now_ms=self.now_ms, behind_ms=behind_ms)
+        leases = self.shard.step(*records, now_ms=self.now_ms, behind_ms=behind_ms)
         assert shard_scheduler.encoded(again.index) == shard_scheduler.encoded(self.shard.last.index), "it would not replay"
         assert (again.leases, again.append, again.drop) == (
             self.shard.last.leases,
@@ -200,8 +205,8 @@ def name(each):
 def run_through(history, **policy):
     run = Run(**policy)
     run.step(0)
-    for after_ms, arrived, given_answers in history:
-        run.step(after_ms, arrived, given_answers)
+    for step in history:
+        run.step(*step)
     run.drain()
 
 

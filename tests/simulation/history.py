@@ -56,6 +56,7 @@ class History:
             self._rng,
             [(since := self._rng.uniform(0, FAULTS_S - OUTAGE_S), since + OUTAGE_S)] if has_outage else [],
         )
+        self._max_retry_records = self._rng.choice([None, None, 1, 2])
         self.disabled: list[tuple[float, str, str]] = []
         """When, which endpoint, and why the platform has disabled."""
         self._tenant_deleted_at = math.inf
@@ -77,7 +78,14 @@ class History:
         return self
 
     async def _live(self) -> None:
-        self.platform = platform.Platform(self.world, self._snapshot, self._disable, self._rng, deaths=self._deaths)
+        self.platform = platform.Platform(
+            self.world,
+            self._snapshot,
+            self._disable,
+            self._rng,
+            deaths=self._deaths,
+            max_retry_records=self._max_retry_records,
+        )
         await platform.while_running(self.platform, self._happen())
 
     async def _happen(self) -> None:

@@ -41,7 +41,8 @@ CONFIRMED_S = 0.01
 class Platform:
     """One application with all lanes. `registry` returns the current registry.
 
-    `disable` is called with endpoints to disable, and the reason.
+    `disable` is called with endpoints to disable, and the reason. `max_retry_records` bounds the records that the retry lane
+    reads in one micro-batch, so that the lane falls behind in its topic; None: no bound.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Platform:
         rng: random.Random,
         *,
         deaths: float,
+        max_retry_records: int | None = None,
     ) -> None:
         self._world = world
         self._registry = registry
@@ -60,9 +62,14 @@ class Platform:
         self.deaths = deaths
         """The share of the micro-batches in which a worker dies."""
         self.events: list[Record] = []
+        self._max_retry_records = max_retry_records
+        self.most_behind_ms = 0
+        """Longest time by which the retry lane was behind in its topic."""
         self._published = {"direct": asyncio.Event(), "batch": asyncio.Event()}
         self._handed_over = asyncio.Event()
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
+        self._retries_at_ms: list[int] = []
+        """When each record of the retries topic was appended."""
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._suppressed = suppressed_endpoints.SuppressedEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.network_health = outage.NetworkHealth()
@@ -134,10 +141,14 @@ class Platform:
             await self._until_the_network_works()
             begun = self._ends()
             arrived: list[list[bytes]] = [[] for _ in self.shards]
-            for written in self.topics["retries"][self._committed["retry"] : begun["retries"]]:
+            first, end = self._committed["retry"], begun["retries"]
+            end = end if self._max_retry_records is None else min(end, first + self._max_retry_records)
+            for written in self.topics["retries"][first:end]:
                 arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
-            decided = [shard.decide(came, at_ms) for shard, came in zip(self.shards, arrived, strict=True)]
+            behind_ms = at_ms - self._retries_at_ms[end - 1] if end > first else 0
+            self.most_behind_ms = max(self.most_behind_ms, behind_ms)
+            decided = [shard.decide(came, at_ms, behind_ms) for shard, came in zip(self.shards, arrived, strict=True)]
             leases = [lease for decision in decided for lease in decision.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
@@ -146,7 +157,7 @@ class Platform:
                 process = worker.Worker(self._world, self._rng, self._append)
                 # The same records at the same time: the same leases leave again.
                 before = self._ended_since(begun, completed_work.RetryLaneLog())
-            self._committed["retry"] = begun["retries"]
+            self._committed["retry"] = end
             for shard, decision in zip(self.shards, decided, strict=True):
                 shard.commit(decision, at_ms)
             self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
@@ -308,6 +319,8 @@ class Platform:
         for row in rows:
             if row.value is not None:
                 self.topics[row.topic].append(row.value)
+                if row.topic == worker.TOPICS.retries:
+                    self._retries_at_ms.append(virtual.now_ms())
         self._handed_over.set()
 
 

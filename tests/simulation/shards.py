@@ -49,7 +49,7 @@ class Shard:
         self.segments: dict[int, bytes] = {}
         self.backlog = backlog.Pending()
 
-    def decide(self, arrived: Iterable[bytes], at_ms: int) -> shard_scheduler.Decision:
+    def decide(self, arrived: Iterable[bytes], at_ms: int, behind_ms: int) -> shard_scheduler.Decision:
         return shard_scheduler.decide(
             shard_scheduler.decoded(self.index),
             map(retry_messages.message, arrived),
@@ -57,6 +57,7 @@ class Shard:
             POLICY,
             now_ms=at_ms,
             look_ahead_ms=LOOK_AHEAD_MS,
+            behind_ms=behind_ms,
         )
 
     def commit(self, decided: shard_scheduler.Decision, now_ms: int) -> None:

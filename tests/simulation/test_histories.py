@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from tests.simulation import history, virtual
+from tests.simulation import history, shards, virtual
 from tests.simulation.world import Mood
 
 SEEDS = 3
@@ -58,13 +58,14 @@ MOST_HISTORIES = 60
 
 
 def test_histories_show_every_kind_of_event():
-    missing = {"gone", "failing", "network", "tenant_deleted", "rejected_by_endpoint", "deaths"}
+    missing = {"gone", "failing", "network", "tenant_deleted", "rejected_by_endpoint", "deaths", "behind"}
     for seed in range(MOST_HISTORIES):
         ended = history.History(seed, deaths=0.1).run()
         missing -= {why for _, _, why in ended.disabled}
         missing -= {reason for _, _, reason in (*ended.platform.skips(), *ended.platform.dead_letters())}
         missing -= {"network"} if ended.platform.was_cut_off else set()
         missing -= {"deaths"} if ended.platform.died else set()
+        missing -= {"behind"} if ended.platform.most_behind_ms > shards.POLICY.lease_timeout_s * 1000 else set()
         if not missing:
             return
     assert not missing

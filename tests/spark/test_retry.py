@@ -57,10 +57,10 @@ class Lane:
         for message in messages:
             encoded = retry_messages.encoded(message)
             for key, value, _ in retry_records.records(message.endpoint_id.encode(), encoded):
-                written.append((0, self._offset, key, value))
+                written.append((0, self._offset, int(time.time() * 1000), key, value))
                 self._offset += 1
-        schema = "partition int, offset long, key binary, value binary"
-        frame = self._spark.createDataFrame(written[::-1] or [(0, self._offset, None, None)], schema)
+        schema = "partition int, offset long, appended_at_ms long, key binary, value binary"
+        frame = self._spark.createDataFrame(written[::-1] or [(0, self._offset, int(time.time() * 1000), None, None)], schema)
         frame.coalesce(1).write.mode("append").parquet(str(self._folder / "records"))
 
     def run(self):
@@ -73,7 +73,7 @@ class Lane:
             if self.breaks:
                 raise RuntimeError("killed before the commit")
 
-        schema = "partition int, offset long, key binary, value binary"
+        schema = "partition int, offset long, appended_at_ms long, key binary, value binary"
         records = self._spark.readStream.schema(schema).parquet(str(self._folder / "records"))
         keys, tools = shards.keys(self._spark, SHARDS), Tools(self.tasks)
         kept = retry_shard.take_leases(

@@ -122,9 +122,9 @@ class Shard:
     def index(self) -> shard_scheduler.Index:
         return shard_scheduler.decoded(self.index_bytes)
 
-    def step(self, *arrived: bytes, now_ms: int) -> list[retry_messages.Lease]:
-        """Decide once, and return the leases."""
-        self.last = self.decided(arrived, now_ms=now_ms)
+    def step(self, *arrived: bytes, now_ms: int, behind_ms: int = 0) -> list[retry_messages.Lease]:
+        """Decide once, and return the leases. `behind_ms`: how far the shard is behind in its topic."""
+        self.last = self.decided(arrived, now_ms=now_ms, behind_ms=behind_ms)
         self.backlog = shard_scheduler.backlog_of(self.last, now_ms)
         if not self.last.changed:
             assert (self.last.leases, self.last.append, self.last.drop) == ([], {}, [])
@@ -147,11 +147,16 @@ class Shard:
             leases = self.step(now_ms=now_ms)
         return now_ms, leases
 
-    def decided(self, arrived: Iterable[bytes], *, now_ms: int) -> shard_scheduler.Decision:
+    def decided(self, arrived: Iterable[bytes], *, now_ms: int, behind_ms: int = 0) -> shard_scheduler.Decision:
         """Return a decision without applying it."""
-        messages = map(retry_messages.message, arrived)
         return shard_scheduler.decide(
-            self.index, messages, self.segments.__getitem__, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms
+            self.index,
+            map(retry_messages.message, arrived),
+            self.segments.__getitem__,
+            self.policy,
+            now_ms=now_ms,
+            look_ahead_ms=self.look_ahead_ms,
+            behind_ms=behind_ms,
         )
 
     def bytes_kept(self) -> int:

@@ -111,7 +111,8 @@ def read_retries(spark: SparkSession, config: settings.Settings, *, executors: i
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(config.source.max_events_per_batch * executors),
     }
-    return _stream(spark, config.kafka, options).select("topic", "partition", "offset", "key", "value")
+    appended_at_ms = F.unix_millis("timestamp").alias("appended_at_ms")
+    return _stream(spark, config.kafka, options).select("topic", "partition", "offset", appended_at_ms, "key", "value")
 
 
 def _stream(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str]) -> DataFrame:

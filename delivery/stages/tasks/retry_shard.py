@@ -20,13 +20,16 @@ from delivery import errors
 from delivery.registry_model import EndpointId
 from delivery.stages.tasks import route, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.retries import retry_messages, retry_records, shard_scheduler, window
+from delivery.webhooks.retries import retry_messages, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
-COLUMNS = ("partition", "offset", "key", "value")
-"""Columns of the retries topic that these tasks read."""
+COLUMNS = ("partition", "offset", "appended_at_ms", "key", "value")
+"""Columns of the retries topic that these tasks read. `appended_at_ms` is the record's time in Kafka: when the broker appended
+the record, or, with `CreateTime`, when the worker handed it to its client."""
 _place = struct.Struct(">iq")
 """Partition and offset as bytes that sort in the same order. All records of an endpoint are in one partition."""
+_time = struct.Struct(">q")
+"""A time in ms since the epoch, as the value of a row without key."""
 _shard_of = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
@@ -50,7 +53,6 @@ def take_leases(
     """
     spread = (
         records.select(*COLUMNS)
-        .where(retry_records.HAS_MESSAGE)
         .coalesce(parallelism)
         .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
     )
@@ -61,10 +63,11 @@ def take_leases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadPartition:
-    """The function that Spark calls for a partition of records: yield a row of `route.SCHEMA` for each record with a key.
+    """The function that Spark calls for a partition of records: yield a row of `route.SCHEMA` for each message with a key.
 
-    A record's key is the id of its endpoint, and the endpoint determines the row's shard. Before these rows, one row without
-    key and value goes to each shard, so that the shard checks its due times.
+    A record's key is the id of its endpoint, and the endpoint determines the row's shard. Padding has no value, and yields no
+    row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. After
+    them, one row without key goes to each shard: its value is the time until which these partitions of the topic are read.
     """
 
     tools: task_context.Tools
@@ -75,13 +78,20 @@ class SpreadPartition:
         task = self.tools.begin()
         # Each shard checks its due times in every micro-batch, also without records.
         yield from route.written([route.Row(key) for key in self.shard_keys])
+        read_until: dict[int, int] = {}
         for batch in batches:
-            columns = (batch.column(name).to_pylist() for name in COLUMNS)
+            columns = [batch.column(name).to_pylist() for name in COLUMNS]
+            # The last record of a partition decides. The newest time would be that of the worker with the fastest clock.
+            read_until |= zip(columns[0], columns[2], strict=True)
             yield from route.written(
                 route.Row(self._shard_key_of(key), key=_place.pack(partition, offset), value=value)
-                for partition, offset, key, value in zip(*columns, strict=True)
-                if key is not None
+                for partition, offset, _, key, value in zip(*columns, strict=True)
+                if key is not None and value is not None
             )
+        if read_until:
+            # To all shards: each partition may have the report of any shard.
+            least_ms = _time.pack(min(read_until.values()))
+            yield from route.written([route.Row(key, value=least_ms) for key in self.shard_keys])
         task.finish()
 
     def _shard_key_of(self, key: bytes) -> int:
@@ -107,8 +117,15 @@ class RetryDecision:
         Raise RecordUnreadable, and change nothing, if a record is no message that this version reads.
         """
         known = shard_scheduler.decoded(index)
-        messages = map(self._message, arrived)
-        decided = shard_scheduler.decide(known, messages, read, self.policy, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)
+        decided = shard_scheduler.decide(
+            known,
+            [self._message(record) for record in arrived if record.key],
+            read,
+            self.policy,
+            now_ms=now_ms,
+            look_ahead_ms=self.look_ahead_ms,
+            behind_ms=behind_ms(arrived, now_ms),
+        )
         written = shard_scheduler.encoded(decided.index) if decided.changed else None
         return shard_state.Decided(
             decided.leases, decided.append, decided.drop, written, shard_scheduler.backlog_of(decided, now_ms)
@@ -127,3 +144,13 @@ class RetryDecision:
                 "accept-loss --yes`. The deletion also removes earlier records that the lane has not read: `fanout reconcile` "
                 "then names the lost deliveries"
             ) from exc
+
+
+def behind_ms(arrived: Iterable[shard_state.Arrived], now_ms: int) -> int:
+    """Return by how many ms the lane is behind in the retries topic; 0: it has read all records that were written by `now_ms`.
+
+    The partition that is furthest behind counts, because a report or a completion may be in any. Spark reads records of each
+    partition that has some. So without a record there is no partition that is behind.
+    """
+    read_until = (_time.unpack(row.value)[0] for row in arrived if not row.key)
+    return max(0, now_ms - min(read_until, default=now_ms))

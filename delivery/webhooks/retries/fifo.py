@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from delivery.webhooks.retries import resends
+from delivery.webhooks.retries import resends, window
 from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.state import chunking, segment_store
 
@@ -61,6 +61,21 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         if not found:
             self.not_before_ms = next(self._entries(store)).again_at_ms
         return found
+
+    def expire_lease(self, policy: window.ShardPolicy, now_ms: int, behind_ms: int) -> bool:
+        """Mark a lease that has no report yet, or end it if it has expired. Return True if the FIFO changed.
+
+        Called after the reports of a decision are applied. The lease expires when the shard has read all records that were
+        written until `lease_timeout_s` after the mark. Until then the report may be unread: a worker writes it to the end of
+        the topic, and a shard that is `behind_ms` behind has not read records written after `now_ms - behind_ms`.
+        """
+        if self.leased and not self.unreported_since_ms:
+            self.unreported_since_ms = now_ms
+            return True
+        if self.leased and self.unreported_since_ms + round(policy.lease_timeout_s * 1000) + behind_ms <= now_ms:
+            self.leased = 0
+            return True
+        return False
 
     def remove_leased(self, store: segment_store.SegmentStore) -> list[RetryEntry]:
         """Remove and return the leased entries."""

@@ -92,13 +92,15 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Return the entry with its next attempt brought forward to `now_ms`; unchanged if it is due already."""
         return self if self.again_at_ms <= now_ms else msgspec.structs.replace(self, again_at_ms=now_ms)
 
-    @property
-    def wakes_at_ms(self) -> int:
+    def wakes_at_ms(self, behind_ms: int) -> int:
         """Return when the entry's wait ends: when it may be attempted, or when it expires, if that is sooner.
 
-        While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt.
+        While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt. Its
+        completion is read `behind_ms` late, as the shard is that far behind in the topic, so the entry waits longer by that.
         """
-        return self.again_at_ms if self.background_attempt is not None else min(self.again_at_ms, self.expires_ms)
+        if self.background_attempt is not None:
+            return self.again_at_ms + behind_ms
+        return min(self.again_at_ms, self.expires_ms)
 
     def requeued(self, requeue: Requeue) -> RetryEntry:
         """Return the entry as it waits after its lease, with the next attempt and the new attempts of `requeue`."""

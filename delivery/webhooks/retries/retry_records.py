@@ -16,8 +16,6 @@ from delivery.webhooks.retries import retry_messages
 PADDED_BYTES = 4 * 1024
 """One padding record follows for each full PADDED_BYTES of a value. So N records of the retries topic have at most about N
 times this many bytes."""
-HAS_MESSAGE = "value IS NOT NULL"
-"""Condition in Spark SQL that is true for records with a message, and false for padding."""
 
 
 class RetryRecord(NamedTuple):

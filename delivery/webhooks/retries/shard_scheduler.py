@@ -13,7 +13,7 @@ An entry whose background attempt is in flight waits in the timer wheel too. If 
 The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small. Each
 decision that changes something writes it. An entry leaves the state when a report or a background attempt has its result, or
 when it is given up. If no report of a lease comes within `lease_timeout_s` after the next decision, its entries are leased
-again.
+again. A shard that is behind in the retries topic waits longer, because the report may be unread.
 """
 
 from __future__ import annotations
@@ -97,15 +97,17 @@ def decide(
     *,
     now_ms: int,
     look_ahead_ms: int,
+    behind_ms: int = 0,
 ) -> Decision:
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
-    returns the segment with a number. A second run with the same messages and `now_ms` makes the same decision. No entry is
-    leased before it is due. Raise StateUnreadable or msgspec.MsgspecError if a segment is unreadable.
+    returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread; 0: all are read. A
+    second run with the same arguments makes the same decision. No entry is leased before it is due. Raise StateUnreadable or
+    msgspec.MsgspecError if a segment is unreadable.
     """
     decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
-    return _Scheduler(decision, read, now_ms).decide(list(messages))
+    return _Scheduler(decision, read, now_ms, behind_ms).decide(list(messages))
 
 
 def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
@@ -142,12 +144,13 @@ def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
 class _Scheduler:
     """Make one decision of one shard. Used once."""
 
-    def __init__(self, decision: Decision, read: Callable[[int], bytes], now_ms: int) -> None:
+    def __init__(self, decision: Decision, read: Callable[[int], bytes], now_ms: int, behind_ms: int) -> None:
         self._decision = decision
         self._index = decision.index
         self._policy = decision.policy
         self._store = segment_store.SegmentStore(decision.index.segments, read)
         self._now_ms = now_ms
+        self._behind_ms = behind_ms
         self._room = MAX_LEASED_BYTES
         self._open: dict[str, EndpointState] = {}
         """The endpoints whose state is decoded in this decision, by key."""
@@ -185,14 +188,24 @@ class _Scheduler:
                     endpoint.complete(name, self._now_ms)
 
     def _wake_due(self) -> None:
-        """Move due entries from the timer wheel to the end of their FIFO. Drop those whose background attempt has completed."""
+        """Move due entries from the timer wheel to the end of their FIFO. Drop those whose background attempt has completed.
+
+        An entry whose completion may be unread goes back into the timer wheel.
+        """
+        unread: list[tuple[str, EndpointState, RetryEntry]] = []
         for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms):
             self._decision.changed = True
             entry, endpoint = fifo.entry_of(timer_entry.data), self._opened(timer_entry.owner)
-            if not endpoint.has_completed(entry):
-                endpoint.forget_background_attempt(entry)
-                item = segment_store.Item(timer_entry.data, entry.since_ms, entry.expires_ms)
-                self._store.append(endpoint.fifos[None].slices, item)
+            if endpoint.has_completed(entry):
+                continue
+            if entry.wakes_at_ms(self._behind_ms) > self._now_ms:
+                unread.append((timer_entry.owner, endpoint, entry))
+                continue
+            endpoint.forget_background_attempt(entry)
+            item = segment_store.Item(timer_entry.data, entry.since_ms, entry.expires_ms)
+            self._store.append(endpoint.fifos[None].slices, item)
+        for waiting in unread:
+            self._put(*waiting)
 
     def _apply_and_admit(self, messages: list[Message]) -> None:
         """Apply the results of leases and admit new entries, in the order of the topic."""
@@ -205,15 +218,8 @@ class _Scheduler:
             key = endpoint_state.key(message.customer_id, message.endpoint_id)
             if message.is_acceptance_only and key not in self._open and key not in self._index.endpoints:
                 continue  # an endpoint without state is known to accept
-            self._apply_health_hint(self._opened(key), message)
+            self._opened(key).window.apply_health_hint(message, self._policy, self._now_ms)
             self._admit(key, message.entries)
-
-    def _apply_health_hint(self, endpoint: EndpointState, message: retry_messages.Postponed) -> None:
-        """Apply the health hint of a message, if the message has one."""
-        if message.accepts:
-            endpoint.window.record_acceptance()
-        elif message.accepts is not None:
-            endpoint.window.record_failure(self._policy, min(message.at_ms, self._now_ms))
 
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
         """Add entries to the state of an endpoint, and apply their reasons to its window.
@@ -273,7 +279,7 @@ class _Scheduler:
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry that is due now, or has an order key, at the end of its FIFO. Put any other into the timer wheel."""
-        item, at_ms = fifo.item(entry), entry.wakes_at_ms
+        item, at_ms = fifo.item(entry), entry.wakes_at_ms(self._behind_ms)
         if entry.order_key is not None or at_ms <= self._now_ms:
             self._store.append(endpoint.fifos[entry.order_key].slices, item)
         else:
@@ -315,18 +321,12 @@ class _Scheduler:
 
     def _expire(self) -> None:
         """Mark leases without a report, and end expired leases. Give up expired entries, up to MAX_LEASED_BYTES a decision."""
-        expired_ms = self._now_ms - round(self._policy.lease_timeout_s * 1000)
         for key, endpoint in self._open.items():
-            self._expire_endpoint(key, endpoint, expired_ms)
+            self._expire_endpoint(key, endpoint)
 
-    def _expire_endpoint(self, key: str, endpoint: EndpointState, expired_ms: int) -> None:
+    def _expire_endpoint(self, key: str, endpoint: EndpointState) -> None:
         for order_key, line in endpoint.fifos.items():
-            if line.leased and not line.unreported_since_ms:
-                line.unreported_since_ms = self._now_ms
-                self._decision.changed = True
-            elif line.leased and line.unreported_since_ms <= expired_ms:
-                line.leased = 0
-                self._decision.changed = True
+            self._decision.changed |= line.expire_lease(self._policy, self._now_ms, self._behind_ms)
             if line.slices and not line.leased and line.expires_ms <= self._now_ms and self._room > 0:
                 expired = line.remove_expired(self._store, self._room, self._now_ms)
                 for entry in expired:

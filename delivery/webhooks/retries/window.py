@@ -55,7 +55,8 @@ class ShardPolicy:
     disable_after_s: float = 432_000.0
     lease_timeout_s: float = 120.0
     """Seconds after which a lease without a report expires, from the first decision after the lease on. The entries of the
-    lease are then leased again. A worker reports earlier, and requeues the entries that it did not attempt."""
+    lease are then leased again. A worker reports earlier, and requeues the entries that it did not attempt. The lease of a
+    shard that is behind in the retries topic expires that much later."""
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):
@@ -96,6 +97,13 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if reason in BACKOFF_REASONS and now_ms >= self.known_until_ms:
             self._back_off(policy, now_ms)
             self._extend_knowledge(now_ms)
+
+    def apply_health_hint(self, message: retry_messages.Postponed, policy: ShardPolicy, now_ms: int) -> None:
+        """Apply the health hint of a message, if the message has one."""
+        if message.accepts:
+            self.record_acceptance()
+        elif message.accepts is not None:
+            self.record_failure(policy, min(message.at_ms, now_ms))
 
     def record_acceptance(self) -> None:
         """Record that the endpoint accepted a request, in any lane."""
