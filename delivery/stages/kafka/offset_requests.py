@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 
+import confluent_kafka
 import tenacity
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 WAIT_S = 0.2
 """Seconds from a refused request to the next one."""
 MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 
-def first_and_end(consumer: Consumer, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
+def first_and_end(consumer: confluent_kafka.Consumer, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
     """Return the first offset of a partition and the offset after its last record.
 
     Raise KafkaException if Kafka does not answer within `timeout_s`, refuses, or if the partition has no leader by then.
@@ -27,7 +28,7 @@ def first_and_end(consumer: Consumer, topic: str, partition: int, *, timeout_s: 
 
 
 def first_since(
-    consumer: Consumer, asked: list[TopicPartition], *, timeout_s: float, until: float | None = None
+    consumer: confluent_kafka.Consumer, asked: list[TopicPartition], *, timeout_s: float, until: float | None = None
 ) -> list[TopicPartition]:
     """Return, for each partition in `asked`, its first offset at or after a time. `asked` has this time in the offset field.
 
