@@ -56,6 +56,7 @@ class DeliverRealtime:
             under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s)
             try:
                 self._read(batches, under_way)
+                under_way.end()
             except errors.SchemaRegistryUnavailable:
                 under_way.give_up()
                 # If the task failed now, Spark would try it again, and after some tries abort the deliveries of other tasks.
@@ -64,7 +65,6 @@ class DeliverRealtime:
             except BaseException:
                 under_way.give_up()
                 raise
-            under_way.end()
             under_way.await_end_of_query()
         finally:
             link.close()

@@ -124,14 +124,13 @@ class RealtimeTask:
     def end(self) -> None:
         """Wait until the results of all records that were begun are written, then send the last report to the driver.
 
-        Only the first call of `end` or `give_up` acts. Called in the task's thread after the last record, or in the reporter's
-        thread when the driver stops the query. Raise the failure of a delivery or a write. Raise ChannelBroken if the driver
-        cannot get the last report of a task that has read all of its records.
+        After one call of `end` or `give_up` has succeeded, further calls do nothing. Called in the task's thread after the last
+        record, or in the reporter's thread when the driver stops the query. Raise the failure of a delivery or a write. Raise
+        ChannelBroken if the driver cannot get the last report of a task that has read all of its records.
         """
         with self._ending:
             if self._is_ended:
                 return
-            self._is_ended = True
             self._lane.finish()
             self._writer.join()
             if self._lane.failure is not None:
@@ -140,6 +139,7 @@ class RealtimeTask:
             if is_stopped:  # the process may end once the driver has the report
                 self._here.wait_until_idle(self._stop_within_s)
             self._task.finish()
+            self._is_ended = True
             self._over.set()
             self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
 

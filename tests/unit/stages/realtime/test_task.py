@@ -110,15 +110,16 @@ def test_a_task_that_begins_after_the_stop_never_ends_well(start_driver):
     assert task_driver.writing.receipts == []
 
 
-def test_a_task_without_a_schema_waits_for_the_end_of_its_query(start_driver, monkeypatch):
+@pytest.mark.parametrize("call", ["feed", "finish"])
+def test_a_task_without_a_schema_waits_for_the_end_of_its_query(start_driver, monkeypatch, call):
     """Regression: it failed at once, Spark's next tries failed too, and Spark aborted the deliveries of the other tasks."""
     away = errors.SchemaRegistryUnavailable("http://schemas:8081 does not answer")
 
-    def feed(lane, _):
+    def fail(lane, *_):
         lane.fail(away)
         raise away
 
-    monkeypatch.setattr(realtime_lane.RealtimeLane, "feed", feed)
+    monkeypatch.setattr(realtime_lane.RealtimeLane, call, fail)
     task_driver = start_driver()
     with pytest.raises(errors.Orphaned):  # the query did not end in time
         task_driver.run([batch(0)])
