@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import gzip
 import multiprocessing
 import resource
@@ -325,14 +326,16 @@ def test_the_systems_trust_does_not_vouch_for_a_private_authority():
 def test_our_own_exhaustion_is_local_and_says_nothing_of_the_endpoint():
     async def main():
         async with serving.serve(saying(OK)) as server, serving.network() as network:
+            gc.collect()  # otherwise sockets of earlier tests may be closed, and their descriptors be free, during the request
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             with socket.socket() as highest:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno() + 1, hard))
-            try:
-                with socket.socket():  # takes the last one
-                    await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            with contextlib.ExitStack() as taken:
+                taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.enter_context(socket.socket())
+                await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
 
     with pytest.raises(errors.LocalFailure, match="Too many open files"):
         serving.run(main())
