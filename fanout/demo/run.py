@@ -228,7 +228,7 @@ def _play(
 ) -> None:
     """Publish the events at a steady rate, change the registry meanwhile, and wait until every delivery has ended."""
     recorded, events = scene.reader.ledger, len(events_)
-    columns = ("[progress.description]{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
+    columns = ("{task.description}", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn())
     with rich.progress.Progress(*columns, console=console) as progress:
         published = progress.add_task("    published", total=events)
         handled = progress.add_task("    handled", total=events)
