@@ -71,7 +71,8 @@ def test_a_full_disk_ends_the_lane_and_names_its_folder_and_a_restart_continues(
         publish(20)
         assert job.wait(JOB_TIMEOUT_S) == 1
         last = platform.log().rstrip().splitlines()[-1]
-        expected = rf"fanout: lane batch ended: .*No space left on device; .*\b\d MiB of {disk.folder} \({setting}\)"
+        ended = "fanout: lane batch ended, and all lanes stop: "
+        expected = rf"{ended}.*No space left on device; .*\b\d MiB in {disk.folder} \({setting}\)"
         assert re.search(expected, last), "of 64 MiB: Spark has removed some of its own by the time it is asked"
         assert sorted(platform.accepted()) == sorted(ids[:-20])
         disk.empty()
