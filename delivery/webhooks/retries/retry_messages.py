@@ -25,6 +25,8 @@ from delivery.webhooks.state import versioning
 
 VERSION = 1
 NO_REVISION = Revision(0)
+LAG_CHECK_MS = 60_000
+"""Milliseconds after which the wait for an unread completion ends, to compare it with the present lag."""
 MAX_HISTORY = 10
 """Number of a delivery's last attempts that its retry entry keeps for the dead letter."""
 
@@ -92,14 +94,15 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Return the entry with its next attempt brought forward to `now_ms`; unchanged if it is due already."""
         return self if self.again_at_ms <= now_ms else msgspec.structs.replace(self, again_at_ms=now_ms)
 
-    def wakes_at_ms(self, behind_ms: int) -> int:
+    def wakes_at_ms(self, behind_ms: int, now_ms: int) -> int:
         """Return when the entry's wait ends: when it may be attempted, or when it expires, if that is sooner.
 
-        While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt. Its
-        completion is read `behind_ms` late, as the shard is that far behind in the topic, so the entry waits longer by that.
+        While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt. A shard
+        that is `behind_ms` behind in the topic reads the completion that much later, so the entry waits `behind_ms` longer. The
+        shard may catch up earlier, so the wait ends after at most LAG_CHECK_MS, and begins again if the shard is still behind.
         """
         if self.background_attempt is not None:
-            return self.again_at_ms + behind_ms
+            return min(self.again_at_ms + behind_ms, max(self.again_at_ms, now_ms + LAG_CHECK_MS))
         return min(self.again_at_ms, self.expires_ms)
 
     def requeued(self, requeue: Requeue) -> RetryEntry:

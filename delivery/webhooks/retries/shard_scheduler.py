@@ -198,7 +198,7 @@ class _Scheduler:
             entry, endpoint = fifo.entry_of(timer_entry.data), self._opened(timer_entry.owner)
             if endpoint.has_completed(entry):
                 continue
-            if entry.wakes_at_ms(self._behind_ms) > self._now_ms:
+            if entry.wakes_at_ms(self._behind_ms, self._now_ms) > self._now_ms:
                 unread.append((timer_entry.owner, endpoint, entry))
                 continue
             endpoint.forget_background_attempt(entry)
@@ -279,7 +279,7 @@ class _Scheduler:
 
     def _put(self, key: str, endpoint: EndpointState, entry: RetryEntry) -> None:
         """Put an entry that is due now, or has an order key, at the end of its FIFO. Put any other into the timer wheel."""
-        item, at_ms = fifo.item(entry), entry.wakes_at_ms(self._behind_ms)
+        item, at_ms = fifo.item(entry), entry.wakes_at_ms(self._behind_ms, self._now_ms)
         if entry.order_key is not None or at_ms <= self._now_ms:
             self._store.append(endpoint.fifos[entry.order_key].slices, item)
         else:

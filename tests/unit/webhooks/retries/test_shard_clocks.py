@@ -102,3 +102,11 @@ def test_an_entry_in_the_background_waits_while_its_completion_is_unread():
     assert shard.backlog.events == 1
     now_ms, [lease] = shard.wait()
     assert (now_ms, ids(lease)) == (NOW + wait_ms + TEN_MINUTES + 1000, events_of([other]))
+
+
+def test_an_entry_in_the_background_waits_no_longer_than_the_lag_lasts():
+    """Regression: after two hours of lag the entry of a worker that died waited two more hours, although all was read."""
+    shard, slow = Shard(), entry(again_at_ms=NOW + 32_000, background_attempt=b"of a worker that died")
+    assert shard.step(postponed(slow), now_ms=NOW, behind_ms=2 * 3_600_000) == []
+    now_ms, [lease] = shard.wait()
+    assert (now_ms, ids(lease)) == (NOW + retry_messages.LAG_CHECK_MS, events_of([slow]))
