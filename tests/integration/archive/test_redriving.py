@@ -10,7 +10,7 @@ from fanout.kafka import publishing
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search import archived_dead_letters
-from tests.support import archive, builders
+from tests.support import archive, builders, publishers
 
 pytestmark = pytest.mark.integration
 CONFIG = settings.Settings()
@@ -19,20 +19,9 @@ CONFIG = settings.Settings()
 @pytest.fixture
 def published(monkeypatch):
     """Keep the messages that the enqueuer publishes, without Kafka."""
-    messages = []
-
-    class Publisher:
-        def __init__(self, _):
-            pass
-
-        def publish(self, message):
-            messages.append(message)
-
-        def flush(self):
-            pass
-
-    monkeypatch.setattr(publishing, "Publisher", Publisher)
-    return messages
+    publisher = publishers.Publisher(CONFIG.kafka)
+    monkeypatch.setattr(publishing, "Publisher", lambda _: publisher)
+    return publisher.published
 
 
 def put(connection, letter_offset, event_id, event_offset):

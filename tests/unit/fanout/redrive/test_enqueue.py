@@ -10,21 +10,9 @@ from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from fanout.reconcile import evidence
 from fanout.redrive import enqueue, redrive_plan
+from tests.support import publishers
 from tests.unit.fanout.redrive.test_dead_letters import NOW_MS, letters_of_batch
 from tests.unit.fanout.redrive.test_dead_letters import letter as direct_letter
-
-
-class Publisher:
-    """Keeps the published messages."""
-
-    def __init__(self, _):
-        self.published = []
-
-    def publish(self, message):
-        self.published.append(message)
-
-    def flush(self):
-        pass
 
 
 def enqueuer(letters, *, dry_run=True):
@@ -60,7 +48,7 @@ def test_dead_letters_of_both_modes_of_an_endpoint_count_as_redriven(is_batch_fi
 
     Both modes shared a record, and its note had the mode of the first dead letter only.
     """
-    monkeypatch.setattr(publishing, "Publisher", Publisher)
+    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
     batch = letters_of_batch(0, 1, 2, 3)[1]
     letters = [*batch, direct_letter(7)] if is_batch_first else [direct_letter(7), *batch]
     assert len({dead_letter.endpoint_id for dead_letter in letters}) == 1
