@@ -42,7 +42,7 @@ listen fanout_registry;
 
 -- name: current_revision
 -- A reader's revision is a row of the log, or 0 for an empty registry. If the row is missing, the log was shortened, or Postgres lost
--- the change. Numbers alone do not show a loss: a standby that lacks the last changes goes on at a higher number, or uses one again.
+-- the change. Numbers alone do not show a loss: a standby that lacks the last changes continues at a higher number, or uses a number again.
 select
     coalesce(max(revision), 0) as newest,
     case when %(since)s::bigint = 0 then coalesce(min(revision), 0) <= 1 else exists (

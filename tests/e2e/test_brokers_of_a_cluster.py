@@ -104,9 +104,9 @@ class Traffic(threading.Thread):
 def test_each_event_arrives_once_while_brokers_are_killed_and_restarted(platform, cluster):
     """One job, one story, because its start takes most of the time. One endpoint takes events, one batches, and one may fail.
 
-    1. The broker that leads most is killed: all lanes go on by the other two, the one that had nothing to do as well, which was
-       asking that broker just then. It is started again.
-    2. Each in turn is stopped gracefully, when none lacks anything, and started again: all lanes go on.
+    1. The broker that leads most is killed. All lanes continue with the other two brokers, also the idle lane, which was asking
+       the killed broker. That broker is started again.
+    2. Each in turn is stopped gracefully, when none lacks anything, and started again: all lanes continue.
     3. Traffic ends: nothing is left, and nothing came twice.
     """
     outside = Outside()

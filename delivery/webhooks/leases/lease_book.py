@@ -99,7 +99,7 @@ class LeaseBook:
         self._awaited = set()
 
     def stop(self) -> None:
-        """Stop the leases in flight: no further attempt begins. Attempts in flight go on."""
+        """Stop the leases in flight: no further attempt begins. Attempts in flight continue."""
         for lease in self.in_flight():
             lease.stop()
 

@@ -132,7 +132,7 @@ class LeaseInFlight:
         self._stop_if_ordered()
 
     def stop(self) -> None:
-        """Let no further attempt of the lease begin. Attempts in flight go on."""
+        """Let no further attempt of the lease begin. Attempts in flight continue."""
         self.until = float("-inf")
 
     def follow(self, rows: registries.Destination | None, revision: Revision) -> None:

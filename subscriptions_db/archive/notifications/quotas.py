@@ -83,7 +83,7 @@ def after(
     2. The quota is reached, and an event was made since it was reached: no event follows.
     3. The quota is reached, and no event was made since: an event follows, at least `quiet_s` seconds after the last event.
 
-    A daily quota (EVENTS_PER_DAY) counts as reached anew each day.
+    A daily quota (EVENTS_PER_DAY) can be reached again each day.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s

@@ -140,7 +140,7 @@ def test_a_follower_drops_changes_that_postgres_lost(follower, connection, state
     known = follower.current()
     connection.execute("update endpoints set url = 'https://example.com/lost' where endpoint_id = 'ep1'")
     lost = assert_eventually(follower.current, lambda current: current.revision > known.revision)
-    with connection.transaction():  # what a standby has that did not get the change, after another change
+    with connection.transaction():  # the rows of a standby that lacks the change, and has another one
         connection.execute("set local session_replication_role = replica")  # without triggers, and so without a revision
         connection.execute("update endpoints set url = 'https://example.com/' where endpoint_id = 'ep1'")
         connection.execute(statement, [lost.revision])

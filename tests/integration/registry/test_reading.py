@@ -213,7 +213,7 @@ def newest(connection):
 
 
 def test_a_revision_that_the_log_lacks_needs_a_full_read(connection, ring):
-    """Regression: a reader kept changes that Postgres had lost. A standby without them goes on at a higher number."""
+    """Regression: a reader kept changes that Postgres had lost. A standby without them continues at a higher number."""
     applied(connection, ring, DOCUMENT)
     connection.execute("update tenants set status = 'suspended' where tenant_id = '2'")
     lost, _ = newest(connection)

@@ -50,7 +50,7 @@ def test_changes_say_which_rows_are_quarantined_by_them_and_which_no_longer_are(
 
 
 class Checks(threading.Event):
-    """A job that is asked to stop after so many checks. Each check calls `then`, which gets the number of the check from 1."""
+    """A job that is asked to stop after `most` checks. Each check calls `then`, which gets the number of the check from 1."""
 
     def __init__(self, most, then):
         super().__init__()
