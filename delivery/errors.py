@@ -9,7 +9,7 @@ Used in every process. Imports the standard library only. All classes can be pic
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
     ├── SchemaRegistryUnavailable  the schema registry gives no usable answer now; records that need a schema wait
     ├── RegistryOutdated         the schema in Postgres, or Postgres itself, is of an unfit version
-    ├── CheckpointInUse          another job runs a lane on this checkpoint
+    ├── CheckpointInUse          another job, or `fanout accept-loss`, uses a lane of this checkpoint
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
     ├── LaneFailed               a lane cannot run, or its query ended by itself; committed micro-batches are kept
     ├── RegistrationError        a document, row or request is refused, with the path of the mistake
@@ -72,7 +72,7 @@ class RegistryOutdated(FanoutError):
 
 
 class CheckpointInUse(FanoutError):
-    """Another job runs a lane on this checkpoint. The message names that job's process."""
+    """Another job, or `fanout accept-loss`, uses a lane of this checkpoint. The message names its process."""
 
 
 class LeaseRefused(FanoutError):

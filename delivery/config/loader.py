@@ -131,8 +131,9 @@ def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
     if error["type"] != "extra_forbidden":
-        problem, variable = refused_values.explained(error, {}), f"{PREFIX}{'_'.join(location[:2])}".upper()
-        return f"setting {name} ({variable}): {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
+        problem = refused_values.explained(error, {})
+        variable = f" ({PREFIX}{'_'.join(location[:2])})".upper() if len(location) > 1 else ""  # an area has none
+        return f"setting {name}{variable}: {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
     known = settings.known_names() if len(location) > 1 else list(settings.Settings.model_fields)
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return f"setting {name} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"

@@ -24,7 +24,7 @@ def pattern_or_none(pattern: str) -> str:
 
 
 def pairs(value: object) -> object:
-    """Return the table in a text `name=value,name=value`, the form in an environment variable.
+    """Parse `name=value,name=value`, the form in an environment variable, into a dict.
 
     Empty parts are left out. Raise ValueError for a part without a name or without `=`. The message does not quote the part,
     which may be a secret. Any value that is not a text is returned unchanged.

@@ -132,7 +132,7 @@ class Source:
         if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
             raise errors.KafkaUnavailable(
                 f"Kafka at {self._kafka.bootstrap_servers} has sent nothing for {TIMEOUT_S} s, and some records were not "
-                "read. All records that were read are archived: check the brokers, and run the command again"
+                "read. The records that were read are archived. Check the brokers, and run the command again"
             )
         return not self._ends
 

@@ -113,7 +113,10 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
 
 
 def _moment(option: str, text: str, now: dt.datetime) -> dt.datetime:
-    """Return the moment of an option; an option that is a time ago counts back from `now`."""
+    """Return the time that `text`, the value of `option`, names. A duration such as `24h` counts back from `now`.
+
+    Raise SettingsError for any other text.
+    """
     return dt.datetime.fromtimestamp(times.moment_ms(option, text, now_ms=round(now.timestamp() * 1000)) / 1000, dt.UTC)
 
 

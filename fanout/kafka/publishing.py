@@ -108,18 +108,17 @@ class Publisher:
                 self._producer.poll(0)
                 return
 
-    def flush(self) -> None:
+    def flush(self, within_s: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until Kafka has confirmed every message.
 
-        Raise KafkaUnavailable if Kafka has refused any message of this publisher, or has not confirmed all after
-        FLUSH_TIMEOUT_S.
+        Raise KafkaUnavailable if Kafka has refused any message of this publisher, or has not confirmed all after `within_s`.
         """
-        left = self._producer.flush(FLUSH_TIMEOUT_S)
+        left = self._producer.flush(within_s)
         if self._failure is not None:
             raise errors.KafkaUnavailable(_refused(self._failure))
         if left:
             raise errors.KafkaUnavailable(
-                f"Kafka has not confirmed {left} records after {FLUSH_TIMEOUT_S} s, and may have them: check the brokers "
+                f"Kafka has not confirmed {left} records after {within_s:g} s, and may have them: check the brokers "
                 "(setting kafka.bootstrap_servers), then try again"
             )
 

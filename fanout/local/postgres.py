@@ -30,7 +30,7 @@ STOP_TIMEOUT_S = 20
 
 
 class EmbeddedPostgres:
-    """A Postgres server that keeps its data: after a stop or a crash it starts again with all rows."""
+    """A Postgres server that keeps its data. After a stop or a crash, the next `start` finds all committed rows."""
 
     def __init__(self, data: Path) -> None:
         self._data = data.resolve()

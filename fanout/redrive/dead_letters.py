@@ -97,9 +97,9 @@ class Reader:
         """Raise SettingsError if there is no dead-letter topic that this login may describe."""
         if self._config.dead_letter_topic not in self._scanner.names():
             raise errors.SettingsError(
-                f"there is no topic {self._config.dead_letter_topic} on {self._servers} that this login may describe, so no "
-                "dead letter was read or changed: the job has not created it, or it has another name. Start the job, set "
-                "delivery.dead_letter_topic, or grant Describe on the topic to the login"
+                f"topic {self._config.dead_letter_topic} on {self._servers} does not exist, or this login may not describe it. "
+                "No dead letter was read or changed. Start the job, which creates the topic, correct "
+                "delivery.dead_letter_topic, or grant the login Describe on the topic"
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:

@@ -51,11 +51,12 @@ class Summary:
 
 
 class Enqueuer:
-    """Buffer dead letters by endpoint and mode, complete their batches, and write them to the retries topic with their notes.
+    """Write chosen dead letters to the retries topic as retry entries, with a note about each.
 
-    `chosen` are the dead letters that the caller will add: they say when a batch is complete. With `dry_run`, the enqueuer only
-    counts them. Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Then
-    Kafka may have records that were sent before.
+    Dead letters that were sent as one batch wait for each other, and share a request again. `chosen` are all dead letters that
+    the caller will add: they say when such a batch is complete. With `dry_run`, the enqueuer only counts them.
+
+    Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """
 
     def __init__(self, config: settings.Settings, chosen: Iterable[redrive_plan.Newest], *, now_ms: int, dry_run: bool) -> None:

@@ -156,8 +156,8 @@ def translated_errors() -> Iterator[None]:
     except psycopg.errors.UntranslatableCharacter as exc:  # JSON may have the character U+0000, and Postgres may not
         raise errors.RegistrationError(
             "",
-            "a text has the character NUL, which Postgres cannot store. The change was not written. Search for \\0 and "
-            "\\u0000, and remove it",
+            "a text in the document or request contains the character NUL (U+0000), which Postgres cannot store. Nothing of "
+            "the change was written. Search for \\u0000, in YAML also for \\0, delete each, and send the change again",
         ) from exc
     except psycopg.DataError as exc:
         raise errors.RegistrationError(

@@ -151,7 +151,7 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform, empty_datab
     smoke_tests(platform)
 
     assert platform.start("--once", "--lanes", "retry,direct").wait(JOB_TIMEOUT_S) == 1
-    assert f"is run by another job (process {job.pid} on" in platform.log()
+    assert f"is in use by another job or `fanout accept-loss` (process {job.pid} on" in platform.log()
     assert "the address guard is OPEN for development: networks 127.0.0.0/8, plain http, any port" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
     assert platform.log().splitlines()[-1].endswith(f"INFO    delivery.job: stopped gracefully: {COMMITTED}")

@@ -46,11 +46,11 @@ def _lock(folder: Path, lane: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
-        owner = os.pread(file, 1000, 0).decode(errors="replace")
+        owner = os.pread(file, 1000, 0).decode(errors="replace") or "a process that is starting"
         os.close(file)
         raise errors.CheckpointInUse(
-            f"lane {lane} of the checkpoint {folder} is run by another job ({owner}), and nothing was started: "
-            "stop that job first"
+            f"lane {lane} of the checkpoint {folder} is in use by another job or `fanout accept-loss` ({owner}). Nothing was "
+            "started or changed. Stop that job, or wait until that command has ended"
         ) from exc
     except OSError as exc:
         os.close(file)

@@ -48,10 +48,12 @@ def is_over(config: settings.Settings) -> bool:
 
 
 def schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
-    """Return True if the schema registry answers all requests for schema 1, or if no topic has a schema registry.
+    """Return True if each request for schema 1 gets a usable answer, or if no topic has a schema registry.
 
-    Takes at most `schema_registry.timeout_s` for each request and each URL of the schema registry. One request asks for schema
-    1. If schema 1 exists, a second request follows for a Protobuf schema, and one for each other schema that schema 1 needs.
+    Usable are a schema, and the error that there is no such schema. Any other answer, such as status 401 or 500, is an outage.
+
+    Schema 1 is requested, again in serialized form if it is a Protobuf schema, and then each schema that it needs. Each request
+    takes at most `schema_registry.timeout_s` for each URL of the schema registry.
     """
     if (formats := worker_plans.formats_of(config)) is None:
         return True

@@ -111,8 +111,9 @@ class Waker:
             refused.append(exc)
         if refused:
             log.warning(
-                "lane %s was not woken: topic %s could not be written (%s). Due deliveries wait for the next try or record. "
-                "Check that the job may write the topic", self._lane, self._topic, refused[0],
+                "lane %s was not woken: no wake-up record could be written to topic %s (%s). The driver tries again in %.0f s; "
+                "until then due deliveries wait for the next event. If this is logged again, check the brokers, and that the "
+                "job may write the topic", self._lane, self._topic, refused[0], LOOK_S,
             )  # fmt: skip
         return not refused
 

@@ -137,7 +137,10 @@ class TaskServer:
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
-        """By topic and partition: the offset below which all results are written, by the reports and by `reach`."""
+        """For each topic and partition: the offset below which all results are written.
+
+        It begins at the query's start offset. Reports of tasks move it forward, and `reach` does.
+        """
         positions: dict[str, dict[int, int]] = {}
         with self._lock:
             for (topic, partition), at in self._next.items():

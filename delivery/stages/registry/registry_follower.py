@@ -259,8 +259,9 @@ class Follower:
         metrics.REGISTRY_QUARANTINED.set(len(self._faults))
         for row, fault in self._faults.items() - before.items():
             log.warning(
-                "quarantined: %s: %s. Deliveries to an endpoint wait, and events of a subscription are skipped. Correct the "
-                "row with `fanout apply`, or add a missing key to keys.ring", row, fault,
+                "quarantined: %s: %s. Deliveries to a quarantined endpoint wait, and events of a quarantined subscription are "
+                "skipped. Correct the row with `fanout apply`. If a key is missing, add it to keys.ring, and restart the job",
+                row, fault,
             )  # fmt: skip
 
 

@@ -52,12 +52,12 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The bounds and times of scaling, from the settings of the area `scaling`."""
+    """The bounds and times of scaling, from the settings of the area `scaling`, and the size of an executor."""
 
     min_executors: int
     max_executors: int
     cores: int
-    """Tasks that one executor runs at once."""
+    """Tasks that one executor runs at once, from Spark's settings."""
     drain_within_s: float = 60.0
     """Seconds in which the lag of each lane must drain."""
     scale_in_after_s: float = 60.0

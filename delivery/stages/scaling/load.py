@@ -49,7 +49,10 @@ class Load:
 
     @property
     def published(self) -> int:
-        """Records handled and waiting. Each arriving record adds 1, so only differences of two values have a meaning."""
+        """Records handled plus records waiting. The former count from the start of the process.
+
+        So only differences of two values have a meaning.
+        """
         return self.handled + (self.lag or 0)
 
 

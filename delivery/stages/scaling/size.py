@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The number of executors and tasks for which a lane plans its micro-batches."""
+    """The numbers of executors and tasks for which a lane plans its micro-batches."""
 
     executors: int
-    """Factor of the limit of events of a micro-batch: the number of executors; 1 if the job does not scale."""
+    """The number of executors; 1 if the job does not scale. The limit of events of a micro-batch is multiplied by it."""
     tasks: int
     """Number of tasks of a micro-batch."""
 

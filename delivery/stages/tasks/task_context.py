@@ -162,9 +162,10 @@ class RowsLost(Exception):
 
 
 def run(tasks: DataFrame) -> None:
-    """Run the tasks of a frame without rows, and wait until all have ended. Called on the driver.
+    """Run the tasks of a DataFrame, and wait until all have ended. The tasks return no rows. Called on the driver.
 
-    Raise RowsLost if an executor ended with shuffled rows that the tasks had to read, and Spark's error if a task failed.
+    Raise RowsLost if an executor was lost together with shuffled rows that the tasks had to read. Raise Spark's error if a task
+    failed.
     """
     try:
         tasks.write.format("noop").mode("overwrite").save()

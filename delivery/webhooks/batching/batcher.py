@@ -53,7 +53,8 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     def due_ms(self) -> int:
         """Return when the next batch is due, in milliseconds since the epoch.
 
-        0: at once, because the events fill a batch. After a decision, 0 means that MAX_SENT_BYTES kept this batch back.
+        0: at once, because the stored events fill a batch. A decision sends full batches up to MAX_SENT_BYTES. So a full batch
+        that is stored after a decision was kept back by that bound.
         """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms

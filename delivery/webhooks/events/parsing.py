@@ -170,11 +170,15 @@ def _require_blank_payload(record: Record, value: bytes | None) -> None:
     is_binary = "ce_specversion" in headers and not content_type.startswith(STRUCTURED.encode())
     if value is None and not is_binary:
         raise errors.EventRejected(
-            "tombstone", "the record has no value: write the event into it. Only a CloudEvent in binary mode may have no value"
+            "tombstone",
+            "the record has no value (a tombstone): publish the event as the record's value. Only a CloudEvent in binary "
+            "mode may have no value",
         )
     if value is not None and not (is_binary and content_type and not opaque.is_json(content_type.decode(errors="replace"))):
         raise errors.EventRejected(
-            "empty", "the record's value is empty: write the event into it. Only an opaque payload in binary mode may be empty"
+            "empty",
+            "the record's value is empty: publish the event as the record's value. Only an opaque payload in binary "
+            "mode may be empty",
         )
 
 

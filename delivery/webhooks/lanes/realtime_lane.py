@@ -47,7 +47,7 @@ Place = tuple[str, int]
 
 
 class Slice(NamedTuple):
-    """The DirectLane for the records of one second, and the gate through which this lane sends."""
+    """The DirectLane that delivers the records of one second, and the drain gate that its requests pass."""
 
     lane: direct_lane.DirectLane
     gate: drain_gate.DrainGate

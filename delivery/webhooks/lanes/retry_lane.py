@@ -96,9 +96,9 @@ class RetryLane:
         self._runner.set_bounds(bounds)
 
     def follow(self, registry: registries.Registry) -> None:
-        """Check leases in flight by `registry` from now on: the registry that a task of any lane brought to the worker.
+        """Use `registry` from now on to check leases in flight. It comes from the worker's newest task, of any lane.
 
-        No attempt begins after the endpoint has changed there. The remaining entries of its leases are requeued unattempted.
+        If an endpoint differs in `registry`, no further attempt of its leases begins. Their other entries are requeued.
         """
         self._runner.registry = registry
 

@@ -67,7 +67,7 @@ class LeaseRunner:
         return most
 
     def stop(self) -> None:
-        """End all waits for a rate or a host. The caller stops the leases."""
+        """End all waits for a rate or a host, and let later calls of `attempt_all` begin none. The caller stops the leases."""
         self._stopping.set()
 
     async def attempt_all(self, lease: LeaseInFlight) -> None:

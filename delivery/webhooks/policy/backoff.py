@@ -70,7 +70,7 @@ class QuickRetry:
     ) -> float | None:
         """Return the wait in seconds after the failed attempt `attempt_number` (from 1). None: no further attempt in this lane.
 
-        1. A failure that seldom passes within a second: None. A throttled request is repeated only with a `retry_after_s`.
+        1. The error class is not in _RETRIED_QUICKLY: None. A throttled request with a `retry_after_s` is the exception.
         2. A `retry_after_s` beyond `max_wait_s` is not shortened: None.
         3. The attempt was the last of `max_attempts`: None.
         4. Otherwise the wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.

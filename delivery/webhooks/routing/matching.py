@@ -108,7 +108,10 @@ class _PatternIndex:
 
 
 class _IndexedRules:
-    """The rules of a scope with many rules, indexed by filter. Each distinct filter is evaluated at most once for an event."""
+    """The rules of a scope with many rules, indexed by filter.
+
+    For an event, the scope evaluates each distinct filter at most once.
+    """
 
     __slots__ = ("_by_filter", "_index", "_unfiltered")
 

@@ -6,8 +6,8 @@ An endpoint's own limits hold for all workers together. Each worker keeps to its
 workers, which comes with each task. Four consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
 2. The limit is exceeded while more processes than this number of workers send at once: each process keeps its own share.
-3. A limit of requests in flight is exceeded if it is lower than the number of dispatchers in all workers: a share is at least
-   one request.
+3. A limit of requests in flight is exceeded if it is lower than the number of dispatchers in all workers. A worker may run
+   several, one for each task, and each of them may have one request in flight.
 4. A limit of requests in flight is exceeded while a fast lane and the retry lane send: each counts its own requests.
 """
 

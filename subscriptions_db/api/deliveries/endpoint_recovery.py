@@ -37,7 +37,8 @@ class RecoveredEndpoint(MarkedLetters):
     status: EndpointStatus
     """The status of the endpoint, which this request does not change."""
     detail: str
-    """For people: why the redriven deliveries wait. Empty: the endpoint is active, and its receiver permits deliveries."""
+    """For people: why the redriven deliveries wait. Empty: the endpoint is active, and its receiver permits deliveries.
+    Deliveries to a failing receiver may wait without an entry here."""
 
 
 _DETAILS = {
@@ -54,7 +55,10 @@ _AWAITS_PERMISSION = (
 
 
 def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
-    """Return why an endpoint's redriven deliveries wait; empty if they do not wait."""
+    """Return why the endpoint's status, or a missing permission, makes redriven deliveries wait; empty if neither does.
+
+    Deliveries to a suppressed or quarantined endpoint wait too. This text does not name those reasons.
+    """
     return _DETAILS[status] or (_AWAITS_PERMISSION if awaits_permission else "")
 
 

@@ -47,7 +47,7 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
             await asyncio.to_thread(stop.wait)
 
     uvloop.run(until_stopped())
-    log.info("stopped gracefully: requests in flight had up to %g s to be answered", STOP_TIMEOUT_S)
+    log.info("the API has stopped: requests in flight had up to %g s to end, and longer ones were cancelled", STOP_TIMEOUT_S)
 
 
 @contextlib.asynccontextmanager

@@ -104,7 +104,7 @@ def _write_alone(
         log.warning(
             "record %s:%d:%d is left out of the archive, because Postgres refuses it (%s). Archiving continues, and deliveries "
             "do not depend on it. The topic keeps the record for the topic's retention. Inform the maintainers of the platform",
-            *place, exc,
+            *place, str(exc).partition(". ")[0],
         )  # fmt: skip
         return dataclasses.replace(_write(connection, [record.without_rows()], kept, now, policy), refused=1)
 

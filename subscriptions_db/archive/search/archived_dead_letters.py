@@ -146,11 +146,14 @@ def mark_all(
 
 
 class FoundLetters(NamedTuple):
-    """The positions of a page of dead letters, the nearest to its start first."""
+    """The positions on one page of a search.
+
+    A page begins at the caller's position, and the nearest position is first: ascending behind it, descending before it.
+    """
 
     positions: list[int]
     until: int
-    """The page is complete from its start to this position."""
+    """The page is complete from the caller's position to this one."""
     has_more: bool
     """True: there may be more in the direction of the page. False: all waiting dead letters in this direction were examined."""
 

@@ -38,7 +38,7 @@ class ReceiptHandle(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> ReceiptHandle:
-        """Return the receipt handle of a text; raise RegistrationError if the text is not valid."""
+        """Parse a receipt handle; raise RegistrationError if the text is not valid."""
         position, token = _decoded("receipt", "r", text, 2)
         try:
             return cls(_position("receipt", position), uuid.UUID(hex=token))
@@ -58,7 +58,7 @@ class RecordPosition(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> RecordPosition:
-        """Return the position of a text; raise RegistrationError if the text is not valid."""
+        """Parse the position of a record; raise RegistrationError if the text is not valid."""
         return _place_of("a", text)
 
     def parameters(self) -> dict[str, Any]:

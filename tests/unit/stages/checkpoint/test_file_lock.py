@@ -30,7 +30,9 @@ def running(folder, *lanes):
 
 def test_a_lane_of_another_process_is_refused_and_other_lanes_run(tmp_path):
     with running(tmp_path / "new", "direct", "retry") as other:
-        with pytest.raises(errors.CheckpointInUse, match=rf"lane retry .*new is run by another job \(process {other.pid} on"):
+        with pytest.raises(
+            errors.CheckpointInUse, match=rf"lane retry .*new is in use by another job .*\(process {other.pid} on"
+        ):
             file_lock.acquire(str(tmp_path / "new"), ["batch", "retry"])
         file_lock.acquire(str(tmp_path / "elsewhere"), ["direct"])
 
