@@ -141,20 +141,21 @@ class LeaseInFlight:
         1. The registry is older than the lease, as in a task that Spark runs again: nothing changes.
         2. The endpoint was changed or deleted, or has to be looked up again (`rows` None): the lease stops. The next lease of
            its remaining entries gets the new row.
-        3. Otherwise `prepare` uses the subscriptions of `rows`.
+        3. Otherwise `prepare` uses the subscriptions of `rows`, and the deleted tenants if `rows` has them.
         """
         if revision < self._view.revision:
             return
         if rows is None or rows.endpoint != self._view.destination.endpoint:
             self.stop()
-        elif rows.subscriptions is not self._view.destination.subscriptions:  # of another snapshot or look-up
-            destination = self._view.destination._replace(subscriptions=rows.subscriptions)
-            self._view = self._view._replace(destination=destination)
+            return
+        deleted = self._view.destination.deleted_tenants if rows.deleted_tenants is None else rows.deleted_tenants
+        self._view = self._view._replace(destination=rows._replace(deleted_tenants=deleted))
 
     def prepare(self, place: int) -> Prepared | None:
         """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.
 
-        1. Its subscriptions were paused, quarantined or deleted since the triage: its events are skipped.
+        1. Its subscriptions were paused, quarantined or deleted since the triage, or its tenants were deleted: its events are
+           skipped.
         2. Its body cannot be built: it becomes a dead letter.
 
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event of the entry is unreadable.

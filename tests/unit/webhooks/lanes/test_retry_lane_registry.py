@@ -74,6 +74,20 @@ def test_a_lease_follows_the_subscriptions_of_a_new_snapshot(monkeypatch):
     assert deliver_paced(monkeypatch, change) == (1, [])
 
 
+@pytest.mark.parametrize("has_new_snapshot", [False, True])
+def test_no_attempt_of_a_lease_begins_after_its_tenant_was_deleted(monkeypatch, has_new_snapshot):
+    """Regression: for up to 30 s the other entries of the lease were sent."""
+
+    def change(lane, known):
+        if has_new_snapshot:
+            newer = dataclasses.replace(registry(max_per_second=0.2), tenants={}, revision=2)
+            lane.follow(registries.WholeRegistry("new", newer))
+        else:
+            known.advance(SnapshotChanges(since=1, revision=2, tenants={"t1": None}))
+
+    assert deliver_paced(monkeypatch, change) == (1, [])
+
+
 def test_a_lease_ignores_a_registry_older_than_its_own(monkeypatch):
     """Spark runs a task again with the registry of its first run. Rows that are newer are not deleted."""
 
