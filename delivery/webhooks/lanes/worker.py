@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import cachetools
 
@@ -19,15 +18,14 @@ from delivery import errors
 from delivery.model import Record
 from delivery.registry_model import Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
-from delivery.webhooks.formats import decoder
 from delivery.webhooks.http import transport
 from delivery.webhooks.lanes import (
     batch_collect,
     batch_lane,
     direct_lane,
-    drain_gate,
     gc_tuning,
     lane_driver,
+    lane_factory,
     realtime_lane,
     retry_lane,
     worker_plan,
@@ -35,11 +33,10 @@ from delivery.webhooks.lanes import (
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.retries import health_hints
-from delivery.webhooks.routing import registries, seen_ids
+from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import (
     background_attempts,
     deferral,
-    dispatch,
     endpoint_clock,
     endpoint_queue,
     host_limits,
@@ -70,7 +67,6 @@ class Worker:
     def __init__(self, plan: worker_plan.Plan) -> None:
         self._collector = gc_tuning.GarbageCollector(time.monotonic)
         self._plan = plan
-        self._limits = plan.limits
         self._registry: registries.Registry | None = None
         self._newest = Revision(0)
         self.now_s = driver_clock.DriverClock()
@@ -93,10 +89,6 @@ class Worker:
             max_retry_after_s=self._plan.max_retry_after_s,
             logged_response_bytes=self._plan.logged_response_bytes,
         )
-        self._gate = drain_gate.DrainGate(self._sender)
-        """The gate of the newest task of a fast lane that sends requests, or of the newest slice."""
-        self._formats = decoder.decoder_of(plan.formats, plan.layout)
-        self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self._is_orphan = False
         self._retry = retry_lane.RetryLane(
             self._sender,
@@ -112,6 +104,15 @@ class Worker:
             self._plan.attempt_timeout_s, self._plan.limits.max_in_flight, self._background_results.put
         )
         self._background_results.start(self._background.settle)
+        self._lanes = lane_factory.LaneFactory(
+            plan,
+            self._sender,
+            self._background,
+            memory=self._memory,
+            endpoint_time=self._endpoint_clock,
+            clock=self._clock,
+            now_s=self.now_s,
+        )
 
     async def _open(self) -> tuple[endpoint_clock.EndpointClock, transport.Transport]:
         clock = endpoint_clock.EndpointClock(own_delay.OwnDelay())
@@ -146,13 +147,14 @@ class Worker:
         self._collector.freeze()
         if driver_s is not None:
             self.now_s.record_stamp(driver_s)
-        if workers is not None and workers != self._limits.workers:
+        if workers is not None and workers != self._lanes.limits.workers:
             self._thread.run(self._set_workers(workers))
 
     async def _set_workers(self, workers: int) -> None:
-        self._limits = dataclasses.replace(self._limits, workers=workers)
-        self._memory.hosts.set_bounds(self._limits)
-        self._retry.set_bounds(self._limits)
+        limits = dataclasses.replace(self._lanes.limits, workers=workers)
+        self._lanes.limits = limits
+        self._memory.hosts.set_bounds(limits)
+        self._retry.set_bounds(limits)
 
     def deliver(
         self,
@@ -184,13 +186,8 @@ class Worker:
         """
 
         def begin() -> realtime_lane.Slice:
-            known = self._follow(registry())
-            deferrals = self._deferrals_of(suppressed)
-            dispatcher = self._dispatcher_of(deferrals)
-            lane = direct_lane.DirectLane(
-                known, dispatcher, deferrals, self._plan.layout, ended, seen=self._seen_direct, formats=self._formats
-            )
-            return realtime_lane.Slice(lane, self._gate)
+            lane = self._lanes.direct(self._follow(registry()), suppressed, ended)
+            return realtime_lane.Slice(lane, self._lanes.gate)
 
         return realtime_lane.RealtimeLane(self._thread.loop, begin, next_offsets, self._with_worker_state)
 
@@ -305,7 +302,7 @@ class Worker:
         return self._background_results.written()
 
     def _driver(self, lane: lane_driver.Lane) -> lane_driver.LaneDriver:
-        return lane_driver.LaneDriver(self._thread, lane, self._gate, self._require_jvm, self._with_worker_state)
+        return lane_driver.LaneDriver(self._thread, lane, self._lanes.gate, self._require_jvm, self._with_worker_state)
 
     def _require_jvm(self) -> None:
         if self._is_orphan:
@@ -328,39 +325,20 @@ class Worker:
     async def _begin_direct_lane(
         self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
-        deferrals = self._deferrals_of(suppressed)
-        return direct_lane.DirectLane(
-            self._registry_from(source),
-            self._dispatcher_of(deferrals),
-            deferrals,
-            self._plan.layout,
-            ended,
-            seen=self._seen_direct,
-            formats=self._formats,
-            pauses_partitions=True,
-        )
+        return self._lanes.direct(self._registry_from(source), suppressed, ended, pauses_partitions=True)
 
     async def _begin_batch_lane(
         self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
-        deferrals = self._deferrals_of(suppressed)
-        return batch_lane.BatchLane(self._registry_from(source), self._dispatcher_of(deferrals), deferrals, ended)
-
-    async def _registry_for_leases(self, source: registries.Source) -> registries.Registry:
-        return self._registry_from(source)
+        return self._lanes.batch(self._registry_from(source), suppressed, ended)
 
     async def _begin_collecting(
         self, source: registries.Source, shards: int, immediate_flush_s: float
     ) -> batch_collect.Collector:
-        return batch_collect.Collector(
-            self._registry_from(source),
-            self._plan.layout,
-            shards=shards,
-            now_ms=int(self.now_s() * 1000),
-            immediate_flush_s=immediate_flush_s,
-            seen=self._seen_batch,
-            formats=self._formats,
-        )
+        return self._lanes.collector(self._registry_from(source), shards=shards, immediate_flush_s=immediate_flush_s)
+
+    async def _registry_for_leases(self, source: registries.Source) -> registries.Registry:
+        return self._registry_from(source)
 
     def _registry_from(self, source: registries.Source) -> registries.Registry:
         return self._follow(source.registry(self._registry))
@@ -369,22 +347,6 @@ class Worker:
         self._registry = registry
         self._retry.follow(registry)
         return registry
-
-    def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
-        return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self.now_s)
-
-    def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
-        self._gate = drain_gate.DrainGate(self._sender)
-        return dispatch.Dispatcher(
-            self._gate,
-            self._limits,
-            self._plan.quick_retry,
-            deferrals,
-            self._background,
-            memory=self._memory,
-            clock=self._clock,
-            endpoint_time=self._endpoint_clock.time,
-        )
 
 
 _workers: dict[worker_plan.Plan, Worker] = {}

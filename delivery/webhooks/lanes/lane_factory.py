@@ -1,0 +1,102 @@
+"""Build the lanes of one worker process from the state that the process keeps between tasks.
+
+Runs in the executors, in the worker's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from delivery.webhooks.clocks import driver_clock
+from delivery.webhooks.formats import decoder
+from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, drain_gate, worker_plan
+from delivery.webhooks.results import completed_work
+from delivery.webhooks.routing import registries, seen_ids
+from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_clock, endpoint_queue
+from delivery.webhooks.sending import sender
+
+
+class LaneFactory:
+    """Builds a lane for each task, with the connections, breakers, clocks and seen ids of the worker. Called in the loop."""
+
+    def __init__(
+        self,
+        plan: worker_plan.Plan,
+        attempts: sender.Sender,
+        background: background_attempts.BackgroundAttempts,
+        *,
+        memory: endpoint_queue.EndpointMemory,
+        endpoint_time: endpoint_clock.EndpointClock,
+        clock: Callable[[], float],
+        now_s: driver_clock.DriverClock,
+    ) -> None:
+        self._plan = plan
+        self._sender = attempts
+        self._background = background
+        self._memory = memory
+        self._endpoint_time = endpoint_time
+        self._clock = clock
+        self._now_s = now_s
+        self._formats = decoder.decoder_of(plan.formats, plan.layout)
+        self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
+        self.limits = plan.limits
+        """The limits of endpoints and hosts for the next lanes. Lanes that exist keep theirs."""
+        self.gate = drain_gate.DrainGate(attempts)
+        """The gate of the newest lane that sends requests."""
+
+    def direct(
+        self,
+        registry: registries.Registry,
+        suppressed: deferral.SuppressedEndpoints,
+        ended: completed_work.CompletedKeys,
+        *,
+        pauses_partitions: bool = False,
+    ) -> direct_lane.DirectLane:
+        """Return a DirectLane for one task, or for one slice of the real-time lane."""
+        deferrals = self._deferrals_of(suppressed)
+        return direct_lane.DirectLane(
+            registry,
+            self._dispatcher_of(deferrals),
+            deferrals,
+            self._plan.layout,
+            ended,
+            seen=self._seen_direct,
+            formats=self._formats,
+            pauses_partitions=pauses_partitions,
+        )
+
+    def batch(
+        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+    ) -> batch_lane.BatchLane:
+        """Return a BatchLane for one task."""
+        deferrals = self._deferrals_of(suppressed)
+        return batch_lane.BatchLane(registry, self._dispatcher_of(deferrals), deferrals, ended)
+
+    def collector(self, registry: registries.Registry, *, shards: int, immediate_flush_s: float) -> batch_collect.Collector:
+        """Return a Collector for one task of the batch lane."""
+        return batch_collect.Collector(
+            registry,
+            self._plan.layout,
+            shards=shards,
+            now_ms=int(self._now_s() * 1000),
+            immediate_flush_s=immediate_flush_s,
+            seen=self._seen_batch,
+            formats=self._formats,
+        )
+
+    def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
+        return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self._now_s)
+
+    def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
+        self.gate = drain_gate.DrainGate(self._sender)
+        return dispatch.Dispatcher(
+            self.gate,
+            self.limits,
+            self._plan.quick_retry,
+            deferrals,
+            self._background,
+            memory=self._memory,
+            clock=self._clock,
+            endpoint_time=self._endpoint_time.time,
+        )
