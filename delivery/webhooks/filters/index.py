@@ -146,7 +146,9 @@ def _alternative(accepted: Any, path: Path) -> _Key | _Conditions:
 
 
 def _literal(path: Path, value: float | None) -> _Literal:
-    return _Literal(path, float if type(value) is int else type(value), value)
+    if value is None or isinstance(value, bool):
+        return _Literal(path, type(value), value)
+    return _Literal(path, float, operators.as_in_events(value))
 
 
 def _start(path: Path, operand: str | Mapping[str, str]) -> _Key:
@@ -164,7 +166,10 @@ def _spelling(operand: str | Mapping[str, str]) -> tuple[str, bool]:
 
 
 def _range(comparisons: list[Any]) -> Range:
-    sides = {symbol[0]: (bound, len(symbol) > 1) for symbol, bound in zip(comparisons[::2], comparisons[1::2], strict=True)}
+    sides = {
+        symbol[0]: (operators.as_in_events(bound), len(symbol) > 1)
+        for symbol, bound in zip(comparisons[::2], comparisons[1::2], strict=True)
+    }
     lower, has_lower = sides.get(">", (None, False))
     upper, has_upper = sides.get("<", (None, False))
     return Range(lower, upper, has_lower, has_upper)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
+import math
 import operator
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -38,9 +39,26 @@ def equality(literals: Iterable[Any]) -> Tests:
     """Return tests that accept a value equal to one of `literals`, by one look-up in a set. 300 and 3.0e2 are equal."""
     by_type: dict[type, set[Any]] = {}
     for literal in literals:
-        for kind in _NUMBERS if type(literal) in _NUMBERS else (type(literal),):
-            by_type.setdefault(kind, set()).add(literal)
+        if type(literal) in _NUMBERS:
+            for kind in _NUMBERS:
+                by_type.setdefault(kind, set()).add(as_in_events(literal))
+        else:
+            by_type.setdefault(type(literal), set()).add(literal)
     return {kind: frozenset(wanted).__contains__ for kind, wanted in by_type.items()}
+
+
+def as_in_events(number: float) -> float:
+    """Return a number of a filter as the parser of events returns it.
+
+    An integer of up to 64 bits, with or without a sign, stays an integer. Any other number is a double. The parser rejects an
+    event with a number that is larger than every double. A filter may have such a bound: it is infinite.
+    """
+    if -(2**63) <= number < 2**64:
+        return number
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def comparison(rule: Mapping[str, Any], path: str) -> Tests:
@@ -179,7 +197,7 @@ def _numeric(operand: Any, path: str) -> Test:
             raise errors.FilterError(path, f"unknown comparison {json.dumps(symbol)}; known are {' '.join(_COMPARISONS)}")
         if type(bound) not in _NUMBERS:
             raise errors.FilterError(path, f"{symbol} compares with a number, not with {json.dumps(bound)}")
-    compare, bound = _COMPARISONS[symbols[0]], bounds[0]
+    compare, bound = _COMPARISONS[symbols[0]], as_in_events(bounds[0])
     if len(operand) == 2:  # noqa: PLR2004 - one symbol and its bound
         return lambda value: compare(value, bound)
     if symbols[0] not in (">", ">=") or symbols[1] not in ("<", "<=") or bounds[0] >= bounds[1]:
@@ -188,7 +206,7 @@ def _numeric(operand: Any, path: str) -> Test:
             "is not a range of numbers: write a lower bound (> or >=), then an upper bound (< or <=) above it: "
             '[">", 0, "<=", 5]',
         )
-    compare_upper, upper = _COMPARISONS[symbols[1]], bounds[1]
+    compare_upper, upper = _COMPARISONS[symbols[1]], as_in_events(bounds[1])
     return lambda value: compare(value, bound) and compare_upper(value, upper)
 
 

@@ -1,11 +1,14 @@
 """The filter language, case by case. tests/properties/test_filters.py has the rules for all patterns."""
 
+import json
 import time
 
+import orjson
 import pytest
 
 from delivery import errors
 from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.filters.index import FilterIndex
 
 
 def matches(pattern, document):
@@ -72,6 +75,34 @@ def accepts(alternative, value):
 def test_an_alternative_accepts_its_values_and_no_others(alternative, accepted, refused):
     assert [value for value in accepted if not accepts(alternative, value)] == []
     assert [value for value in refused if accepts(alternative, value)] == []
+
+
+BEYOND = "18446744073709551617"  # 2^64 + 1: the parser of events returns the double 2^64
+
+
+@pytest.mark.parametrize(
+    "alternative",
+    [
+        BEYOND,
+        f'{{"numeric": ["=", {BEYOND}]}}',
+        f'{{"numeric": [">=", {BEYOND}]}}',
+        f'{{"numeric": [">", 0, "<=", {BEYOND}]}}',
+        f'{{"numeric": ["<", 1{"0" * 400}]}}',
+        f'{{"numeric": [">", -1{"0" * 400}]}}',
+    ],
+)
+def test_an_integer_of_more_than_64_bits_equals_itself(alternative):
+    """Regression: a filter kept such an integer, and an event has the nearest double. The two never were equal."""
+    pattern, event = json.loads(f'{{"x": [{alternative}]}}'), orjson.loads(f'{{"x": {BEYOND}}}')
+
+    assert matches(pattern, event)
+    assert FilterIndex([(pattern, "s1")]).candidates(event) == {"s1"}
+
+
+def test_an_integer_of_more_than_64_bits_is_excluded():
+    event = orjson.loads(f'{{"x": {BEYOND}}}')
+    assert not matches({"x": [{"anything-but": int(BEYOND)}]}, event)
+    assert not matches({"x": [{"anything-but": [1, int(BEYOND)]}]}, event)
 
 
 def test_only_absence_matches_a_missing_field():
