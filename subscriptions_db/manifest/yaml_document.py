@@ -6,6 +6,8 @@ Runs in `fanout` commands: `fanout apply`, and those of `fanout filter` and `fan
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -47,6 +49,8 @@ _ADVICE = (
     ("mapping keys are not allowed", "`? ` is not allowed here: put text that begins with `? ` in quotes"),
 )  # fmt: skip
 """Fragments of the parser's messages, each with the message that the author of the document gets instead."""
+_SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+"""A character that JSON escapes as two surrogates. libyaml refuses both."""
 _MISFIT = "a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes"
 
 
@@ -110,13 +114,17 @@ class Document:
 def read(text: bytes | str, name: str = "") -> Document:
     """Return a parsed document. The value of an empty document is an empty dictionary.
 
+    A text that is JSON has the value of JSON: YAML 1.1 reads the number 3e2 as text. Its lines are those of YAML.
+
     Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply, or not YAML.
     """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
             "", f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts"
         )
-    loader = None
+    loader, as_json = None, _json_value(text)
+    if as_json is not None:
+        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), text if isinstance(text, str) else text.decode())
     try:
         _require_shallow(text, name)
         loader = _Loader(text)
@@ -135,7 +143,22 @@ def read(text: bytes | str, name: str = "") -> Document:
     finally:
         if loader is not None:
             loader.dispose()
+    if as_json is not None:
+        value = as_json
     return Document(value={} if value is None else value, root=root)
+
+
+def _json_value(text: bytes | str) -> Any:
+    """Return the value of a text that is a JSON object or list, else None."""
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _require_shallow(text: bytes | str, name: str) -> None:

@@ -25,6 +25,7 @@ def tried(pattern, event=EVENT, **more):
     [
         (LARGE, EVENT, True, "the filter matches the event"),
         (LARGE, EVENT.replace("700", "7"), False, "the filter does not take data.amount"),
+        ('{"data": {"amount": [7.0e2]}}', EVENT, True, "the filter matches the event"),
         ('{"region": ["eu"]}', CLOUD_EVENT, True, "the filter matches the event"),
         ('{"tenant_id": ["t2"], "data": {"amount": [700]}}', CLOUD_EVENT, False, "the filter does not take tenant_id"),
     ],

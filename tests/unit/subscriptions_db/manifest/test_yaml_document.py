@@ -49,3 +49,20 @@ def test_a_date_is_text_as_in_json():
 def test_a_field_whose_name_has_dots_is_found_by_its_line():
     document = yaml_document.read("a:\n  b.c:\n    - x\n    - d: 1\n  b:\n    c: 2\n")
     assert [document.line_of(path) for path in ("a.b.c[1].d", "a.b", "a.b.nothing", "")] == [4, 5, 5, None]
+
+
+def test_json_is_read_as_json():
+    """Regression: YAML has a number with an exponent as text, and refuses a character that JSON escapes as two surrogates."""
+    text = '{"a": [3e2, 3.018E2, -1e-3],\n"b": "\\ud83d\\ude80"}'
+    document = yaml_document.read(text)
+
+    assert document.value == {"a": [300, 301.8, -0.001], "b": "🚀"}
+    assert (document.line_of("a"), document.line_of("b")) == (1, 2)
+    assert yaml_document.read(text.encode()).value == document.value
+    assert yaml_document.read('{"\\ud83d\\ude80": 1, "\\ud83d\\ude81": 2}').value == {"🚀": 1, "🚁": 2}
+    assert yaml_document.read("a: [3e2, 3.0e2, 3.0e+2]").value == {"a": ["3e2", "3.0e2", 300]}
+
+
+def test_json_with_a_repeated_name_is_refused_as_in_yaml():
+    with pytest.raises(errors.RegistrationError, match="a is given twice"):
+        yaml_document.read('{"a": 1, "a": 2}')
