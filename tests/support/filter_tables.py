@@ -6,13 +6,18 @@ import json
 import re
 from typing import Any
 
+import orjson
+
+from delivery import errors
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.filters.index import FilterIndex
 from tests.support.reading import ROOT
 
 PAGE = (ROOT / "docs" / "filters.md").read_text()
 CODE = re.compile(r"`([^`]+)`")
-MISSING = object()
+OF_THE_SERVICE = "(the service, not event-ruler)"
+"""Marks a verdict of EventBridge that its service has, and event-ruler has not."""
+_VERDICTS = {"matches": True, "does not match": False, "refuses the filter": None}
 
 
 def rows(heading: list[str]) -> list[list[str]]:
@@ -26,10 +31,16 @@ def rows(heading: list[str]) -> list[list[str]]:
     return found
 
 
-def values(cell: str) -> list[Any]:
-    """Return the JSON values in a cell; MISSING for the word `missing` outside of code."""
-    found = [json.loads(text) for text in CODE.findall(cell)]
-    return found + [MISSING] * CODE.sub("", cell).split().count("missing")
+def code(cell: str) -> str:
+    """Return the only JSON text in a cell."""
+    [text] = CODE.findall(cell)
+    return text
+
+
+def events_with(cell: str) -> list[str]:
+    """Return an event for each value in a cell: its field `x` has the value. For the word `missing`, it has no field."""
+    events = [f'{{"x": {value}}}' for value in CODE.findall(cell)]
+    return events + ["{}"] * CODE.sub("", cell).split().count("missing")
 
 
 def alternatives() -> list[list[str]]:
@@ -40,24 +51,44 @@ def differences() -> list[list[str]]:
     return rows(["filter", "event", "here", "EventBridge"])
 
 
-def cases() -> list[tuple[Any, Any]]:
+def cases() -> list[tuple[str, str]]:
     """Return each filter of the tables beside each event with which they show it. The table of differences is left out."""
     found = []
     for alternative, *cells in alternatives():
-        [wanted] = values(alternative)
-        shown = [value for cell in cells for value in values(cell)]
-        found += [({"x": [wanted]}, {} if value is MISSING else {"x": value}) for value in shown]
+        found += [(f'{{"x": [{code(alternative)}]}}', event) for cell in cells for event in events_with(cell)]
     for pattern, *cells in rows(["filter", "matches", "does not match"]):
-        [wanted] = values(pattern)
-        found += [(wanted, event) for cell in cells for event in values(cell)]
-    for document, pattern, _ in rows(["event", "filter", "matches"]):
-        ([event], [wanted]) = values(document), values(pattern)
-        found.append((wanted, event))
+        found += [(code(pattern), event) for cell in cells for event in CODE.findall(cell)]
+    for event, pattern, _ in rows(["event", "filter", "matches"]):
+        found.append((code(pattern), code(event)))
+    for pattern, *_ in rows(["filter", "place", "problem"]):
+        found.append((code(pattern), "{}"))
     return found
 
 
-def matches(pattern: Any, event: Any) -> bool:
-    """Return the verdict of our matcher. The index may have no other: it keeps every filter that matches."""
-    is_match = event_pattern.compile_pattern(pattern).matches(event)
-    assert not is_match or FilterIndex([(pattern, "s1")]).candidates(event) == {"s1"}
+def said(cell: str) -> bool | None:
+    """Return the verdict that a cell of the table of differences begins with. None: the filter is refused."""
+    [words] = [words for words in _VERDICTS if cell.startswith(words)]
+    return _VERDICTS[words]
+
+
+def verdict(pattern: str, event: str) -> bool | None:
+    """Return the verdict of our matcher on a filter and an event as JSON. None: the filter is refused.
+
+    The event is parsed as in the job. The index may have no other verdict: it keeps every filter that matches.
+    """
+    wanted, document = json.loads(pattern), orjson.loads(event)
+    try:
+        is_match = event_pattern.compile_pattern(wanted).matches(document)
+    except errors.FilterError:
+        return None
+    assert not is_match or FilterIndex([(wanted, "s1")]).candidates(document) == {"s1"}
     return is_match
+
+
+def refusal(pattern: str) -> tuple[Any, Any]:
+    """Return the place and the problem for which our matcher refuses a filter."""
+    try:
+        event_pattern.compile_pattern(json.loads(pattern))
+    except errors.FilterError as exc:
+        return exc.path, exc.problem
+    raise AssertionError(f"{pattern} is accepted")

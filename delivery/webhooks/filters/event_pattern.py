@@ -17,7 +17,7 @@ objects (branches). At least one branch must match, and so must the other fields
 * Fields of one pattern object must match in the same object of an array: a pattern for first name Ann and last name Lee does
   not match an array with Ann Ray and Bo Lee.
 
-EventBridge differs in four details:
+EventBridge differs in details, which docs/filters.md lists. The most important are:
 
 1. A dot in a field name is a step into an object in EventBridge. In this module it is part of the name.
 2. Strings that look like addresses are compared as addresses in EventBridge. In this module they are compared as text.
