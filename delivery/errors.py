@@ -21,6 +21,7 @@ Used in every process. Imports the standard library only. All classes can be pic
     ├── RecordUnreadable         a record in a topic of the job cannot have been written by the job
     ├── Orphaned                 the JVM of a worker is gone, or did not end a stopped query; the task's records are read again
     ├── EventRejected            a Kafka record, or a document to publish, is refused as an event; no customer gets it
+    │   └── BatchFound           … because it is a batch of events, which a lane takes apart
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             any time: our sockets, memory or CPU are exhausted; never the endpoint's fault
         ├── AddressBlocked           before: the guard refused the address
@@ -186,6 +187,25 @@ class EventRejected(FanoutError):
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+
+
+class BatchFound(EventRejected):
+    """A Kafka record is a batch of `events` events, and `source.batch_records` is `taken_apart`.
+
+    `written_bytes` is the size of the records that a lane makes of it. Every other reader handles the record as no event.
+    """
+
+    def __init__(self, events: int, written_bytes: int) -> None:
+        super().__init__(
+            "unsupported",
+            f"the record is a batch of {events} events, and no event itself: a lane writes each as a record of its own",
+        )
+        self.args = (events, written_bytes)
+        self.events = events
+        self.written_bytes = written_bytes
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class AttemptFailed(FanoutError):

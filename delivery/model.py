@@ -35,6 +35,9 @@ class Record(NamedTuple):
     value: bytes | None
     """The content. None: the record is a tombstone."""
     headers: tuple[tuple[str, bytes], ...] = ()
+    key: bytes | None = None
+    """The key. None: the record has none, or it was not read. Only the direct and the real-time lane read it, and only if they
+    take batch records apart."""
 
 
 class Event(NamedTuple):

@@ -13,6 +13,7 @@ import pydantic
 from pydantic import Field, SecretStr
 
 from delivery.config.oidc_settings import Oidc
+from delivery.config.scaling_settings import Scaling
 from delivery.config.schema_settings import SchemaRegistry
 from delivery.config.service_settings import Api, Archive, Operations
 from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
@@ -119,6 +120,12 @@ class Source(Area):
     one `webhook-id`, so receivers ignore the second as a repeat. `rejected`: the second goes to the rejected records as
     `reused_id`, if the worker remembers the first and both are of one tenant. `told_apart`: the payload is part of every
     `webhook-id`, so the two have different ones."""
+    batch_records: Literal["rejected", "taken_apart"] = "rejected"
+    """Treatment of records with `content-type: application/cloudevents-batch+json`. `rejected`: they are rejected as
+    `unsupported`. `taken_apart`: the direct or the real-time lane writes each event as a record of its own into the same
+    partition. Other consumers of the topic get the batch and its events. The job needs the right to write to the topics. If
+    Kafka refuses an event for good, the batch is rejected as `not_written`. Applications with different lanes need the same
+    value (docs/adr/0049-batch-records-taken-apart.md)."""
 
 
 class Snapshot(Area):
@@ -310,28 +317,6 @@ class Spark(Area):
     pass secrets to Spark in another way."""
 
     _from_text = pydantic.field_validator("conf", mode="before")(pairs)
-
-
-class Scaling(Area):
-    """Bounds and times by which the job scales its executors with the lag (docs/operations.md#scale-executors)."""
-
-    min_executors: Annotated[int, Field(gt=0)] = 1
-    """Fewest executors, and the number at the start."""
-    max_executors: Annotated[int, Field(ge=0)] = 0
-    """Most executors; 0: the number is fixed. With scaling, a micro-batch has as many tasks as the executors have cores, not
-    `spark.parallelism`. The limit of events in a micro-batch then holds for each executor. Micro-batches of the real-time lane
-    keep both numbers."""
-    drain_within_s: Seconds = 60
-    """The job adds executors when the lag of a lane would not drain within this time."""
-    scale_in_after_s: Seconds = 60
-    """The job removes executors after fewer would have sufficed for this time."""
-    interval_s: Seconds = 5
-    """Time between two decisions, each with a request to Kafka for the lag."""
-
-    @property
-    def is_on(self) -> bool:
-        """Return True if the job changes the number of executors."""
-        return self.max_executors > 0
 
 
 class Logs(Area):

@@ -83,6 +83,7 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
         passes_plain_time=source.invalid_time != "rejected",
         tells_ids_apart=source.reused_ids == "told_apart",
         rejects_reused_ids=source.reused_ids == "rejected",
+        takes_batches_apart=source.batch_records == "taken_apart",
         topic_prefix=source.topic_prefix,
         max_bytes=source.max_event_bytes,
         tenant_of_topic=source.tenant_of_topic,

@@ -169,6 +169,11 @@ INVALID_TIMES = Counter(
     "events are in fanout_rejected as bad_attribute. Every lane that reads the topic counts the event.",
     ["lane"],
 )
+TAKEN_APART = Counter(
+    "fanout_events_taken_apart",
+    "Events of batch records that the lane wrote to their topic as records of their own (source.batch_records).",
+    ["lane"],
+)
 CLOCK_AHEAD_SECONDS = Gauge(
     "fanout_clock_ahead_seconds",
     "Seconds by which the worker clock that differs most is ahead of the driver's clock; negative: behind. 0: no clock is "
@@ -281,6 +286,7 @@ def add_counters(lane: str, tally: Counters) -> None:
     WAITED_FOR_HOSTS.labels(lane).inc(tally.waited_for_hosts)
     REUSED_IDS.labels(lane).inc(tally.reused_ids)
     INVALID_TIMES.labels(lane).inc(tally.invalid_times)
+    TAKEN_APART.labels(lane).inc(tally.taken_apart)
     CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
     OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
 

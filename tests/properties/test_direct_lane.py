@@ -1,4 +1,4 @@
-"""Any record in the direct lane ends as a rejection or in outcomes, and as rows that Kafka accepts. No error is raised."""
+"""Any record in the direct lane ends as a rejection, in outcomes or as a batch record, and as rows that Kafka accepts."""
 
 import asyncio
 import base64
@@ -38,6 +38,7 @@ SNAPSHOT.tenants[TenantId("gone")] = TenantStatus.SUSPENDED
 # --- values: mostly JSON, often with what a CloudEvent has, seldom what it should be ---------------------------------------
 
 STRUCTURED = (("content-type", b"application/cloudevents+json"),)
+BATCH = (("content-type", b"application/cloudevents-batch+json"),)
 ATTRIBUTES = {"specversion": "1.0", "id": "e1", "type": "x", "source": "/s", "tenantid": "t1"}
 BINARY = tuple((f"ce_{name}", text.encode()) for name, text in ATTRIBUTES.items())
 RAW = [
@@ -75,7 +76,7 @@ records = st.builds(
     builders.record,
     topic=st.sampled_from(["events.x", "events.", "x"]),
     value=values,
-    headers=header_lists | header_lists.map(lambda more: BINARY + more) | st.just(STRUCTURED),
+    headers=header_lists | header_lists.map(lambda more: BINARY + more) | st.sampled_from([STRUCTURED, BATCH]),
     appended_at_ms=st.integers(-(2**63), 2**63 - 1) | st.integers(0, 2**42),
 )
 
@@ -89,7 +90,10 @@ def deliver(batch, layout):
         begun = direct_lane.DirectLane(registries.WholeRegistry("base", SNAPSHOT), dispatcher, deferrals, layout)
         first, rest = await begun.submit(batch), await begun.finish()
         return Results(
-            outcomes=first.outcomes + rest.outcomes, rejections=first.rejections + rest.rejections, receipts=rest.receipts
+            outcomes=first.outcomes + rest.outcomes,
+            rejections=first.rejections + rest.rejections,
+            receipts=rest.receipts,
+            batch_records=first.batch_records,
         )
 
     return asyncio.run(main())
@@ -104,13 +108,17 @@ def deliver(batch, layout):
 @example([builders.record(value=b"{", headers=(("\x01" * 60_000, b""),))])
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 690_000))])
 @example([builders.record(value=b'{"tenant_id":"t1","a":"%s"}' % (b"x" * 340_000), headers=(("a", b"\xff" * 340_000),))])
+@example([builders.record(value=b"[{}]", headers=BATCH), builders.record(value=b"[]", headers=BATCH)])
 def test_each_record_is_rejected_or_has_outcomes(batch):
     batch = [record._replace(offset=offset) for offset, record in enumerate(batch)]
-    results = deliver(batch, parsing.Layout(max_bytes=700_000))  # the most that can be set
+    layout = parsing.Layout(max_bytes=700_000, takes_batches_apart=True)  # the most bytes that can be set
+    results = deliver(batch, layout)
     rejected = collections.Counter(rejection.record.offset for rejection in results.rejections)
     due = collections.Counter(outcome.delivery.event.record.offset for outcome in results.outcomes)
+    taken_apart = collections.Counter(batched.record.offset for batched in results.batch_records)
     for record in batch:
-        assert (rejected[record.offset], due[record.offset] > 0) in {(1, False), (0, True)}
+        found = (rejected[record.offset], due[record.offset] > 0, taken_apart[record.offset])
+        assert found in {(1, False, 0), (0, True, 0), (0, False, 1)}
     assert sum(receipt.records for receipt in results.receipts) == len(batch)
     assert sum(receipt.rejected for receipt in results.receipts) == len(results.rejections)
     written = list(topic_rows.rows(results, TOPICS))

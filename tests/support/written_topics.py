@@ -76,19 +76,21 @@ class WrittenTopics:
         self._letters = []
 
     def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
-        for row in topic_rows.rows(Results(outcomes=list(outcomes), **results), TOPICS):
-            if row.topic in without:
-                continue
+        rows = topic_rows.rows(Results(outcomes=list(outcomes), **results), TOPICS)
+        self.write_rows((row for row in rows if row.topic not in without), at_ms)
+        for ended in outcomes:
+            if ended.kind is OutcomeKind.POSTPONED and "retries" not in without:
+                self.evidence.add_retry_message(retry_message(ended))
+        return self
+
+    def write_rows(self, rows, at_ms=NOW_MS):
+        for row in rows:
             if row.topic == "attempts":
                 self.evidence.add_log_record(log_records.decode(row.value), at_ms)
             elif row.topic == "rejected":
                 self.evidence.add_rejected(rejected_records.decode(row.value))
             else:
                 self._letters.append(dead_letter_records.decode(row.value))
-        for ended in outcomes:
-            if ended.kind is OutcomeKind.POSTPONED and "retries" not in without:
-                self.evidence.add_retry_message(retry_message(ended))
-        return self
 
     def account(self, **terms):
         for letter in self._letters:

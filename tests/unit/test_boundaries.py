@@ -126,6 +126,10 @@ def test_every_error_survives_pickling_with_its_text(kind):
         raised = kind([errors.RegistrationError("first", "second"), errors.FilterError("third", "fourth")])
         assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
         return
+    if kind is errors.BatchFound:
+        read = pickle.loads(pickle.dumps(kind(2, 700)))
+        assert (str(read), read.events, read.written_bytes) == (str(kind(2, 700)), 2, 700)
+        return
     words = ["first", "second"][: len(inspect.signature(kind).parameters) if "__init__" in vars(kind) else 1]
     words = ["first", "second"] if issubclass(kind, errors.RegistrationError | errors.EventRejected) else words
     raised = kind(*words)

@@ -33,7 +33,7 @@ DELIVERY_TIMEOUT_MS = 600_000
 write would be repeated. The retry lane keeps completions of background attempts longer (endpoint_state.COMPLETED_KEPT_MS)."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
-_OPTIONS: Mapping[str, str | int | float | bool] = {
+OPTIONS: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,  # acknowledged by all replicas; a retry by the client neither repeats a row nor reorders two
     # With more than 1, a row can repeat in spite of idempotence. When a request after a failed one is refused, librdkafka
     # renumbers all rows in flight, and a row that a killed broker had stored but not confirmed is stored again. Seen: 1 of
@@ -95,7 +95,7 @@ def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
 def _producer(client: Client) -> confluent_kafka.Producer:
     import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
 
-    return confluent_kafka.Producer({**_OPTIONS, **dict(client)})
+    return confluent_kafka.Producer({**OPTIONS, **dict(client)})
 
 
 class _ToKafka:

@@ -87,6 +87,7 @@ def _events(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str],
         # As text: for an array, Spark's Arrow writer adds up all offsets again for every row, which took 40 % of the JVM's CPU
         # (docs/benchmarks/). Most records have no headers.
         F.to_json("headers").alias("headers"),
+        *(["key"] if source.batch_records == "taken_apart" else []),  # the records of a batch's events get the batch's key
     )
 
 

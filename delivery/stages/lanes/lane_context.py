@@ -17,12 +17,13 @@ from delivery.observability import health
 from delivery.observability.clock_check import ClockCheck
 from delivery.registry_model import EndpointId
 from delivery.stages.checkpoint import paused_topics, recovery
-from delivery.stages.kafka import outage, sink
+from delivery.stages.kafka import event_writer, outage, sink
 from delivery.stages.lanes import telemetry
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
 from delivery.stages.scaling import size
-from delivery.stages.tasks import task_context
+from delivery.stages.tasks import observer, task_context
+from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import registries
 
@@ -70,8 +71,17 @@ def create(config: settings.Settings, network: Network, disable: Disable, sizing
 
 def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:
     """Return the values that every task of a lane needs, by the settings. `seen` counts the results of the tasks."""
-    writing = sink.to(kafka_clients.for_librdkafka(config.kafka))
-    return task_context.Tools(plan=worker_plans.plan_of(config), observe=seen.observer, sink=writing)
+    return tools_of(config, worker_plans.plan_of(config), seen.observer)
+
+
+def tools_of(
+    config: settings.Settings, plan: worker_plan.Plan, observe: observer.Observer, workers: int | None = None
+) -> task_context.Tools:
+    """Return tools whose tasks write to the Kafka of `config`."""
+    client = kafka_clients.for_librdkafka(config.kafka)
+    return task_context.Tools(
+        plan=plan, observe=observe, sink=sink.to(client), write_events=event_writer.to(client), workers=workers
+    )
 
 
 def paused_topics_of(

@@ -30,6 +30,12 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
 """Seconds between two checks whether all lanes have ended."""
+WITHOUT_DIRECT_LANE = (
+    "batch records are not taken apart here: the direct and the real-time lane do that, and lane direct does not run in this "
+    'application. Run it in another one on the same topics with source.batch_records = "taken_apart", name it in --lanes '
+    '(drivers.NAME.lanes of the chart), or set source.batch_records to "rejected"'
+)
+"""Log message when the batch lane runs without the direct lane and passes over batch records."""
 
 
 class Lane(Protocol):
@@ -76,6 +82,8 @@ def build(
     if "direct" in acquire:
         built["direct"] = direct.Direct(config, spark, acquire["direct"], stop, context)
     if "batch" in acquire:
+        if config.source.batch_records == "taken_apart" and "direct" not in acquire:
+            log.warning(WITHOUT_DIRECT_LANE)
         # One lane reports rejected records: the direct lane where it runs.
         built["batch"] = batch.Batch(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
     if "retry" in acquire:

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import settings, worker_plans
 from delivery.observability import health, metrics
 from delivery.stages.checkpoint import disk_space, recovery
-from delivery.stages.kafka import outage, sink
+from delivery.stages.kafka import outage
 from delivery.stages.lanes import lane_context, session, streaming_lane, supervisor, telemetry
 from delivery.stages.realtime import (
     deliver_realtime,
@@ -252,8 +252,7 @@ class RealtimeLane:
             format=logs.format,
             attempt_sample=logs.attempt_sample,
         )
-        writing = sink.to(kafka_clients.for_librdkafka(self._config.kafka))
-        return task_context.Tools(plan=worker_plans.of_realtime(self._config), observe=observe, sink=writing, workers=workers)
+        return lane_context.tools_of(self._config, worker_plans.of_realtime(self._config), observe, workers)
 
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
         """Return the driver's answer to a worker that has the version `known` of the registry.

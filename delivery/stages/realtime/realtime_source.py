@@ -14,7 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 
 from delivery.config import settings
 from delivery.stages.kafka import source
-from delivery.stages.tasks import deliver_events
 from delivery.webhooks.lanes.realtime_lane import Place
 
 BUFFER_SIZE = "spark.sql.execution.pandas.udf.buffer.size"
@@ -53,7 +52,7 @@ def _session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
     """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a row of nulls."""
     records = _from(source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
-    record = F.struct(*deliver_events.COLUMNS)
+    record = F.struct(*records.columns)
     filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
     return records.select(F.explode(F.array(record, filler)).alias("row")).select("row.*")
 

@@ -22,6 +22,8 @@ from delivery.webhooks.scheduling import deferral
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """Columns of the record streams that delivery.stages.kafka.source reads, and of their Arrow batches."""
+KEY = "key"
+"""A further column, if the job takes batch records apart."""
 _KINDS = ("string", "int", "long", "long", "binary", "string")
 NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
 """COLUMNS as SQL expressions of nulls, for a plan without records."""
@@ -38,7 +40,7 @@ def deliver(
 ) -> DataFrame:
     """Return a frame without rows, whose tasks deliver `records` and write the results to Kafka.
 
-    `task_context.run` runs the tasks. `records` has COLUMNS and no others.
+    `task_context.run` runs the tasks. `records` has COLUMNS, and may have KEY.
 
     Deliveries to `suppressed` endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
     no delivery is.
@@ -75,9 +77,10 @@ class DeliverPartition:
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Yield the records of an Arrow batch that has COLUMNS."""
+    """Yield the records of an Arrow batch that has COLUMNS, and may have KEY."""
     columns = (batch.column(name).to_pylist() for name in COLUMNS)
-    for topic, partition, offset, appended_at_ms, value, headers in zip(*columns, strict=True):
+    keys = batch.column(KEY).to_pylist() if KEY in batch.schema.names else [None] * batch.num_rows
+    for topic, partition, offset, appended_at_ms, value, headers, key in zip(*columns, keys, strict=True):
         yield Record(
             topic=topic,
             partition=partition,
@@ -85,6 +88,7 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
             appended_at_ms=appended_at_ms,
             value=value,
             headers=() if headers is None else _headers(headers),
+            key=key,
         )
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.registry_model import Revision
-from delivery.stages.kafka import sink
+from delivery.stages.kafka import event_writer, sink
 from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import orphan
 from delivery.webhooks.lanes import retry_lane, worker, worker_plan
@@ -46,6 +46,8 @@ class Tools:
     """Counts and logs results. Called in the worker with each set of results that a task writes."""
     sink: sink.Sink
     """Creates the task's writer to Kafka."""
+    write_events: event_writer.WriteEvents | None = None
+    """Writes the events of batch records to their topics. None: the lane takes no batch records apart."""
     created_s: float | None = None
     """When the driver created these tasks, in seconds since the epoch; None: they belong to a plan of several micro-batches."""
     workers: int | None = None
@@ -84,14 +86,23 @@ class Task:
 
     def __init__(self, tools: Tools, process: worker.Worker) -> None:
         self.worker = process
-        self._observe, self._topics = tools.observe, tools.plan.topics
+        self._observe, self._topics, self._write_events = tools.observe, tools.plan.topics, tools.write_events
         self._writing = tools.sink()
 
     def write(self, results: Results) -> None:
         """Count and log results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
 
-        Raise KafkaUnavailable if a row cannot be enqueued, or an earlier row of the task could not be written.
+        Write the events of batch records too, and wait until Kafka has confirmed or refused them. A batch record of which Kafka
+        refuses an event becomes a rejection. Raise KafkaUnavailable if a row cannot be enqueued, or if an earlier row of the
+        task or an event could not be written.
         """
+        batches, results.batch_records = results.batch_records, []
+        self._write(results)
+        if batches:
+            assert self._write_events is not None, "set for each lane that keeps batch records"  # noqa: S101
+            self._write(event_writer.take_apart(batches, self._write_events))
+
+    def _write(self, results: Results) -> None:
         self._observe(results)
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 

@@ -251,7 +251,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
 
 def item(event: Event, now_ms: int) -> Item:
     """Return an event as an item that arrived at the time of its record or at `now_ms`, whichever is earlier."""
-    topic, partition, offset, appended_at_ms, _, headers = event.record
+    topic, partition, offset, appended_at_ms, _, headers, _ = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
     fields: tuple[object, ...] = (*event[:7], topic, partition, offset, appended_at_ms, headers)
     # Attributes as JSON have the same escapes as in a body.

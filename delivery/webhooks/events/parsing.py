@@ -25,12 +25,10 @@ from delivery.model import Attributes, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.registry_model import PLATFORM, SubTenantId, TenantId
 from delivery.webhooks.events import attributes as event_attributes
-from delivery.webhooks.events import content_encoding, event_times, opaque
+from delivery.webhooks.events import batch_records, content_encoding, event_times, opaque
 
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
-BATCH = b"application/cloudevents-batch"
-"""Beginning of the content type of a batch, for which CloudEvents has no Kafka binding."""
 MAX_ATTRIBUTE_CHARS = 1024
 """Most characters of an id, type, source or tenant: they become part of bodies and keys. CloudEvents has no bound."""
 HEADER_OVERHEAD_BYTES = 24
@@ -64,6 +62,8 @@ class Layout:
     rejects_reused_ids: bool = False
     """True: a lane rejects a due event if the worker remembers an event with the same tenant, source and id, and another
     payload. False: the lane delivers such an event, and counts it."""
+    takes_batches_apart: bool = False
+    """True: a lane takes a batch record apart (`batch_records`). False: it is rejected."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
@@ -76,7 +76,7 @@ class Layout:
 
 
 def parse(record: Record, layout: Layout) -> Event:
-    """Return the event in `record`. Raise EventRejected if the record is not an event.
+    """Return the event in `record`. Raise EventRejected if the record is not an event, BatchFound if a lane takes it apart.
 
     The reason of EventRejected is one of: tombstone, empty, too_large, undecodable, not_json, missing_attribute, bad_attribute,
     unsupported, tenant_mismatch.
@@ -205,10 +205,11 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
 
 
 def _structured(record: Record, value: bytes, content_type: bytes, layout: Layout) -> Event:
-    if not content_type.startswith(b"application/cloudevents+json"):
-        advice = "write each event of a batch as a record of its own, with" if content_type.startswith(BATCH) else "use"
+    if content_type.startswith(batch_records.CONTENT_TYPE):
+        batch_records.refuse(record.headers, value, takes_apart=layout.takes_batches_apart)
+    if not content_type.startswith(batch_records.EVENT_CONTENT_TYPE):
         raise errors.EventRejected(
-            "unsupported", f"content type {content_type[:100]!r} is not read: {advice} application/cloudevents+json"
+            "unsupported", f"content type {content_type[:100]!r} is not read: use application/cloudevents+json"
         )
     document = _loads(value)
     if not isinstance(document, dict):

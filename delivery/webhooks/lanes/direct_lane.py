@@ -34,10 +34,11 @@ class _Due(NamedTuple):
 class DirectLane:
     """Deliver the records of one Spark partition of a micro-batch, or of one slice of the real-time lane. Used once.
 
-    Every record is rejected, or each of its deliveries is skipped, delivered, dead-lettered or deferred to the retry lane.
-    `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
-    micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its
-    partition: this record and later ones are left out. Without it, `submit` raises SchemaRegistryUnavailable for such a record.
+    Every record is rejected, or is a batch record, or each of its deliveries is skipped, delivered, dead-lettered or deferred
+    to the retry lane. `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an
+    earlier run of the micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read
+    now pauses its partition: this record and later ones are left out. Without it, `submit` raises SchemaRegistryUnavailable
+    for such a record.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class DirectLane:
             seen,
             formats=formats,
             pauses_partitions=pauses_partitions,
+            keeps_batches=True,
         )
         self._dispatcher = dispatcher
         self._deferrals = deferrals
@@ -77,6 +79,7 @@ class DirectLane:
             if count % RECORDS_BETWEEN_IO == 0:
                 await self._dispatcher.wait_for_room()
         results.outcomes += self._dispatcher.drain()
+        results.batch_records = self._intake.drain_batches()
         return results
 
     def drain(self) -> Results:

@@ -306,8 +306,8 @@ class RealtimeLane:
         self._queue(results, receipts if self._failure is None else ())
 
     def _report(self, results: Results) -> None:
-        """Queue the outcomes and rejections so far of a slice, if there are any."""
-        if results.outcomes or results.rejections:
+        """Queue the outcomes, rejections and batch records so far of a slice, if there are any."""
+        if results.outcomes or results.rejections or results.batch_records:
             self._queue(results)
 
     def _queue(self, results: Results, receipts: Sequence[Receipt] = ()) -> None:

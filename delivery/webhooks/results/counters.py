@@ -59,6 +59,8 @@ class Counters:
     (`delivery.webhooks.routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced by the time at which Kafka appended the record."""
+    taken_apart: int = 0
+    """Events of batch records that were written as records of their own."""
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
@@ -77,6 +79,7 @@ class Counters:
             own_delay_s=self.own_delay_s + other.own_delay_s,
             reused_ids=self.reused_ids + other.reused_ids,
             invalid_times=self.invalid_times + other.invalid_times,
+            taken_apart=self.taken_apart + other.taken_apart,
         )
 
 
@@ -126,6 +129,7 @@ def count(results: Results, *, cpu_s: float) -> Counters:
         own_delay_s=results.own_delay_s,
         reused_ids=results.reused_ids,
         invalid_times=results.invalid_times,
+        taken_apart=sum(batch.events for batch in results.batch_records),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from delivery.model import Delivery, Outcome
 from delivery.registry_model import Endpoint, EndpointId
+from delivery.webhooks.events.batch_records import BatchRecord
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import intake
 from delivery.webhooks.scheduling import background_attempts, dispatch, outage
@@ -26,6 +27,8 @@ class Results:
     batches: list[batch_payload.BatchOutcome] = field(default_factory=list)
     rejections: list[intake.Rejection] = field(default_factory=list)
     receipts: list[intake.Receipt] = field(default_factory=list)
+    batch_records: list[BatchRecord] = field(default_factory=list)
+    """Batch records whose events the task writes as records of their own, before it ends."""
     most_in_flight: int = 0
     """Most requests in flight at the same time from this lane of this worker."""
     reach: outage.Reachability = outage.NOTHING_ASKED

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from delivery import errors
 from delivery.model import Event, Record
 from delivery.registry_model import PLATFORM, DeliveryMode, Revision, TenantStatus
-from delivery.webhooks.events import parsing
+from delivery.webhooks.events import batch_records, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import matching, registries, seen_ids
@@ -27,7 +27,9 @@ UNFORESEEN = "unforeseen"
 """Reason of a rejection, a dead letter or a requeue because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
 """Reason of the rejection of events of an unreadable retry entry that was given up. Such events have no dead letter."""
-LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", UNFORESEEN})
+NOT_WRITTEN = "not_written"
+"""Reason of the rejection of a batch record of whose events Kafka refuses some for good."""
+LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", NOT_WRITTEN, UNFORESEEN})
 """Reasons for which one lane may reject a record that another lane accepts: they depend on the lane's registry, memory or code,
 or on when it asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that read the
 record."""
@@ -77,6 +79,9 @@ class Intake(Generic[Prepared]):
     With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
     `pauses_partitions`, `accept` raises SchemaRegistryUnavailable.
+
+    With `keeps_batches`, `drain_batches` returns the batch records for the lane that takes them apart. In every lane a batch
+    record counts as an event that is due to nobody.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Intake(Generic[Prepared]):
         *,
         formats: decoder.Decoder | None = None,
         pauses_partitions: bool = False,
+        keeps_batches: bool = False,
     ) -> None:
         self._registry = registry
         self._layout = layout
@@ -99,16 +105,19 @@ class Intake(Generic[Prepared]):
         self._receipts: dict[tuple[str, int], Receipt] = {}
         self._invalid_times = 0
         self._pauses_partitions = pauses_partitions
+        self._keeps_batches = keeps_batches
+        self._batches: list[batch_records.BatchRecord] = []
         self.paused: dict[tuple[str, int], int] = {}
         """The offset of the first record that was not accepted, for each paused partition."""
 
     async def accept(self, record: Record, rejections: list[Rejection]) -> Prepared | None:
         """Return the prepared deliveries of a record, and count the record in its offset receipt.
 
-        There are three cases of None:
+        There are four cases of None:
         1. The record matches no subscription of an endpoint of the lane's mode.
         2. The record is rejected, and was added to `rejections`.
         3. The record's partition is paused. The record is not counted.
+        4. The record is a batch record, and the job takes batch records apart.
 
         Raise SchemaRegistryUnavailable if the record's schema cannot be read now, and the intake pauses no partitions. The
         record is not counted, and must be read again.
@@ -124,6 +133,11 @@ class Intake(Generic[Prepared]):
             if due and self._layout.rejects_reused_ids:
                 self._require_new_id(event)
             prepared = self._prepare(event, due) if due else None
+        except errors.BatchFound as batch:
+            self._count(record, revision)
+            if self._keeps_batches:
+                self._batches.append(batch_records.BatchRecord(record, batch.events, batch.written_bytes))
+            return None
         except errors.EventRejected as exc:
             self._count(record, revision).rejected += 1
             rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
@@ -163,6 +177,11 @@ class Intake(Generic[Prepared]):
         """Return the number of accepted events whose time was no RFC 3339 time and was replaced, since the last call."""
         count, self._invalid_times = self._invalid_times, 0
         return count
+
+    def drain_batches(self) -> list[batch_records.BatchRecord]:
+        """Return the batch records since the last call, in the order in which they were read."""
+        drained, self._batches = self._batches, []
+        return drained
 
     def receipts(self) -> list[Receipt]:
         """Return the offset receipts of all records that were counted so far, one receipt for each partition."""

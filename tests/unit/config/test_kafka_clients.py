@@ -108,6 +108,7 @@ def test_only_workers_and_the_local_broker_create_clients_elsewhere():
     assert {str(path.relative_to(ROOT)) for path in paths if creates.search(path.read_text())} == {
         "delivery/config/kafka_clients.py",
         "delivery/stages/kafka/completed_reader.py",
+        "delivery/stages/kafka/event_writer.py",
         "delivery/stages/kafka/sink.py",
         "delivery/stages/realtime/start_offsets.py",
         "fanout/local/kafka.py",

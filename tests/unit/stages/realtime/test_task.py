@@ -1,5 +1,6 @@
 """A stopped or paused real-time task writes no receipt for records that it has not delivered, and starts no delivery."""
 
+import base64
 import signal
 import uuid
 
@@ -24,6 +25,7 @@ class Writing:
 
     def __init__(self):
         self.rows, self.receipts = 0, []
+        self.story = []
 
     def write(self, made):
         for row in made:
@@ -31,6 +33,7 @@ class Writing:
             value = orjson.loads(row.value)
             if value.get("kind") == "receipt" and "unconfirmed" not in value:
                 self.receipts.append((value["first_offset"], value["last_offset"]))
+                self.story.append("receipt")
 
     def flush(self, within_s):
         pass
@@ -56,8 +59,13 @@ class TaskDriver:
         is_paused = self._paused.pop(0) if self._paused else False
         return messages.DriverUpdate(base_id=self._base_id, base=base if is_new else None, is_paused=is_paused)
 
-    def run(self, batches):
-        tools = task_context.Tools(plan=worker_plans.of_realtime(CONFIG), observe=lambda _: None, sink=lambda: self.writing)
+    def run(self, batches, config=CONFIG):
+        tools = task_context.Tools(
+            plan=worker_plans.of_realtime(config),
+            observe=lambda _: None,
+            sink=lambda: self.writing,
+            write_events=lambda records: self.writing.story.extend(event.value for event in records) or {},
+        )
         return deliver_realtime.DeliverRealtime(tools=tools, driver=self.server.address, stop_within_s=0)(batches)
 
 
@@ -86,6 +94,16 @@ def test_a_task_whose_input_ends_is_done(start_driver):
     task_driver = start_driver()
     assert list(task_driver.run([batch(0), batch(1)])) == []
     assert task_driver.writing.receipts == [(0, 1)]
+
+
+def test_a_batch_record_is_taken_apart_before_its_receipt(start_driver):
+    task_driver = start_driver()
+    headers = [{"key": "content-type", "value": base64.b64encode(b"application/cloudevents-batch+json").decode()}]
+    row = dict.fromkeys(deliver_events.COLUMNS) | {"topic": "events.order.created", "partition": 0, "offset": 0}
+    row |= {"appended_at_ms": 0, "value": b"[1, 2]", "headers": orjson.dumps(headers).decode(), "key": b"k"}
+    config = settings.Settings(source=settings.Source(batch_records="taken_apart"))
+    task_driver.run([pa.RecordBatch.from_pylist([row])], config)
+    assert task_driver.writing.story == [b"1", b"2", "receipt"]
 
 
 def test_a_stopped_task_never_ends_well(start_driver):

@@ -127,7 +127,7 @@ def test_the_page_explains_every_refusal():
         *(ROOT / "delivery" / "webhooks" / "routing").glob("*.py"),
     ]
     used = {reason for module in modules for reason in re.findall(r'EventRejected\(\s*"(\w+)"', module.read_text())}
-    assert set(explained) == used | {intake.UNFORESEEN}
+    assert set(explained) == used | {intake.UNFORESEEN, intake.NOT_WRITTEN}
     assert set(explained) - set(REFUSED) - set(REFUSED_IN_FRAMES) == intake.LANE_SPECIFIC - {"unknown_schema"}
     assert len(explained) == len(set(explained))
 

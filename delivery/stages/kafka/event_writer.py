@@ -1,0 +1,180 @@
+"""Write the events of batch records to their topics, and wait until Kafka has confirmed or refused each of them.
+
+Runs in the executors' Python workers. Must not import the settings, as delivery.stages.kafka.sink. Guarantee: at least once. A
+task that fails later writes the same events again, with the same ids.
+
+The events have a producer of their own in each worker process. A producer that Kafka has refused a record is not to be trusted
+afterwards (sink._ToKafka), and Kafka may refuse events: the job may lack the right to write a topic, or a record may be too
+large for it. That must not touch the results of other records.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from delivery import errors
+from delivery.stages.kafka import sink
+from delivery.webhooks.events import batch_records
+from delivery.webhooks.results.results import Results
+from delivery.webhooks.routing import intake
+from delivery.webhooks.state import chunking
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+FOR_GOOD = ("TOPIC_AUTHORIZATION_FAILED", "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "POLICY_VIOLATION")
+"""Names of Kafka's errors after which the same record would be refused again."""
+GROUP_BYTES = 4 * 1024 * 1024
+"""Most bytes of the records that a task holds and writes at once, or one batch record. A task may read thousands of batch
+records with a thousand events each."""
+RECORD_BYTES = 128
+"""Bytes of memory that a record takes beside its value and headers."""
+_OPTIONS: Mapping[str, str | int | float | bool] = {
+    **sink.OPTIONS,
+    # Kafka refuses a request whole if it is too large for the topic. A topic that took the batch record takes this much.
+    "batch.size": 65_536,
+    "queue.buffering.max.kbytes": 16_384,
+}
+_FLUSH_S = 1.0
+"""Seconds of one flush. Between two flushes a failure ends the wait."""
+
+
+class WriteEvents(Protocol):
+    """A function that writes records. Called in the task's worker. Survives pickling."""
+
+    def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
+        """Write records, and wait until Kafka has confirmed them. Return why, by place, for each that it refuses for good.
+
+        Raise KafkaUnavailable if a record could not be written, and may be written later.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """The job's WriteEvents."""
+
+    client: sink.Client = field(repr=False)
+    """Configuration of librdkafka, with the password."""
+
+    def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
+        """Write records as WriteEvents says. Called in the worker."""
+        import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
+
+        codes = frozenset(getattr(confluent_kafka.KafkaError, name) for name in FOR_GOOD)
+        try:
+            refused = _Write(_producer(self.client), codes, len(records)).all(records)
+        except errors.KafkaUnavailable:
+            _producer.cache_clear()
+            raise
+        if refused:
+            _producer.cache_clear()
+        return refused
+
+
+def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
+    """Return the WriteEvents that connects to Kafka with `client`, as `sink.to`."""
+    return Kafka(tuple(sorted(client.items())))
+
+
+def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents) -> Results:
+    """Write the events of batch records. Return the batch records that were taken apart, and a rejection for each other one.
+
+    Raise KafkaUnavailable as WriteEvents does.
+    """
+    results = Results()
+    for group in chunking.chunks(batches, _size, GROUP_BYTES):
+        made = [list(batch_records.event_records(batch)) for batch in group]
+        owners = [number for number, records in enumerate(made) for _ in records]
+        reasons = write(list(itertools.chain.from_iterable(made)))
+        refused = collections.Counter(owners[place] for place in reasons)
+        first = {owners[place]: reasons[place] for place in sorted(reasons, reverse=True)}
+        for number, batch in enumerate(group):
+            if number in refused:
+                results.rejections.append(_rejection(batch, refused[number], first[number]))
+            else:
+                results.batch_records.append(batch)
+    return results
+
+
+def _size(batch: batch_records.BatchRecord) -> int:
+    return batch.written_bytes + batch.events * RECORD_BYTES
+
+
+def _rejection(batch: batch_records.BatchRecord, refused: int, why: str) -> intake.Rejection:
+    detail = (
+        f"Kafka refuses {refused} of the {batch.events} events of the batch as records of their own ({why}): let the job write "
+        "to the topic, or write smaller events; then write the batch again. The other events of the batch are written"
+    )
+    return intake.Rejection(record=batch.record, reason=intake.NOT_WRITTEN, detail=detail)
+
+
+@functools.cache  # once for each worker process: connections outlive tasks
+def _producer(client: sink.Client) -> confluent_kafka.Producer:
+    import confluent_kafka  # noqa: PLC0415
+
+    return confluent_kafka.Producer({**_OPTIONS, **dict(client)})
+
+
+class _Write:
+    """One call: the records in flight, and what Kafka answered."""
+
+    def __init__(self, producer: confluent_kafka.Producer, for_good: frozenset[int], count: int) -> None:
+        self._producer, self._for_good, self._unanswered = producer, for_good, count
+        self._lock = threading.Lock()
+        """Guards the fields that `_answered` changes: any thread that polls the shared producer runs all callbacks."""
+        self._refused: dict[int, str] = {}
+        self._unplaced: dict[int, str] = {}
+        self._failure: str | None = None
+
+    def all(self, records: Sequence[batch_records.EventRecord]) -> dict[int, str]:
+        for place, record in enumerate(records):
+            self._produce(place, record)
+        while self._unanswered and self._failure is None:
+            self._producer.flush(_FLUSH_S)  # each record is confirmed or fails within `delivery.timeout.ms`
+        self._raise_failure()
+        if self._unplaced and not self._refused:
+            raise errors.KafkaUnavailable(next(iter(self._unplaced.values())))
+        return self._refused | self._unplaced
+
+    def _produce(self, place: int, record: batch_records.EventRecord) -> None:
+        import confluent_kafka  # noqa: PLC0415
+
+        while True:
+            self._raise_failure()
+            try:
+                self._producer.produce(
+                    record.topic,
+                    record.value,
+                    key=record.key,
+                    partition=record.partition,
+                    headers=list(record.headers),
+                    on_delivery=functools.partial(self._answered, place),
+                )
+            except BufferError:  # the queue is full
+                self._producer.poll(0.1)
+            except confluent_kafka.KafkaException as exc:
+                self._answered(place, exc.args[0])
+                return
+            else:
+                return
+
+    def _answered(self, place: int, error: confluent_kafka.KafkaError, message: confluent_kafka.Message | None = None) -> None:
+        with self._lock:
+            self._unanswered -= 1
+            if error is not None and error.code() in self._for_good:
+                self._refused[place] = error.str()
+            elif error is not None:
+                self._failure = f"an event of a batch record was not written to its topic: {error.str()}. Check the brokers"
+            elif message is not None and message.offset() is None:
+                # After a refusal, an idempotent producer may take the answer "duplicate" for success (sink._ToKafka).
+                self._unplaced[place] = "an event of a batch record has no offset in the broker's answer. Check the brokers"
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise errors.KafkaUnavailable(self._failure)
