@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import confluent_kafka
+import msgspec
 import orjson
 
 from delivery import errors
@@ -30,6 +31,9 @@ from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
 from delivery.model import Record
 from delivery.stages.kafka import topics
 from delivery.webhooks.events import parsing
+from delivery.webhooks.results import log_records
+from delivery.webhooks.results.log_entries import ATTEMPTED
+from delivery.webhooks.results.log_records import LogRecord
 from fanout.admin import registry_commands
 from fanout.kafka import publishing, topic_scanner
 from fanout.local import receiver
@@ -252,14 +256,20 @@ class Seen:
     has_accepted: bool = False
     """True after an attempt that the endpoint answered with 2xx."""
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Add the entries of a record of the attempts topic about this endpoint."""
-        for entry in row.get("entries", ()):
-            if entry["kind"] != "attempt":
-                self.words.append(f"{entry['kind']}: {entry['reason']}")
-                continue
-            self.words.append(str(entry["error_class"] or entry["status"]))
-            self.has_accepted |= entry["error_class"] is None
+    def add(self, value: bytes) -> None:
+        """Add the entries of a record of the attempts topic about this endpoint. Name a record that cannot be read."""
+        try:
+            record = log_records.decode(value)
+        except msgspec.DecodeError:
+            self.words.append("unreadable record")
+            return
+        for entry in record.entries if isinstance(record, LogRecord) else ():
+            if isinstance(entry, ATTEMPTED):
+                self.words.append(str(entry.error_class or entry.status))
+                self.has_accepted |= entry.error_class is None
+            else:
+                kind, reason = str(entry.__struct_config__.tag), getattr(entry, "reason", None)
+                self.words.append(f"{kind}: {reason}" if reason else kind)
 
 
 class DeliveryLog:
@@ -294,7 +304,7 @@ class DeliveryLog:
             if error is not None and error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise topics.unavailable(self._kafka, confluent_kafka.KafkaException(error), "to read the attempts topic")
             if error is None and message.key() == self._key:
-                self.seen.add(orjson.loads(message.value() or b"{}"))
+                self.seen.add(message.value() or b"")
 
     def close(self) -> None:
         """Close the consumer."""

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import orjson
 from pyspark.sql import SparkSession
 
 from delivery import errors
@@ -25,7 +24,9 @@ from delivery.registry_model import DeliveryMode
 from delivery.stages.checkpoint import offset_log, recovery
 from delivery.stages.kafka import completed_reader, source
 from delivery.webhooks.lanes.realtime_lane import Place
+from delivery.webhooks.results import log_records
 from delivery.webhooks.results.completed_work import Key
+from delivery.webhooks.results.log_records import OffsetReceipt
 
 log = logging.getLogger(__name__)
 
@@ -136,18 +137,18 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
             if time.monotonic() - logged_at > completed_reader.READ_S:
                 logged_at = time.monotonic()
                 log.info("lane realtime reads its offset receipts since its last commit: %d attempts records so far", count)
-            value = message.value() or b""
-            if value.startswith(b'{"kind":"receipt"') and _add_receipt(orjson.loads(value), of, runs):
+            receipt = log_records.receipt_of(message.value() or b"")
+            if receipt is not None and _add_receipt(receipt, of, runs):
                 newest_ms = max(newest_ms, message.timestamp()[1])
     return runs, newest_ms
 
 
-def _add_receipt(receipt: dict[str, Any], of: Callable[[str], bool], runs: dict[Place, list[HandledRange]]) -> bool:
+def _add_receipt(receipt: OffsetReceipt, of: Callable[[str], bool], runs: dict[Place, list[HandledRange]]) -> bool:
     # Unconfirmed: of the direct lane, before the topic moved. Results of the run may be missing.
-    if receipt["lane"] != DeliveryMode.DIRECT or receipt.get("unconfirmed") or not of(receipt["topic"]):
+    if receipt.lane != DeliveryMode.DIRECT or receipt.unconfirmed or not of(receipt.topic):
         return False
-    found = runs.setdefault((receipt["topic"], receipt["partition"]), [])
-    found.append(HandledRange(receipt["first_offset"], receipt["last_offset"]))
+    found = runs.setdefault((receipt.topic, receipt.partition), [])
+    found.append(HandledRange(receipt.first_offset, receipt.last_offset))
     return True
 
 

@@ -14,10 +14,12 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.model import Record
 from delivery.webhooks.events import parsing
+from delivery.webhooks.results import log_records
+from delivery.webhooks.results.log_entries import ATTEMPTED, AttemptEntry, PostponedEntry
 from delivery.webhooks.sending import signing
 from fanout.admin import smoke_testing
 from fanout.kafka import publishing, topic_scanner
-from tests.support import builders, reading
+from tests.support import builders, reading, records
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 BODY, NOW = b'{"id":"e1"}', int(time.time())
@@ -131,11 +133,34 @@ def test_a_login_that_may_not_read_the_log_is_told_so(monkeypatch):
 
 def test_attempts_and_postponements_are_read_from_the_log():
     seen = smoke_testing.Seen()
-    seen.add({"kind": "outcomes", "entries": [{"kind": "postponed", "reason": "slow"}]})
-    seen.add({"kind": "outcomes", "entries": [{"kind": "attempt", "status": None, "error_class": "timeout"}]})
+    seen.add(log_of(records.entry(PostponedEntry, reason="slow")))
+    seen.add(log_of(records.entry(AttemptEntry, error_class="timeout")))
     assert (seen.words, seen.has_accepted) == (["postponed: slow", "timeout"], False)
-    seen.add({"kind": "outcomes", "entries": [{"kind": "attempt", "status": 204, "error_class": None}]})
+    seen.add(log_of(records.entry(AttemptEntry, status=204)))
     assert (seen.words[-1], seen.has_accepted) == ("204", True)
+
+
+def test_an_entry_of_any_kind_is_read_from_the_log():
+    """Regression: an entry without a reason, of a batch or a redrive, ended the command with KeyError."""
+    seen = smoke_testing.Seen()
+    attempted = [records.entry(type_, status=204) for type_ in ATTEMPTED]
+    others = [records.entry(type_) for type_ in log_records.ENTRY_TYPES if type_ not in ATTEMPTED]
+    seen.add(log_of(*attempted, *others))
+    assert set(seen.words) == {
+        "204", "skipped", "postponed", "dead_lettered", "batch_skipped", "batch_postponed", "batch_dead_lettered", "redriven",
+    }  # fmt: skip
+    assert len(seen.words) == len(log_records.ENTRY_TYPES)
+
+
+def test_records_of_later_versions_and_other_programs_end_no_test():
+    seen = smoke_testing.Seen()
+    for value in (b'{"kind":"of_a_later_version"}', b"", b"\xff"):
+        seen.add(value)
+    assert seen.words == ["unreadable record", "unreadable record"]
+
+
+def log_of(*entries):
+    return log_records.encode(records.log(*entries))
 
 
 def result(**fields):
