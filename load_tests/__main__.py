@@ -13,8 +13,9 @@ import typer
 from delivery import errors
 from load_tests import options
 from load_tests.curves import cli as curves_cli
-from load_tests.harness import flood, machine_speed, stage, stopping
+from load_tests.harness import machine_speed, stage, stopping
 from load_tests.options import Folder, JsonFile, Replaced
+from load_tests.polls import flood
 from load_tests.scaling import plots
 from load_tests.scaling import scenario as scaling_scenario
 from load_tests.scenarios import away as away_scenario

@@ -101,7 +101,8 @@ AREAS = (
         "The load tests. They run the whole platform.",
         (
             "load_tests.reports load_tests.harness load_tests.rivals",
-            "load_tests.scaling load_tests.scenarios load_tests.options",
+            "load_tests.polls load_tests.scaling",
+            "load_tests.scenarios load_tests.options",
             "load_tests.scenarios.at_scale",
             "load_tests.curves",
             "load_tests.__main__",

@@ -14,7 +14,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from load_tests.harness import figures, flood, phases, stage, traffic
+from load_tests.harness import figures, phases, stage, traffic
+from load_tests.polls import flood
 
 
 class Load(enum.StrEnum):

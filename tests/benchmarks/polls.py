@@ -20,7 +20,8 @@ import orjson
 
 from delivery.config import settings
 from fanout.local import kafka, postgres, process, stack
-from load_tests.harness import letter_archive, platform, polling, usage
+from load_tests.harness import platform, usage
+from load_tests.polls import letter_archive, polling
 from subscriptions_db.postgres import connect, migrate
 from tests.benchmarks import dead_letters
 from tests.integration.api.world import LOGIN, login_of

@@ -140,30 +140,6 @@ def test_no_folder_imports_from_its_own_floor_or_from_above():
     assert upwards == set()
 
 
-def test_a_folder_has_at_most_twelve_modules():
-    folders = {path.parent for path in PATHS}
-    sizes = {str(folder.relative_to(ROOT)): len([path for path in PATHS if path.parent == folder]) for folder in folders}
-    assert {folder: size for folder, size in sizes.items() if size > 12} == {}
-
-
-def test_a_test_name_has_at_most_75_characters():
-    names = {name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
-    assert {name for name in names if len(name) > 75} == set()
-
-
-def test_no_variable_or_function_is_called_one_or_told():
-    """Both words name any value at all."""
-    names = {ast.Name: "id", ast.arg: "arg", ast.FunctionDef: "name", ast.AsyncFunctionDef: "name"}
-    paths = [path for folder in (*PACKAGES, "tests", "load_tests") for path in (ROOT / folder).rglob("*.py")]
-    found = {
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if getattr(node, names.get(type(node), ""), None) in {"one", "told"}
-    }
-    assert found == set()
-
-
 def all_errors(root=errors.FanoutError):
     return [root, *(found for child in root.__subclasses__() for found in all_errors(child))]
 

@@ -1,1 +1,5 @@
-"""Scale the number of executors with the load of the lanes. Runs on the driver."""
+"""Scale the number of executors with the load of the lanes.
+
+In: the lag and the throughput of each lane, and the executors that there are. Out: requests to Spark for executors, and
+executors to decommission. Runs on the driver.
+"""

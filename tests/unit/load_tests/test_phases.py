@@ -10,7 +10,8 @@ import pytest
 
 from delivery import errors
 from delivery.webhooks.events import parsing
-from load_tests.harness import figures, polling, receiver, traffic, usage
+from load_tests.harness import figures, receiver, traffic, usage
+from load_tests.polls import polling
 from load_tests.scenarios import beside
 from load_tests.scenarios.beside import Load
 from tests.support import builders

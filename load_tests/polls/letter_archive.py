@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from load_tests.harness import polling
+from load_tests.polls import polling
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import archived_rows, writer

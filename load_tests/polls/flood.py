@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fanout.local import kafka
-from load_tests.harness import letter_archive, phases, platform, polling, usage
+from load_tests.harness import phases, platform, usage
+from load_tests.polls import letter_archive, polling
 from subscriptions_db.postgres import connect
 
 CATCH_UP_S = 300

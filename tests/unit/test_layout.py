@@ -1,0 +1,49 @@
+"""The rules of files, folders and names (CONTRIBUTING.md)."""
+
+import ast
+import re
+
+import pytest
+
+from fanout.documents import folder_map
+from tests.support import reading
+
+ROOT = reading.ROOT
+MODULES = [path for package in folder_map.PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"]
+FOLDERS = sorted({path.parent for path in MODULES})
+SOURCES = [path for package in (*folder_map.PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")]
+
+
+def test_a_folder_has_at_most_twelve_modules():
+    sizes = {str(folder.relative_to(ROOT)): sum(path.parent == folder for path in MODULES) for folder in FOLDERS}
+    assert {folder: size for folder, size in sizes.items() if size > 12} == {}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_says_what_comes_in_and_goes_out_and_where_it_runs(folder):
+    text = " ".join((ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "").split())
+    assert re.search(r"\bIn: .+ Out: .+", text)
+    assert re.search(r"\bRuns (in|on) ", text)
+
+
+def test_a_file_has_at_most_400_lines():
+    """A longer file has a second idea, which belongs into a file of its own."""
+    sizes = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {path: size for path, size in sizes.items() if size > 400} == {}
+
+
+def test_a_test_name_has_at_most_75_characters():
+    names = {name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert {name for name in names if len(name) > 75} == set()
+
+
+def test_no_variable_or_function_is_called_one_or_told():
+    """Both words name any value at all."""
+    names = {ast.Name: "id", ast.arg: "arg", ast.FunctionDef: "name", ast.AsyncFunctionDef: "name"}
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if getattr(node, names.get(type(node), ""), None) in {"one", "told"}
+    }
+    assert found == set()
