@@ -19,9 +19,9 @@ from delivery.webhooks.results.log_entries import Due
 from fanout.demo import oracle, over_http, scenario
 from fanout.kafka import places
 from fanout.local import receiver
-from fanout.reconcile import ledger
+from fanout.reconcile import accounting, ledger
 
-LANES = ("direct", "batch")
+LANES = accounting.LANES
 """The lanes that route events. The retry lane delivers for both."""
 Pair = tuple[str, str]
 """Event id and subscription id."""

@@ -17,7 +17,7 @@ import rich.progress
 from confluent_kafka import TopicPartition
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, topic_pattern
+from delivery.config import kafka_clients, lane_areas, settings, topic_pattern
 from delivery.stages.kafka import bounded_reader, offset_requests, topics
 from fanout.kafka.places import Place
 
@@ -165,7 +165,7 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
     """Return those of the `known` topics that match `source.topic_pattern`, without topics that the job itself writes."""
-    own = {*topics.of_results(config.delivery), config.batch.ticks_topic, config.retry.ticks_topic}
+    own = {*topics.of_results(config.delivery), *lane_areas.wakeup_topics(config)}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
 
 

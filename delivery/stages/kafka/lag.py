@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # public, but missing in the stubs
 
-from delivery.config import kafka_clients, settings
+from delivery.config import kafka_clients, lane_areas, settings
 from delivery.observability import health, metrics
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
     before, handled = health.Progress(), 0
     while not stop.is_set():
         # Wake-up records are not events, so they are not lag.
-        ticks = {config.batch.ticks_topic, config.retry.ticks_topic}
+        ticks = lane_areas.wakeup_topics(config)
         progress = lane_watch.progress
         positions = {topic: at for topic, at in progress.positions.items() if topic not in ticks}
         before, handled = progress, handled + handled_between(before.positions, positions)

@@ -13,7 +13,7 @@ import threading
 import time
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, topic_pattern
+from delivery.config import kafka_clients, lane_areas, settings, topic_pattern
 from delivery.observability import metrics
 from delivery.stages.kafka import topics
 from delivery.webhooks.state.backlog import Pending
@@ -51,12 +51,12 @@ def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: flo
 class Waker:
     """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle.
 
-    The constructor creates the wake-up topic if it is missing. It raises SettingsError if the topic matches
-    `source.topic_pattern`, and KafkaUnavailable if Kafka does not answer or refuses a request.
+    `area` is the lane's settings area, and has the lane's name. The constructor creates the wake-up topic if it is missing. It
+    raises SettingsError if the topic matches `source.topic_pattern`, and KafkaUnavailable if Kafka does not answer or refuses a
+    request.
     """
 
-    def __init__(self, config: settings.Settings, lane: str, stop: threading.Event) -> None:
-        area = config.batch if lane == "batch" else config.retry
+    def __init__(self, config: settings.Settings, lane: str, area: lane_areas.LaneArea, stop: threading.Event) -> None:
         self._lane = lane
         self._topic = area.ticks_topic
         self._look_ahead_ms = area.trigger_interval_s * 1000

@@ -50,6 +50,11 @@ class Batch(StatefulLane):
         super().__init__(config, spark, acquire, stop, context)
         self._rejects = rejects
 
+    @staticmethod
+    def area_of(config: settings.Settings) -> settings.Batch:
+        """Return the settings area of the lane."""
+        return config.batch
+
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from delivery.config import worker_plans
+from delivery.config import settings, worker_plans
 from delivery.observability import health, metrics
 from delivery.stages.kafka import source
 from delivery.stages.lanes import lane_context
@@ -30,6 +30,11 @@ class Retry(StatefulLane):
     NAME = "retry"
     JOURNAL = RetryLaneLog
     _waits_for_all = False
+
+    @staticmethod
+    def area_of(config: settings.Settings) -> settings.Retry:
+        """Return the settings area of the lane."""
+        return config.retry
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop.

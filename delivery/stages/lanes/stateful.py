@@ -5,6 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 import threading
@@ -13,7 +14,7 @@ from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery.config import settings
+from delivery.config import lane_areas, settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics, recovery, shards
 from delivery.stages.kafka import outage, wakeups
@@ -30,10 +31,11 @@ MOST_RESTARTS = 3
 """Consecutive restarts of a query after lost executors. At the next loss the lane fails."""
 
 
-class StatefulLane:
+class StatefulLane(abc.ABC):
     """Base class of the batch lane and the retry lane: state, wake-ups, and restarts after lost executors."""
 
     NAME: ClassVar[str]
+    """Name of the lane, and of its settings area."""
     JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
     """The class that interprets result records: it finds which deliveries of an interrupted micro-batch had ended."""
 
@@ -45,14 +47,14 @@ class StatefulLane:
         stop: threading.Event,
         context: lane_context.LaneContext,
     ) -> None:
-        name, area = self.NAME, config.batch if self.NAME == "batch" else config.retry
+        name, area = self.NAME, self.area_of(config)
         self._config, self._acquire, self._stop, self._context = config, acquire, stop, context
         self._spark = shards.session(spark, area.shards)
         self._interval_s = area.trigger_interval_s
         self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
         self._tools = lane_context.task_tools(config, self._seen)
         self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
-        self._waker = wakeups.Waker(config, name, stop)
+        self._waker = wakeups.Waker(config, name, area, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
         self._reruns = recovery.Reruns(config, spark, name, self.JOURNAL)
@@ -61,6 +63,11 @@ class StatefulLane:
         self._size = context.sizing.now()
         self._batch_id = -1
         """Number of the present micro-batch."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def area_of(config: settings.Settings) -> lane_areas.LaneArea:
+        """Return the settings area of the lane, with its shards, its interval and its wake-up topic."""
 
     def _run(
         self,

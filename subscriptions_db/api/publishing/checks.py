@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from delivery import errors
-from delivery.config import settings, topic_pattern, worker_plans
+from delivery.config import lane_areas, settings, topic_pattern, worker_plans
 from delivery.model import Event, EventId, Record
 from delivery.registry_model import TenantId
 from delivery.webhooks.events import attributes, parsing
@@ -60,7 +60,7 @@ class Rules:
         return cls(
             layout=worker_plans.layout_of(config),
             topic_pattern=config.source.topic_pattern,
-            own_topics=frozenset(own | {config.operations.topic, config.batch.ticks_topic, config.retry.ticks_topic}),
+            own_topics=frozenset(own | {config.operations.topic} | lane_areas.wakeup_topics(config)),
             framed_topics=config.schema_registry.topic_pattern,
             publisher_sources=config.api.publisher_sources,
         )

@@ -35,7 +35,7 @@ def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic
     config = settings.Settings(source=settings.Source(topic_pattern=r"fanout\..+"))
     message = rf"{lane}\.ticks_topic: fanout\.{topic} matches source\.topic_pattern"
     with pytest.raises(errors.SettingsError, match=message):
-        wakeups.Waker(config, lane, threading.Event())
+        wakeups.Waker(config, lane, getattr(config, lane), threading.Event())
 
 
 def test_pending_work_is_summed_over_shards_and_the_earliest_due_time_counts():
