@@ -96,7 +96,8 @@ class Source(Area):
     micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """Most bytes of a record's value and headers. A larger record goes to the topic of rejected records. A dead letter carries
-    the event in base64, which adds a third, and must fit into Kafka's 1 MiB."""
+    the event in base64, which adds a third, and must fit into Kafka's 1 MiB. So a payload that is not JSON may have at most
+    700,000 bytes as the JSON string that stands for it, headers included."""
     tenant_of_topic: Annotated[str, pydantic.AfterValidator(with_one_group)] = ""
     """Python regular expression for topics that belong to one tenant each. Its one group is the tenant's id, as in
     `events\\.([^.]+)\\..+`. A topic that matches carries events of its tenant only; events of other

@@ -100,6 +100,11 @@ def as_json(payload: bytes, opaque: Opaque | None) -> bytes:
     return orjson.dumps(payload.decode()) if opaque.form is PayloadForm.TEXT else b'"%s"' % base64.b64encode(payload)
 
 
+def base64_bytes(payload: bytes) -> int:
+    """Return the number of bytes of a payload as a JSON string in base64."""
+    return 4 * ((len(payload) + 2) // 3) + 2
+
+
 def as_bytes(data: bytes, opaque: Opaque | None) -> bytes:
     """Convert the JSON of `Event.data` to the bytes of the payload. `opaque` None: the payload is JSON, and stays unchanged.
 

@@ -31,6 +31,9 @@ STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
 MAX_ATTRIBUTE_CHARS = 1024
 """Most characters of an id, type, source or tenant: they become part of bodies and keys. CloudEvents has no bound."""
+MAX_KEPT_BYTES = 700_000
+"""Most bytes of an opaque payload as a JSON string, and of its record's headers. A dead letter has both in base64, and must fit
+into Kafka's 1 MiB. A JSON payload is bounded by `source.max_event_bytes`, which is not above this number."""
 HEADER_OVERHEAD_BYTES = 24
 """Bytes that each header of a record adds to the record's size, besides the header's name and content."""
 
@@ -82,6 +85,8 @@ def parse(record: Record, layout: Layout) -> Event:
     unsupported, tenant_mismatch.
     """
     event = _read(record, layout)
+    if event.opaque is not None:
+        require_room(record, len(event.data))
     if (event.tenant_id == PLATFORM) != (record.topic == layout.operational_topic):
         raise errors.EventRejected("tenant_mismatch", _platform_mismatch(event))
     if event.tenant_id == PLATFORM:
@@ -117,6 +122,20 @@ def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
             "too_large",
             f"the record has {size} bytes, headers included; at most {layout.max_bytes} are accepted (source.max_event_bytes): "
             "shorten the payload, or put a link in place of its large parts",
+        )
+
+
+def require_room(record: Record, json_bytes: int) -> None:
+    """Raise EventRejected if a payload of `json_bytes` and the record's headers have more than MAX_KEPT_BYTES.
+
+    Called for payloads that are not JSON. `json_bytes` counts the JSON string that stands for the payload.
+    """
+    size = json_bytes + sum(header_bytes(name, content) for name, content in record.headers)
+    if size > MAX_KEPT_BYTES:
+        raise errors.EventRejected(
+            "too_large",
+            f"the record has {size} bytes with its payload as a JSON string, headers included; at most {MAX_KEPT_BYTES} are "
+            "accepted: shorten the payload, or put a link in place of its large parts",
         )
 
 

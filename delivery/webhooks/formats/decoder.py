@@ -100,6 +100,7 @@ class Decoder:
         known = self._known.get(frame.schema_id) or await self._compiled(frame.schema_id)
         decoded = record._replace(value=known.decode(frame.body), headers=tuple(filter(_is_kept, record.headers)))
         parsing.require_size(record, decoded.value, self._layout)  # with the headers that are not kept: a dead letter has them
+        parsing.require_room(record, opaque.base64_bytes(value))  # an endpoint may get the value as the producer wrote it
         framed = Framed(value, frame.schema_id, _media_type(headers) or known.media_type)
         return parsing.parse(decoded, self._layout)._replace(record=record, framed=framed)
 

@@ -20,6 +20,10 @@ from delivery.webhooks.events import opaque
 from delivery.webhooks.results.log_entries import Due
 from delivery.webhooks.state.json_decoding import JsonDecoder
 
+MAX_BYTES = 1_040_000
+"""Most bytes of a dead letter, of which `bounded` leaves out attempts. By default a topic of Kafka takes records of 1 MiB, with
+their key and their frame."""
+
 
 class Header(msgspec.Struct, frozen=True, gc=False):
     """A header of a Kafka record."""
@@ -115,7 +119,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
-    """The last attempts, the oldest first: at most eleven, or `delivery.max_attempts` if that is more."""
+    """The last attempts, the oldest first: at most eleven, or `delivery.max_attempts` if that is more. Fewer where the dead
+    letter would have more bytes than Kafka's default for a topic."""
     attributes: dict[str, Attribute] | UnsetType = UNSET
     """The event's CloudEvents attributes that have no field here. Left out where there are none. Since 2026-11-24."""
     batch_webhook_id: str | UnsetType | None = UNSET
@@ -188,6 +193,19 @@ _documents = JsonDecoder[dict[str, Any]](dict[str, Any])
 def encode(letter: DeadLetter) -> bytes:
     """Return a dead letter as bytes."""
     return _encoder.encode(letter)
+
+
+def bounded(letter: DeadLetter) -> bytes:
+    """Return a dead letter as bytes, without its oldest attempts if it would have more than MAX_BYTES.
+
+    The last attempt stays. A dead letter that its topic refuses would be written again and again: its micro-batch is never
+    committed. `parsing.require_room` bounds the rest of a dead letter.
+    """
+    written = encode(letter)
+    while len(written) > MAX_BYTES and len(letter.attempts) > 1:
+        letter = msgspec.structs.replace(letter, attempts=letter.attempts[1:], attempts_omitted=letter.attempts_omitted + 1)
+        written = encode(letter)
+    return written
 
 
 def decode(written: bytes) -> DeadLetter:

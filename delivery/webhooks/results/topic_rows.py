@@ -74,11 +74,11 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
             key = outcome.delivery.endpoint.endpoint_id.encode()
-            yield Row(topics.dead_letters, key, dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
+            yield Row(topics.dead_letters, key, dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome)))
     for batch in results.batches:
         key = batch.outcome.delivery.endpoint.endpoint_id.encode()
         for letter in dead_letter_rows.dead_letters_of_batch(batch):
-            yield Row(topics.dead_letters, key, dead_letter_records.encode(letter))
+            yield Row(topics.dead_letters, key, dead_letter_records.bounded(letter))
     for rejection in results.rejections:
         rejected = rejected_records.encode(_rejected(rejection))
         yield Row(topics.rejected, rejection.record.topic.encode(), rejected)

@@ -315,6 +315,24 @@ def test_a_record_without_content_is_an_event_in_binary_mode_only(record, reason
     assert rejected.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("value", "media_type"),
+    [
+        pytest.param(b"\xff" * 530_000, b"application/avro", id="bytes, a third more in base64"),
+        pytest.param(b'"' * 360_000, b"text/plain", id="text, two bytes for each quote in JSON"),
+    ],
+)
+def test_a_payload_that_no_dead_letter_could_hold_is_rejected(value, media_type):
+    """Regression: with `source.max_event_bytes` above 525,000, the dead letter was too large for Kafka, and the lane stood."""
+    layout = parsing.Layout(max_bytes=700_000)
+    with pytest.raises(errors.EventRejected, match="as a JSON string, headers included") as rejected:
+        parsing.parse(binary(value, media_type), layout)
+    assert rejected.value.reason == "too_large"
+    event = parsing.parse(binary(value[: len(value) * 19 // 20], media_type), layout)
+    outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, (), "expired")
+    assert len(dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome))) < dead_letter_records.MAX_BYTES
+
+
 def test_an_invalid_media_type_never_becomes_a_header():
     """An event from the state or from a topic may have any text as media type."""
     event = parsing.parse(binary(AVRO, b"application/avro"), LAYOUT)

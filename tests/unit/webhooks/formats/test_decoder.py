@@ -136,6 +136,14 @@ def test_the_bound_counts_the_json_and_all_headers(reader, spare):
         framing.event_of(record, reader, layout)
 
 
+def test_a_framed_value_that_no_dead_letter_could_hold_is_rejected(reader):
+    """An endpoint may get the value as its producer wrote it, which is a third longer in base64."""
+    large = framing.framed(3, b'{"tenant_id":"t1","text":"%s"}' % (b"x" * 530_000))
+    layout = parsing.Layout(max_bytes=700_000)
+    with pytest.raises(errors.EventRejected, match="as a JSON string, headers included"):
+        framing.event_of(builders.record(value=large), reader, layout)
+
+
 def test_a_cached_schema_works_while_the_registry_is_away(reader):
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)
     here.event_now(builders.record(value=ORDER_VALUE))

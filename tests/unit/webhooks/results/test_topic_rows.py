@@ -10,7 +10,7 @@ from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
 from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.policy import response_headers
-from delivery.webhooks.results import topic_rows
+from delivery.webhooks.results import dead_letter_records, topic_rows
 from delivery.webhooks.results.results import Results
 from delivery.webhooks.routing import intake
 from tests.support import archive, builders, written_topics
@@ -138,6 +138,23 @@ def test_a_dead_letter_counts_its_omitted_attempts():
     assert (letter["attempts_omitted"], len(letter["attempts"])) == (4, 11)
     *_, (_, _, whole) = written(outcomes=[outcome._replace(earlier=(), attempts=(attempt(1, "timeout"),))])
     assert whole["attempts_omitted"] == 0
+
+
+@pytest.mark.parametrize("kept", [50, 10], ids=["all in a fast lane", "the last ten of the retry lane"])
+def test_a_dead_letter_of_the_largest_event_fits_into_kafka(kept):
+    """Regression: 50 attempts in a fast lane with hostile responses made 1.35 MB, which no topic takes by default."""
+    event = builders.event(data=b"x" * 700_000)
+    hostile = [
+        response_headers.attach(attempt(number, "server_error", response=bytes(5_000_000)), {"server": '"' * 1000})
+        for number in range(51 - kept, 51)
+    ]
+    outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, tuple(hostile), "server_error")
+    *_, row = topic_rows.rows(Results(outcomes=[outcome]), TOPICS)
+    letter = dead_letter_records.decode(row.value)
+    assert len(row.value) < 1024 * 1024 - 4096  # Kafka's default, less the key and the frame of a record
+    assert letter.payload() == event.data
+    assert [found.attempt for found in letter.attempts] == list(range(letter.attempts_omitted + 1, 51))
+    assert len(letter.attempts) >= 10
 
 
 def test_a_delivery_given_up_unattempted_is_in_the_log():
