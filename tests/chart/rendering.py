@@ -123,14 +123,14 @@ def helm(*arguments, values):
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False, timeout=60)
 
 
-def text(values):
-    done = helm("template", "here", str(CHART), values=values)
+def text(values, release="here"):
+    done = helm("template", release, str(CHART), values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def rendered(values):
-    return [document for document in yaml.safe_load_all(text(values)) if document]
+def rendered(values, release="here"):
+    return [document for document in yaml.safe_load_all(text(values, release)) if document]
 
 
 def of_kind(kind, documents):

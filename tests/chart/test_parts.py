@@ -166,6 +166,35 @@ def test_only_production_migrates_before_all_else():
     assert before["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
 
 
+def test_a_failed_migration_ends_an_upgrade_before_any_pod_changes():
+    """Helm waits for a hook before it changes an object, and marks the release as failed where the hook fails.
+
+    The failed Job stays, with its log, until the next attempt.
+    """
+    documents = rendering.rendered(rendering.EVERYTHING)
+    hooks = [found for found in documents if "helm.sh/hook" in found["metadata"].get("annotations", {})]
+    [migrate] = [found for found in hooks if found["kind"] == "Job"]
+    assert migrate["metadata"]["annotations"] == {
+        "helm.sh/hook": "pre-install,pre-upgrade",
+        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+    }
+    assert (migrate["spec"]["backoffLimit"], migrate["spec"]["activeDeadlineSeconds"]) == (3, 600)  # it ends without success
+    pod = migrate["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    names = {found["metadata"]["name"] for found in documents if found not in hooks}
+    assert names.isdisjoint(texts(pod)), (
+        "it uses an object of the release, which may not exist yet, or be of the version before"
+    )
+
+
+def texts(part):
+    """Return all texts in a part of an object."""
+    if isinstance(part, str):
+        return {part}
+    parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return {text for inner in parts for text in texts(inner)}
+
+
 def test_the_data_of_development_goes_with_the_release():
     claims = rendering.of_kind("PersistentVolumeClaim", rendering.rendered(rendering.DEVELOPMENT))
     assert set(claims) == {"here-fanout-all", "here-fanout-kafka", "here-fanout-postgres"}

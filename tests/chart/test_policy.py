@@ -1,5 +1,6 @@
 """Pods keep to the policy `restricted`; secrets stay in Secrets that exist; nobody has a right that is not needed."""
 
+import ipaddress
 import tomllib
 
 import pytest
@@ -156,6 +157,30 @@ def test_endpoints_are_reached_by_both_families_of_addresses(listed, added):
     outside = {"0.0.0.0/0": ipv4, "::/0": ["fc00::/7", "fe80::/10", "::1/128", *added]}
     blocks = [{"ipBlock": {"cidr": cidr, "except": excepted}} for cidr, excepted in outside.items()]
     assert {"to": blocks, "ports": [{"port": 443}]} in egress
+
+
+def test_no_private_or_metadata_address_counts_as_an_endpoint():
+    """169.254.169.254 is where clouds have the metadata of a machine. Kafka and Postgres have rules of their own."""
+    egress = rendering.of_kind("NetworkPolicy", rendering.rendered(rendering.EVERYTHING))["here-fanout"]["spec"]["egress"]
+    blocks = [peer["ipBlock"] for rule in egress for peer in rule.get("to", ()) if "ipBlock" in peer]
+    for address in (
+        "169.254.169.254",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.0.1",
+        "100.64.0.1",
+        "127.0.0.1",
+        "fd00::1",
+        "fe80::1",
+    ):
+        assert [block for block in blocks if permits(block, ipaddress.ip_address(address))] == [], address
+    assert [block for block in blocks if permits(block, ipaddress.ip_address("203.0.113.7"))]
+
+
+def permits(block, address):
+    """Return True if an ipBlock of a NetworkPolicy has the address."""
+    excepted = any(address in ipaddress.ip_network(network) for network in block.get("except", ()))
+    return address in ipaddress.ip_network(block["cidr"]) and not excepted
 
 
 def test_the_identity_of_a_cloud_reaches_every_service_account():

@@ -58,6 +58,25 @@ def test_a_selector_finds_its_own_pods_and_no_others():
             assert {name for name, own in labels.items() if wanted <= own} == {document["metadata"]["name"]}
 
 
+@pytest.mark.parametrize("values", rendering.PRODUCTION)
+def test_two_releases_of_a_namespace_share_no_object_and_no_pod(values):
+    here, there = rendering.rendered(values), rendering.rendered(values, release="there")
+    names = [{(found["kind"], found["metadata"]["name"]) for found in release} for release in (here, there)]
+    assert not names[0] & names[1]
+    selectors = [wanted for wanted in map(selector_of, here) if wanted]
+    labels = [found["spec"]["template"]["metadata"]["labels"].items() for found in there if found["kind"] == "Deployment"]
+    assert selectors
+    assert labels
+    assert [wanted for wanted in selectors if any(wanted <= own for own in labels)] == []
+
+
+def selector_of(found):
+    """Return the labels by which an object selects pods; None: it selects none."""
+    spec = found.get("spec", {})
+    selector = spec.get("selector") or spec.get("podSelector")
+    return selector and selector.get("matchLabels", selector).items()
+
+
 def test_names_of_a_long_release_fit_and_stay_apart():
     """Kubernetes takes 63 characters for a Service, and for a label with the name of a Job. Helm takes 53 for a release."""
     names = []

@@ -1,6 +1,5 @@
 """The examples in the documents hold, and what is generated is current."""
 
-import ast
 import importlib
 import re
 import time
@@ -37,8 +36,6 @@ PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and path.pa
 TOP_FOLDERS = "delivery|subscriptions_db|fanout|load_tests|tests|deploy"
 MODULES = r"delivery\.webhooks|delivery\.stages|subscriptions_db|load_tests|tests"
 """Other names with dots are settings and topics."""
-SHOWN_BY_TESTS = ["docs/faults.md", "docs/threat-model.md", "docs/features.md"]
-NAMED_TEST = r"`(?:tests/[\w/]+\.py::)?(test_\w+)`"
 MADE_LATER = {"deploy/compose/secrets", "fanout/driver"}
 """A folder that a script of the document makes, and a label of Kubernetes."""
 
@@ -279,74 +276,3 @@ def test_every_command_that_a_document_names_exists(path):
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.output, line
-
-
-@pytest.mark.parametrize("path", SHOWN_BY_TESTS)
-def test_every_test_that_a_document_names_exists(path):
-    named = set(re.findall(NAMED_TEST, (ROOT / path).read_text()))
-    defined = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
-    assert named
-    assert named <= defined
-
-
-def mentions_slow(node):
-    return any("slow" in {getattr(part, "id", ""), getattr(part, "attr", "")} for part in ast.walk(node))
-
-
-def slow_tests():
-    """Return the mark in the documents of each test that `make test` leaves out, as a whole or in part."""
-    marks = {}
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        body = ast.parse(path.read_text()).body
-        is_whole_file = any(mentions_slow(node.value) for node in body if ast.unparse(node).startswith("pytestmark"))
-        for test in (node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")):
-            if is_whole_file or "pytest.mark.slow" in map(ast.unparse, test.decorator_list):
-                marks[test.name] = "(slow)"
-            elif any(map(mentions_slow, test.decorator_list)):
-                marks[test.name] = "(in part slow)"
-    return marks
-
-
-@pytest.mark.parametrize("path", SHOWN_BY_TESTS)
-def test_a_document_marks_the_tests_that_make_test_leaves_out(path):
-    marks = slow_tests()
-    assert set(marks.values()) == {"(slow)", "(in part slow)"}
-    named = re.findall(rf"{NAMED_TEST}( \((?:in part )?slow\))?", (ROOT / path).read_text())
-    assert [name for name, mark in named if mark.strip() != marks.get(name, "")] == []
-
-
-def test_every_fault_is_listed_once_with_a_test_or_a_longer_run():
-    rows = re.findall(r"^\| (\d+) \|(.+)$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
-    numbers = [int(number) for number, _ in rows]
-    assert numbers == sorted(set(numbers))
-    assert [number for number, row in rows if not re.search(r"`(test_|python -m load_tests )", row)] == []
-
-
-def features():
-    """Return the rows of the tables of features, as lists of seven cells."""
-    text = (ROOT / "docs" / "features.md").read_text().partition("## Sources")[0]
-    rows = [row.split(" | ") for row in re.findall(r"^\| (?!\|)(.*) \|$", text, re.MULTILINE)]
-    return [row for row in rows if len(row) > 3]
-
-
-def test_every_feature_of_the_platform_is_linked_and_shown_by_a_test():
-    assert len(features()) > 80
-    for name, ours, shown, *_ in features():
-        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", shown)
-        has_it = re.match(r"\[(yes|partly)\]\([\w.#-]+\)", ours) is not None
-        assert has_it or re.match(r"no\b", ours), name
-        assert bool(tests) == has_it, name
-        assert [test for path, test in tests if f"def {test}(" not in (ROOT / path).read_text()] == [], name
-
-
-def test_every_answer_about_another_system_has_a_source():
-    """Unknown is an answer without a source, and a dash means that the question does not apply."""
-    text = (ROOT / "docs" / "features.md").read_text()
-    listed = re.findall(r"^\| ([SCOH]\d+) \| .+ \| .+ \| <https://", text, re.MULTILINE)
-    assert len(set(listed)) == len(listed)
-    assert set(listed) == set(re.findall(r"\b[SCOH]\d+\b", text.partition("## Sources")[0]))
-    for name, _, _, *others in features():
-        assert len(others) == 4, name
-        for system, answer in zip("SCOH", others, strict=True):
-            sourced = re.match(rf"(yes|no|partly|cloud only)\b.*\({system}\d+(, {system}\d+)*\)", answer)
-            assert answer in {"unknown", "–"} or sourced, (name, answer)
