@@ -5,6 +5,8 @@ processes below them: the commands, Spark's JVMs, the brokers. Seconds of the cl
 CPU seconds depend on the processor and on how much of its caches others use. So each worker times a piece of work of its own
 between tests, and the seconds are divided by how much longer that took than on the machine of the budgets.
 
+A set that ran a test marked `slow` is measured, and not judged. The budgets are those of `make test`, which runs none of them.
+
 Not counted: a Postgres server. It leaves the tree when it has started, and only on a busy machine would it be seen before that.
 """
 
@@ -14,6 +16,7 @@ import collections
 import statistics
 import threading
 import time
+from collections.abc import Collection
 
 import psutil
 import pytest
@@ -27,11 +30,11 @@ LOOK_EVERY_S = 0.5
 PROBE_EVERY_S = 5.0
 
 
-def over(spent: dict[str, float], budgets: dict[str, float]) -> list[str]:
-    """Return what to say of each set that took more than its budget allows."""
+def over(spent: dict[str, float], budgets: dict[str, float], with_slow: Collection[str] = ()) -> list[str]:
+    """Return what to say of each set that took more than its budget allows, without the sets that ran slow tests."""
     return [
         f"{name} took {spent[name]:.0f} CPU seconds, more than {TOLERANCE:.0%} of its {budgets[name]:.0f}"
-        for name in sorted(spent.keys() & budgets.keys())
+        for name in sorted(spent.keys() & budgets.keys() - set(with_slow))
         if spent[name] > TOLERANCE * budgets[name]
     ]
 
@@ -82,6 +85,7 @@ class Measuring:
         self._seconds: collections.Counter[str] = collections.Counter()
         self._probes: dict[str, list[float]] = collections.defaultdict(list)
         self._probed_at = 0.0
+        self._with_slow: set[str] = set()
         self._set = ""
         self._since = 0.0
         """CPU seconds of the tree when the tests of this set began. Read between sets only, as each look costs milliseconds."""
@@ -89,6 +93,8 @@ class Measuring:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         name = set_of(item)
+        if item.get_closest_marker("slow"):
+            self._with_slow.add(name)
         if time.monotonic() - self._probed_at > PROBE_EVERY_S or not self._probes[name]:
             self._probes[name].append(machine_speed.slowdown())
             self._probed_at = time.monotonic()
@@ -108,9 +114,10 @@ class Measuring:
         self._tree.end()
         spent = {name: seconds / statistics.fmean(self._probes[name]) for name, seconds in self._seconds.items()}
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["spent"] = spent
+            session.config.workeroutput |= {"spent": spent, "with_slow": sorted(self._with_slow)}
         else:
             session.config.stash[TOTALS].update(spent)
+            session.config.stash[WITH_SLOW].update(self._with_slow)
 
 
 class Judging:
@@ -118,23 +125,29 @@ class Judging:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
-        node.config.stash[TOTALS].update(getattr(node, "workeroutput", {}).get("spent", {}))
+        output = getattr(node, "workeroutput", {})
+        node.config.stash[TOTALS].update(output.get("spent", {}))
+        node.config.stash[WITH_SLOW].update(output.get("with_slow", ()))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
-        if not session.exitstatus and over(session.config.stash[TOTALS], BUDGETS_S):
+        stash = session.config.stash
+        if not session.exitstatus and over(stash[TOTALS], BUDGETS_S, stash[WITH_SLOW]):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter, config):
-        spent = config.stash[TOTALS]
+        spent, with_slow = config.stash[TOTALS], config.stash[WITH_SLOW]
         terminalreporter.section("CPU seconds of each set, and its budget")
         for name in sorted(spent):
-            terminalreporter.line(f"{name:12} {spent[name]:6.0f} {BUDGETS_S.get(name, 'none'):>6}")
-        for problem in over(spent, BUDGETS_S):
+            budget = "with slow tests: not judged" if name in with_slow else BUDGETS_S.get(name, "none")
+            terminalreporter.line(f"{name:12} {spent[name]:6.0f} {budget:>6}")
+        for problem in over(spent, BUDGETS_S, with_slow):
             terminalreporter.line(f"over budget: {problem}", red=True)
 
 
 TOTALS = pytest.StashKey[collections.Counter]()
+WITH_SLOW = pytest.StashKey[set]()
+"""Sets that ran a test marked `slow`."""
 
 
 def set_of(item):
@@ -143,6 +156,7 @@ def set_of(item):
 
 def pytest_configure(config):
     config.stash[TOTALS] = collections.Counter()
+    config.stash[WITH_SLOW] = set()
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Measuring())

@@ -17,6 +17,7 @@ def test_that_has_a_process_burn_cpu():
     code = "import time\\nwhile time.process_time() < 1.5: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
 """
+SLOW = "import pytest\npytestmark = pytest.mark.slow\n"
 BUDGET = """
 from tests import budget
 
@@ -32,11 +33,19 @@ def test_a_set_may_take_a_fifth_more_than_its_budget(spent, is_over):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("workers", "allowed_s", "returncode"), [("1", 0.5, 1), ("0", 60, 0)])
-def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allowed_s, returncode):
+@pytest.mark.parametrize(
+    ("workers", "allowed_s", "mark", "returncode"),
+    [
+        pytest.param("1", 0.5, "", 1, id="over its budget"),
+        pytest.param("0", 60, "", 0, id="within its budget"),
+        pytest.param("1", 0.5, SLOW, 0, id="with a slow test: measured only"),
+        pytest.param("0", 0.5, SLOW, 0, id="with a slow test, without workers"),
+    ],
+)
+def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allowed_s, mark, returncode):
     folder = tmp_path / "tests" / "burning"
     folder.mkdir(parents=True)
-    (folder / "test_burning.py").write_text(BURNING)
+    (folder / "test_burning.py").write_text(mark + BURNING)
     (tmp_path / "conftest.py").write_text(BUDGET.format(allowed_s))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--rootdir=.", "-p", "no:schemathesis", "-p", "tests.budget", "-n", workers, "tests"],
@@ -44,6 +53,7 @@ def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allo
     )  # fmt: skip
     assert done.returncode == returncode, done.stdout
     assert ("over budget: burning took" in done.stdout) is bool(returncode), done.stdout
+    assert ("with slow tests: not judged" in done.stdout) is bool(mark), done.stdout
 
 
 @pytest.mark.parametrize(("name", "is_counted"), [("burner", True), ("postgres", False)])
