@@ -9,6 +9,7 @@ import pytest
 from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import sink, topics
+from delivery.webhooks.results import dead_letter_records
 from delivery.webhooks.results.topic_rows import Row
 from tests.support import sinks
 
@@ -72,6 +73,15 @@ def test_tasks_that_share_a_process_end_each_by_what_it_wrote_itself(connection,
             failing.finish()
         other.finish()
     assert read(connection, topic, 10) == [Row(topic, b"ep1", b"small")] * 10
+
+
+def test_a_topic_takes_the_largest_dead_letter(connection, topic):
+    """With the configuration that Kafka gives a topic by default. Random bytes are not made shorter by compression."""
+    rows = [Row(topic, b"e" * 256, random.randbytes(dead_letter_records.MAX_BYTES))]
+    writing = sink.to(kafka_clients.for_librdkafka(connection))()
+    writing.write(rows)
+    writing.finish()
+    assert read(connection, topic, 1) == rows
 
 
 def test_a_row_that_no_topic_would_take_is_refused_with_its_size(connection, topic):
