@@ -24,9 +24,6 @@ log = logging.getLogger(__name__)
 
 MAX_IDS = 16_384
 """Most ids in one generation. A lane of a worker remembers one to two generations: at most 6 MB."""
-WHOLE_BYTES, PART_BYTES = 1024, 512
-"""Longest payload that is compared as a whole. Of a longer payload, only the first and the last PART_BYTES are compared. To
-compare 4 KB as a whole takes 1.3 µs an event, and to compare the two ends 0.8 µs. A payload of 300 bytes takes 0.3 µs."""
 WITH_SAME_WEBHOOK_ID = "with the same webhook-id, and receivers ignore it as a repeat"
 WITH_OWN_WEBHOOK_ID = "with a webhook-id of its own, and only receivers that compare source and id ignore it as a repeat"
 """The two variants in the log line about a reused id. The second is for the setting `source.reused_ids = "told_apart"`."""
@@ -35,7 +32,11 @@ WITH_OWN_WEBHOOK_ID = "with a webhook-id of its own, and only receivers that com
 class _Memory:
     """Remember, for each of the last keys, a digest of the first payload. A key is the hash of an event's identity.
 
-    Python's own hashes are enough: they stay in this process, and two hashes of 64 bits are hardly ever equal by chance.
+    Keys and digests are Python's own hashes. They stay in this process, and two hashes of 64 bits are hardly ever equal by
+    chance. A digest covers the whole payload, because two payloads may differ in the middle only.
+
+    No faster digest is installed. Of a payload of 4 KiB, Python's hash took 1.0 µs, CRC-32 1.3 µs and BLAKE2b 7.3 µs. Of 300
+    bytes the hash took 0.2 µs, and of 256 KiB 69 µs (2026-11-26, on a machine 2.8 times slower than that of the budgets).
     """
 
     __slots__ = ("_newer", "_older")
@@ -73,7 +74,7 @@ class SeenIds:
 
     def add(self, event: Event) -> None:
         """Remember an event; count it if an earlier event has its source and id, and another payload."""
-        digest = _digest(event.data)
+        digest = hash(event.data)
         if self._all.first_digest(hash((event.source, event.event_id)), digest) != digest:
             self._count(event)
 
@@ -82,7 +83,7 @@ class SeenIds:
 
         Other tenants do not matter: a tenant must not be able to have the events of another tenant rejected.
         """
-        digest = _digest(event.data)
+        digest = hash(event.data)
         return self._by_tenant.first_digest(hash((event.tenant_id, event.source, event.event_id)), digest) != digest
 
     def drain(self) -> int:
@@ -99,10 +100,3 @@ class SeenIds:
                 extra={"topic": event.record.topic, "partition": event.record.partition, "offset": event.record.offset},
             )
         self._reused += 1
-
-
-def _digest(payload: bytes) -> int:
-    """Return a hash of a payload: of a long one, the hash of its length and both its ends."""
-    if len(payload) <= WHOLE_BYTES:
-        return hash(payload)
-    return hash((len(payload), payload[:PART_BYTES], payload[-PART_BYTES:]))

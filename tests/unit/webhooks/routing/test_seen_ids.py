@@ -8,6 +8,10 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import seen_ids
 from tests.support import builders
 
+LONG = b"a" * 2_500 + b"b" + b"a" * 2_500
+MIDDLE = b"a" * 2_500 + b"c" + b"a" * 2_500
+"""A payload that equals LONG in its length, its beginning and its end."""
+
 
 def event(event_id="e1", data=b"1", source="/shop", offset=7):
     return builders.event(event_id=event_id, data=data, source=source, record=builders.record(topic="orders", offset=offset))
@@ -24,7 +28,8 @@ def event(event_id="e1", data=b"1", source="/shop", offset=7):
         pytest.param([event(), event(data=b"2"), event(data=b"3")], 2, id="three payloads"),
         pytest.param([event(data=b"a" * 5_000), event(data=b"a" * 5_001)], 1, id="long payloads of two lengths"),
         pytest.param([event(data=b"a" * 5_000), event(data=b"a" * 4_999 + b"b")], 1, id="long payloads with two ends"),
-        pytest.param([event(data=b"a" * 5_000)] * 2, 0, id="a repeat of a long payload"),
+        pytest.param([event(data=LONG), event(data=MIDDLE)], 1, id="long payloads that differ in the middle only"),
+        pytest.param([event(data=LONG), event(data=bytes(bytearray(LONG)))], 0, id="a repeat of a long payload"),
     ],
 )
 def test_an_id_with_another_payload_is_counted(events, reused):
@@ -32,6 +37,12 @@ def test_an_id_with_another_payload_is_counted(events, reused):
     for published in events:
         seen.add(published)
     assert (seen.drain(), seen.drain()) == (reused, 0)
+
+
+def test_a_tenant_reuses_an_id_if_only_the_middle_of_a_payload_differs():
+    """Regression: of a payload above 1 KiB, only the length and both ends were compared."""
+    seen = seen_ids.SeenIds()
+    assert [seen.is_reused_by_its_tenant(event(data=data)) for data in (LONG, MIDDLE, LONG)] == [False, True, False]
 
 
 def test_the_memory_is_bounded_and_keeps_the_last_ids(monkeypatch):
