@@ -14,7 +14,7 @@ workers, which comes with each task. Four consequences follow:
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,6 +102,14 @@ class Room(NamedTuple):
     """Requests that may go at once now."""
     full_in_s: float
     """Seconds without a request until `limit` may go at once."""
+
+
+def least_room(rooms: Iterable[Room]) -> Room:
+    """Return the state of the limit that refuses first, if each further request counts one in every limit.
+
+    Of equal ones, return the limit that takes longest to refill.
+    """
+    return min(rooms, key=lambda room: (room.remaining, -room.full_in_s))
 
 
 class Pace:

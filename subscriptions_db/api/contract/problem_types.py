@@ -97,7 +97,8 @@ TYPES = {
     problems.TENANT_RATE_LIMITED: ProblemType(
         "The API keys of all publishers together sent more than api.max_tenant_events_per_s events a second of one tenant, "
         "which detail names. No event of the request was published, also not those of other tenants.",
-        "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own.",
+        "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own. "
+        "If this limit refuses before those of the key, RateLimit-Remaining shows it, also in the answers before.",
         problems.Refused(
             429,
             "more than 1000 events a second of tenant t1, by all keys together: nothing was published, try again in 1 s",

@@ -20,7 +20,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import cachetools
 from aiohttp import web
@@ -113,11 +113,12 @@ class DailyQuotas:
             return
         self._add({tenant: events for tenant, events in collections.Counter(tenants).items() if _REGISTRY_ID.fullmatch(tenant)})
 
-    def room(self, tenants: Iterable[TenantId]) -> limits.Room:
-        """Return quota and events left today of the tenant with the fewest left, and the seconds until the next day."""
-        left, limit = min(
-            ((self._left(tenant), self._quota(tenant)) for tenant in set(tenants)), default=(self._max_per_day,) * 2
-        )
+    def room(self, tenants: Collection[TenantId]) -> limits.Room:
+        """Return quota and events left today of the tenant with the fewest left, and the seconds until the next day.
+
+        `tenants` is not empty.
+        """
+        left, limit = min((self._left(tenant), self._quota(tenant)) for tenant in tenants)
         return limits.Room(limit=limit, remaining=max(0, left), full_in_s=self._left_of_day_s())
 
     async def end(self, _: web.Application) -> None:

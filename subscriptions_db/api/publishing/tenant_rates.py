@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import cachetools
 
@@ -32,13 +32,18 @@ class TenantRates:
         self._clock = clock
         self._paces: cachetools.LRUCache[TenantId, limits.Pace] = cachetools.LRUCache(MAX_TENANTS)
 
+    @property
+    def is_on(self) -> bool:
+        """Return True if tenants have a limit."""
+        return self._max_per_s > 0
+
     def spend(self, tenants: Iterable[TenantId]) -> None:
         """Count one event for each item of `tenants`; raise Refused with 429 if one of the tenants is over its rate.
 
         A refused request counts for none of its tenants. An accepted request counts with all its events, also beyond the rate:
         otherwise a request with more events than the rate could never be published.
         """
-        if not self._max_per_s:
+        if not self.is_on:
             return
         counted = collections.Counter(tenants)
         now = self._clock()
@@ -53,6 +58,11 @@ class TenantRates:
             raise problems.Refused(429, detail, headers={"retry-after": str(retry_s)}, code=problems.TENANT_RATE_LIMITED)
         for tenant, count in counted.items():
             paces[tenant].consume(now, count)
+
+    def room(self, tenants: Collection[TenantId]) -> limits.Room:
+        """Return the state of the rate of the tenant that may publish the fewest events now. `tenants` is not empty."""
+        now = self._clock()
+        return limits.least_room(self._pace(tenant).room(now) for tenant in tenants)
 
     def _pace(self, tenant: TenantId) -> limits.Pace:
         return self._paces.setdefault(tenant, limits.Pace(self._max_per_s, self._burst_share))

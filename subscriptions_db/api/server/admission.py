@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import cachetools
@@ -54,17 +54,14 @@ class KeyRate(NamedTuple):
     """The limits that count the request. A request that publishes counts in two: as a request, and with its events."""
     clock: Callable[[], float]
     expires_at: dt.datetime | None
-    room_of_tenants: Callable[[], limits.Room] | None = None
-    """Returns the state of the daily quota of the tenant with the fewest events left today, of all tenants in the request.
-    None: no daily quota counts for the request."""
+    rooms_of_tenants: tuple[Callable[[], limits.Room], ...] = ()
+    """Each returns the state of one limit of tenants, such as the daily quota. Of all tenants in the request, it is the state
+    of the tenant that may publish the fewest events. Empty: no limit of tenants counts for the request."""
 
     def room(self) -> limits.Room:
         """Return the state of the limit that refuses first, if each further request counts one in every limit."""
         now = self.clock()
-        rooms = [pace.room(now) for pace in self.paces]
-        if self.room_of_tenants is not None:
-            rooms.append(self.room_of_tenants())
-        return min(rooms, key=lambda room: (room.remaining, -room.full_in_s))
+        return limits.least_room([*(pace.room(now) for pace in self.paces), *(room() for room in self.rooms_of_tenants)])
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
@@ -76,9 +73,9 @@ def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
     return functools.partial(request.__setitem__, KEY_RATE)
 
 
-def note_tenants(request: web.Request, room: Callable[[], limits.Room]) -> None:
-    """Store the daily quotas of an admitted request's tenants in the request, beside the rate of its key."""
-    request[KEY_RATE] = request[KEY_RATE]._replace(room_of_tenants=room)
+def note_tenants(request: web.Request, rooms: Iterable[Callable[[], limits.Room]]) -> None:
+    """Store the limits of an admitted request's tenants in the request, beside the rate of its key."""
+    request[KEY_RATE] = request[KEY_RATE]._replace(rooms_of_tenants=tuple(rooms))
 
 
 def key_headers(request: web.Request) -> dict[str, str]:

@@ -28,7 +28,8 @@ a day changes nothing and returns the first answer. A secret that was shown once
 
 _KEY_HEADERS = {
     "RateLimit-Limit": {
-        "description": "Requests that the key may send at once; for publishEvents, requests with one event each.",
+        "description": "Requests that the key may send at once; for publishEvents, requests with one event each, by the limit "
+        "of the key or of a tenant that refuses first.",
         "schema": {"type": "integer"},
     },
     "RateLimit-Remaining": {"description": "Requests that the key may still send at once now.", "schema": {"type": "integer"}},

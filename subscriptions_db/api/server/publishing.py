@@ -23,6 +23,7 @@ from aiohttp import web
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
+from delivery.registry_model import TenantId
 from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
@@ -118,8 +119,7 @@ class Publishing:
                 raise problems.unavailable(UNLISTED) from exc
             checks.require_topics(found, events, missing)
             tenants = [event.tenant_id for event in events]
-            if self._quotas.is_on:
-                admission.note_tenants(request, functools.partial(self._quotas.room, frozenset(tenants)))
+            self._note_limits(request, frozenset(tenants))
             self._quotas.require_room(tenants)
             # This check comes last, so that a refused request counts for no tenant.
             self._tenants.spend(tenants)
@@ -135,6 +135,12 @@ class Publishing:
                 raise problems.unavailable(UNCONFIRMED) from exc
         metrics.API_EVENTS.inc(len(accepted))
         return {"accepted": accepted}
+
+    def _note_limits(self, request: web.Request, tenants: frozenset[TenantId]) -> None:
+        """Store the limits of the request's tenants in the request, for the `RateLimit` headers of its answer."""
+        if tenants:
+            on = [limit for limit in (self._quotas, self._tenants) if limit.is_on]
+            admission.note_tenants(request, [functools.partial(limit.room, tenants) for limit in on])
 
     def _count(self, events: Sequence[checks.Publication]) -> None:
         """Count events that Kafka has or may have in the daily quotas of their tenants."""

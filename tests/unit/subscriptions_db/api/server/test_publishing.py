@@ -1,4 +1,4 @@
-"""The bytes of publishing requests are bounded together, before a body is read."""
+"""The limits of publishing requests: their bytes, before a body is read, and the rates of their tenants."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import pytest
 from delivery.config import settings
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
-from subscriptions_db.api.publishing import bodies, checks
+from subscriptions_db.api.publishing import bodies, checks, tenant_rates
 from subscriptions_db.api.server import admission, publishing
 from tests.support.fakes import Clock
 
@@ -102,3 +102,40 @@ def test_large_bodies_are_checked_beside_the_event_loop_and_refused_ones_count(p
         asyncio.run(publisher._checked(posted, "events.order", posted.charge))
     assert [thread is threading.main_thread() for thread in threads] == [not is_large]
     assert posted.counted >= 300
+
+
+@pytest.fixture
+def of_tenants():
+    """Return a publisher with 15 events a second for each tenant, of which 3 may come at once."""
+    made = publishing.Publishing(settings.Settings.model_validate({"api": {"max_tenant_events_per_s": 15}}), None, None)
+    made._tenants = tenant_rates.TenantRates(15, admission.BURST_SHARE, Clock())
+    yield made
+    made.close()
+
+
+def sent(publisher, tenants, key_events_per_s=1000):
+    """Count one event for each tenant; return the problem's code, and limit and remaining of the headers."""
+    key_rate = admission.KeyRate((limits.Pace(key_events_per_s, admission.BURST_SHARE),), Clock(), None)
+    asked, code = {admission.KEY_RATE: key_rate}, None
+    publisher._note_limits(asked, frozenset(tenants))
+    try:
+        publisher._tenants.spend(tenants)
+    except problems.Refused as exc:
+        code = exc.problem.code
+    headers = admission.key_headers(asked)
+    return code, headers["ratelimit-limit"], headers["ratelimit-remaining"]
+
+
+def test_the_headers_show_the_rate_of_a_tenant_that_refuses_first(of_tenants):
+    """Regression: `RateLimit-Remaining` was that of the key, and above 0 at the 429 for the tenant."""
+    assert [sent(of_tenants, ["t2", "t1"]) for _ in range(4)] == [
+        (None, "3", "2"), (None, "3", "1"), (None, "3", "0"), ("tenant_rate_limited", "3", "0"),
+    ]  # fmt: skip
+    assert sent(of_tenants, ["t1"]) == ("tenant_rate_limited", "3", "0")
+    assert sent(of_tenants, ["t3", "t3"]) == (None, "3", "1")
+    assert sent(of_tenants, ["t4", "t1"]) == ("tenant_rate_limited", "3", "0")
+
+
+def test_the_headers_show_the_rate_of_a_key_that_refuses_before_its_tenant(of_tenants):
+    assert sent(of_tenants, ["t1"], key_events_per_s=5) == (None, "1", "1")
+    assert sent(of_tenants, []) == (None, "200", "200")
