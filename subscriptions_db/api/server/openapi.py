@@ -209,6 +209,7 @@ def _description(route: Route) -> str:
     scopes = ", ".join(f"`{scope}`" for scope in sorted(route.scopes))
     known = [f"Needs one of the scopes {scopes}." if len(route.scopes) > 1 else f"Needs the scope {scopes}."]
     known += ["A repeat with the same `Idempotency-Key` changes nothing."] if route.is_change else []
+    known += ["Takes no `Idempotency-Key`: repeat events with the same ids."] if route.handler is None else []
     known += [f"Counts as {route.cost} requests towards the rate of the key."] if route.cost > 1 else []
     return " ".join(known + past)
 

@@ -46,6 +46,11 @@ MAX_BYTES_ON_LOOP = 32 * 1024
 the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. Four bodies of 1 MB stopped
 the loop of a machine with a load of 10 for 0.2 to 0.5 s at most, and for 2.5 to 5.3 s without the thread."""
 OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
+NO_KEY = (
+    "is not evaluated by this operation: nothing was published. The id of each event makes its repeat harmless: send the "
+    "request without the header, and repeat events with the same ids"
+)
+"""A refusal, because a header that is ignored would not do what its sender expects: nothing ties the key to the events."""
 UNLISTED = (
     "Kafka does not list its topics, and one of the request is not known yet. Nothing was published: send the request again"
 )
@@ -100,6 +105,8 @@ class Publishing:
         """
         principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         etags.require_none(request.headers)
+        if "idempotency-key" in request.headers:
+            raise problems.invalid(("Idempotency-Key", NO_KEY))
         if not self._is_on:
             raise problems.Refused(404, OFF)
         try:

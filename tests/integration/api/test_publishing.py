@@ -152,6 +152,14 @@ def test_one_wrong_event_and_nothing_is_published(publisher, reader):
     assert reader.records() == []
 
 
+def test_an_idempotency_key_is_refused_and_says_what_to_do_instead(publisher, reader):
+    """Regression: the header was ignored, so a repeat with other event ids was published again."""
+    answer = publish(publisher, EVENT, STRUCTURED, idempotency_key="k1")
+    assert (answer.status, answer.fields) == (422, ["Idempotency-Key"])
+    assert "send the request without the header, and repeat events with the same ids" in answer.json["detail"]
+    assert reader.records() == []
+
+
 def test_a_key_publishes_for_its_tenants_only(served, reader):
     client = served.client(served.keys["publisher of t1"])
     assert publish(client, PLAIN).status == 202
