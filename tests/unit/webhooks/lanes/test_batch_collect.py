@@ -8,6 +8,7 @@ import sys
 import orjson
 import pytest
 
+from delivery.config import settings, worker_plans
 from delivery.registry_model import Batching, ContentMode, DeliveryMode, EndpointStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
@@ -84,6 +85,27 @@ def test_passed_events_with_an_invalid_time_are_counted():
     times = ({"time": "yesterday"}, {"time": 5}, {"time": "2026-05-01T10:00:00Z"}, {"time": ""}, {})
     asyncio.run(collector.add([record for given in times for record in records(1, **given)]))
     assert counters.count(collector.finish().results, cpu_s=0.0).invalid_times == 2
+
+
+@pytest.mark.parametrize(
+    ("treatment", "due", "rejected", "counted"),
+    [("", ["plain"], 1, 1), ("passed", ["cloud", "plain"], 0, 2), ("rejected", [], 2, 0)],
+)
+def test_the_setting_decides_whether_an_invalid_time_is_passed(treatment, due, rejected, counted):
+    """A passed event is due, with the time of its record, and is counted."""
+    cloud = {"specversion": "1.0", "id": "cloud", "source": "/shop", "type": "a", "tenantid": "t1", "time": "yesterday"}
+    plain = {"id": "plain", "tenant_id": "t1", "type": "a", "time": "yesterday"}
+    headers = (("content-type", b"application/cloudevents+json"),)
+    layout = worker_plans.layout_of(settings.Settings(source=settings.Source(invalid_time=treatment)))
+    registry = registries.WholeRegistry("base", snapshot(endpoint()))
+    collector = batch_collect.Collector(registry, layout, shards=1, now_ms=NOW_MS)
+    sent = [builders.record(value=orjson.dumps(cloud), headers=headers), builders.record(offset=8, value=orjson.dumps(plain))]
+    first, rest = asyncio.run(collector.add(sent)), collector.finish()
+    batches = [batch for row in [*first.rows, *rest.rows] for batch in segment.decoded(row.segment)]
+    events = [segment.unpacked(item.packed) for batch in batches for item in batch.items]
+    assert [(event.event_id, event.time) for event in events] == [(name, "2023-11-14T22:13:20.000Z") for name in due]
+    assert [row.reason for row in first.results.rejections] == ["bad_attribute"] * rejected
+    assert counters.count(rest.results, cpu_s=0.0).invalid_times == counted
 
 
 def test_an_event_for_many_endpoints_is_written_once_per_shard():
