@@ -4,6 +4,7 @@ import concurrent.futures
 
 import pytest
 
+from subscriptions_db.api.registry.endpoint_bulk import MAX_ENDPOINTS
 from tests.integration.api import world
 from tests.support import waiting
 
@@ -133,13 +134,20 @@ def test_everything_is_all_endpoints_of_the_customer(other, operator):
         ({"action": "pause", "endpoints": ["a"], "status": "active"}, "endpoints"),
         ({"action": "pause", "everything": True, "rotation": {}}, "rotation"),
         ({"action": "destroy", "everything": True}, "action"),
-        ({"action": "pause", "endpoints": ["e"] * 101}, "endpoints"),
-        ({"action": "pause", "everything": True, "limit": 101}, "limit"),
+        ({"action": "pause", "endpoints": ["e"] * (MAX_ENDPOINTS + 1)}, "endpoints"),
+        ({"action": "pause", "everything": True, "limit": MAX_ENDPOINTS + 1}, "limit"),
     ],
 )
 def test_a_request_that_names_its_endpoints_twice_or_not_at_all_is_refused(acme, body, field):
     answer = acme.post(PATH, body)
     assert (answer.status, answer.fields) == (422, [field])
+
+
+def test_a_request_names_as_many_endpoints_as_the_limit(acme):
+    named = [f"nobodys-{number:02}" for number in range(MAX_ENDPOINTS)]
+    for limit in ({}, {"limit": MAX_ENDPOINTS}):
+        answer = acme.post(PATH, {"action": "pause", "endpoints": named} | limit)
+        assert (results(answer), answer.json["next_cursor"]) == (dict.fromkeys(named, "not_found"), None)
 
 
 def test_requests_at_once_change_each_endpoint_once(served, acme, made):

@@ -4,6 +4,7 @@ import concurrent.futures
 
 import pytest
 
+from subscriptions_db.api.registry.endpoint_creation import MAX_ENDPOINTS
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -18,13 +19,13 @@ def number_of(served):
 
 
 def test_endpoints_are_created_in_the_order_of_the_request(served, acme):
-    bodies = [{"url": f"{URL}{number}", "metadata": {"test": "order"}} for number in range(25)]
+    bodies = [{"url": f"{URL}{number}", "metadata": {"test": "order"}} for number in range(MAX_ENDPOINTS)]
     first, again = (acme.post(PATH, {"endpoints": bodies}, idempotency_key="many") for _ in range(2))
-    assert (first.status, first.json["created"]) == (200, 25)
+    assert (first.status, first.json["created"]) == (200, MAX_ENDPOINTS)
     ids = [item["id"] for item in first.json["items"]]
     assert [acme.get(f"/v1/endpoints/{endpoint_id}").json["url"] for endpoint_id in ids] == [body["url"] for body in bodies]
     secrets = {item["signing_secret"] for item in first.json["items"]}
-    assert len(secrets) == 25
+    assert len(secrets) == MAX_ENDPOINTS
     assert all(secret.startswith("whsec_") for secret in secrets)
     assert again.json["items"] == [{"id": endpoint_id, "signing_secret": None} for endpoint_id in ids]
     assert [entry["action"] for entry in served.audit(ids[3])] == ["create"]
@@ -55,7 +56,7 @@ def test_one_wrong_entry_and_no_endpoint_is_created(served, acme, operator):
     assert (refused.status, refused.fields) == (422, ["endpoints[1].id", "endpoints[2].id"])
     assert operator.post(PATH, {"endpoints": [{"url": URL}]}).fields == ["customer"]
     assert operator.post(PATH, {"customer": "nobody", "endpoints": [{"url": URL}]}).fields == ["customer"]
-    assert acme.post(PATH, {"endpoints": [{"url": URL}] * 101}).fields == ["endpoints"]
+    assert acme.post(PATH, {"endpoints": [{"url": URL}] * (MAX_ENDPOINTS + 1)}).fields == ["endpoints"]
     assert acme.post(PATH, {"endpoints": []}).fields == ["endpoints"]
     assert number_of(served) == before
 

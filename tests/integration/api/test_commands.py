@@ -193,13 +193,15 @@ def test_serve_ends_in_order_and_logs_no_secret(served, environment):
             assert server.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        made = client.post("/v1/endpoints", {"url": "https://hooks.example.com/?token=hunter4"}).json
+        body = {"url": "https://hooks.example.com/?token=hunter4"}
+        made = client.post("/v1/endpoints", body, x_request_id="order-17").json
         assert made["signing_secret"]
         server.send_signal(signal.SIGTERM)
         _, log = server.communicate(timeout=30)
     assert server.returncode == 0
     answered = [json.loads(line) for line in log.splitlines() if b"api.answered" in line]
-    assert {"method": "POST", "route": "/v1/endpoints", "status": 201}.items() <= answered[-1].items()
+    named = {"method": "POST", "route": "/v1/endpoints", "status": 201, "request_id": "order-17"}
+    assert named.items() <= answered[-1].items()
     for secret in (made["signing_secret"], served.keys["acme"], "hunter4"):
         assert secret.encode() not in log
 
