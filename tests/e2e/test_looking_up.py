@@ -4,7 +4,12 @@ import pytest
 
 from tests.e2e.conftest import START_S, assert_eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [
+    pytest.mark.e2e,
+    # In the gate tests/spark/test_sources.py shows that the setting chooses look-ups, and that records end in the same way with
+    # them. tests/integration/registry/test_sources.py shows that a change is in effect once the answers have expired.
+    pytest.mark.slow,
+]
 
 
 def test_a_job_with_a_lookup_registry_follows_changes_within_the_time_to_live(platform):

@@ -7,8 +7,9 @@ import pytest
 
 from delivery.config import settings, worker_plans
 from delivery.stages.lanes import telemetry
-from delivery.stages.registry import lookup_source, registry_follower
+from delivery.stages.registry import lookup_source, sources
 from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.routing import registries
 from fanout.local import stack
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
@@ -50,11 +51,13 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     stop = threading.Event()
     written, folder = {}, sinks.Folder(tmp_path)
     tools = task_context.Tools(plan=worker_plans.plan_of(config), observe=observer, sink=folder)
-    for kind in (registry_follower.Broadcasts, lookup_source.Lookups):
-        source = kind(config, stop=stop).source(spark.sparkContext, "direct")
+    for name, kind in (("broadcast", registries.BroadcastSource), ("lookup", lookup_source.LookupSource)):
+        chosen = config.model_copy(update={"snapshot": settings.Snapshot(source=name, lookup_ttl_s=0.5)})
+        source = sources.source(chosen, stop).source(spark.sparkContext, "direct")
+        assert isinstance(source, kind)
         rows = folder.take(deliver_events.deliver(records, tools, source, 2))
         values = [orjson.loads(row.value) for row in rows]
-        written[kind] = {
+        written[name] = {
             "skipped": sorted(
                 (entry["subscription_id"], entry["event_id"])
                 for value in values
@@ -65,5 +68,6 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
             "revisions": {value["revision"] for value in values if value.get("kind") == "receipt"},
         }
     stop.set()
-    assert written[lookup_source.Lookups] == written[registry_follower.Broadcasts]
-    assert (len(written[lookup_source.Lookups]["skipped"]), written[lookup_source.Lookups]["rejected"]) == (50 + 2 * 50, 2 * 50)
+    assert source.ttl_s == 0.5
+    assert written["lookup"] == written["broadcast"]
+    assert (len(written["lookup"]["skipped"]), written["lookup"]["rejected"]) == (50 + 2 * 50, 2 * 50)
