@@ -18,7 +18,11 @@ from fanout.local import kafka as local_kafka
 from fanout.local import postgres as local_postgres
 from tests.support import databases
 
-ONE_JOB = ("tests/e2e/test_one_job.py", "tests/e2e/test_retry_lane_alone.py")
+ONE_JOB = (
+    "tests/e2e/test_one_job.py",
+    "tests/e2e/test_one_run.py",
+    "tests/e2e/test_retry_lane_alone.py",
+)
 """Files whose tests share a job."""
 
 
@@ -26,7 +30,7 @@ class Scheduling(loadscope.LoadScopeScheduling):
     """Give a worker the tests of a file together, as they share fixtures, and all that use the Spark session.
 
     Tests of the whole platform share no fixture but the servers, and take the longest: each is given alone. Those of a file in
-    `ONE_JOB` share a job.
+    `ONE_JOB` are given together.
     """
 
     def _split_scope(self, nodeid):

@@ -1,0 +1,47 @@
+"""Records that are no events, each with the reason of its rejection."""
+
+BINARY = (
+    ("ce_specversion", b"1.0"),
+    ("ce_id", b"poison"),
+    ("ce_type", b"order"),
+    ("ce_source", b"/shop"),
+    ("ce_tenantid", b"t1"),
+)
+STRUCTURED = (("content-type", b"application/cloudevents+json"),)
+DEEP = b"[" * 10_000 + b"]" * 10_000
+POISON = [
+    (None, (), "tombstone"),
+    (b"", (), "empty"),
+    (b" \n", (), "empty"),
+    (b"not JSON", (), "not_json"),
+    (b"\xff\xfe\x00{", (), "not_json"),
+    (b'{"tenant_id":"t1","\xff":1}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":"\\ud800"}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":NaN}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":-Infinity}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":1%s}' % (b"0" * 5000), (), "not_json"),
+    (b'\xef\xbb\xbf{"tenant_id":"t1"}', (), "not_json"),
+    (b'{"tenant_id":"t1","a":%s}' % DEEP, (), "not_json"),
+    (b'{"specversion":"1.0","data":%s}' % DEEP, STRUCTURED, "not_json"),
+    (b"{", (("trace", b"\xff\xfe\x00"), ("", b""), ("né", "é".encode())), "not_json"),
+    (b'{"id":"x"}', (), "missing_attribute"),
+    (b'{"tenant_id":true}', (), "bad_attribute"),
+    (b'{"tenant_id":["t1"]}', (), "bad_attribute"),
+    (b'{"tenant_id":"t1","id":"a\\u0000b"}', (), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_id", b"\xff")), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_tenantid", b"t\0")), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_time", b"yesterday")), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_x\r\nwebhook-id", b"x")), "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_subject", b"a\r\nb: c")), "bad_attribute"),
+    (b'{"specversion":"1.0","data_base64":5}', STRUCTURED, "bad_attribute"),
+    (b"{}", (*BINARY, ("ce_specversion", b"0.3")), "unsupported"),
+    (b"<a/>", (*BINARY, ("content-type", b"xml")), "unsupported"),
+    (b"[]", (("content-type", b"application/cloudevents-batch+json"),), "unsupported"),
+    (b'{"tenant_id":"nobody"}', (), "unknown_tenant"),
+    (b'{"tenant_id":"t2"}', (), "suspended_tenant"),
+    (b"x" * 900_000, (), "too_large"),
+    (b'{"tenant_id":"t1"}', (("trace", b"x" * 600_000),), "too_large"),
+    (b'{"tenant_id":"t1"}', (("", b""),) * 200_000, "too_large"),
+    (None, (("", b""),) * 200_000, "tombstone"),
+    (b"{", (("\x01" * 40_000, b""),), "not_json"),
+]
