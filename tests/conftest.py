@@ -19,11 +19,12 @@ from fanout.local import postgres as local_postgres
 from tests.support import databases
 
 ONE_JOB = (
+    "tests/e2e/test_endings.py",
     "tests/e2e/test_one_job.py",
     "tests/e2e/test_one_run.py",
     "tests/e2e/test_retry_lane_alone.py",
 )
-"""Files whose tests share a job."""
+"""Files whose tests share a job, or the checkpoint of several jobs."""
 
 
 class Scheduling(loadscope.LoadScopeScheduling):

@@ -1,18 +1,14 @@
 """An operator sees a running job by metrics that add up, correct probes, and log lines."""
 
-import shutil
-import subprocess
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import orjson
 import pytest
 from prometheus_client import parser
 
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
-from tests.support.reading import blocks
+from tests.e2e.conftest import START_S, assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -134,39 +130,3 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
         sum(line["records"] for line in lines if line["event"] == "micro-batch committed" and line["lane"] == "direct")
         == 53 + 3
     )
-
-
-def test_an_unusable_checkpoint_stops_the_job_before_it_sends(platform, outside):
-    """One story again.
-
-    1. As with a full disk, a file stands where Spark wants a folder: the job ends.
-    2. The newest file of the checkpoint is cut short: the next job ends before it sends.
-    3. After the documented cure, the micro-batch of that file runs again, and the waiting event is delivered.
-    """
-    platform.register([{}])
-    platform.publish(1)
-    job = platform.start("--lanes", "direct", metrics=outside.settings)
-    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)
-    assert_eventually(lambda: outside.sum("fanout_records_total", lane="direct"), lambda got: got == 1)
-    checkpoint = Path(platform.settings()["spark"]["checkpoint"])
-    offsets = checkpoint / "direct" / "offsets"
-    kept = shutil.move(offsets, offsets.with_name("kept"))
-    offsets.write_text("in the way")
-
-    platform.publish(1, first=1)
-    assert job.wait(JOB_TIMEOUT_S) == 1
-    assert platform.accepted() == ["e0"]
-    assert platform.log().rstrip().splitlines()[-1].startswith("fanout: lane direct ended, and all lanes stop: ")
-
-    offsets.unlink()
-    shutil.move(kept, offsets)
-    newest = max(offsets.glob("[0-9]*"), key=lambda path: int(path.name))
-    newest.write_text("")
-    assert platform.start("--once", "--lanes", "direct").wait(JOB_TIMEOUT_S) == 1
-    assert platform.accepted() == ["e0"]
-
-    [cure] = [block for block in blocks("docs/operations.md", "sh") if "newest" in block]
-    subprocess.run(["/bin/sh", "-ec", cure.replace("/var/lib/fanout/checkpoint", str(checkpoint))], check=True)
-    platform.run_once("--lanes", "direct")
-    assert sorted(platform.accepted()) == ["e0", "e0", "e1"]
-    assert len({request.webhook_id for request in platform.received}) == 2
