@@ -62,6 +62,8 @@ class Event(NamedTuple):
     """The CloudEvents attributes without a field above: `subject`, `dataschema` and extensions, as the producer wrote them."""
     opaque: Opaque | None = None
     """Form and media type of a payload that is not JSON. None: the payload is JSON."""
+    json_type: str = ""
+    """Media type of a JSON payload, by its producer. Empty for `application/json`, and for a payload that is not JSON."""
     payload_digest: str = ""
     """Digest of the payload. Set only if `source.reused_ids` is `told_apart`: then the `webhook-id` depends on it too."""
     has_invalid_time: bool = False

@@ -91,6 +91,14 @@ def test_the_cloudevents_sdk_reads_an_opaque_payload_and_none(mode, value, media
     assert headers["webhook-signature"] == verified
 
 
+@pytest.mark.parametrize("mode", [ContentMode.CLOUDEVENTS_BINARY, ContentMode.CLOUDEVENTS_STRUCTURED])
+def test_the_cloudevents_sdk_reads_json_under_its_producers_name(mode):
+    headers, body, _ = received(_parsed(DATA, ("content-type", b"application/vnd.acme+json")), content_mode=mode)
+    event = cloudevents.from_http(cloudevents.HTTPMessage(headers=headers, body=body), JSONFormat())
+    assert event.get_attributes()["datacontenttype"] == "application/vnd.acme+json"
+    assert event.get_data() == json.loads(DATA)
+
+
 def test_in_binary_mode_the_payload_is_the_body_byte_for_byte():
     assert received(content_mode=ContentMode.CLOUDEVENTS_BINARY)[1] == DATA
 

@@ -76,7 +76,11 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Form and media type of a payload that is not JSON. Nil for a JSON payload; then left out if no element follows. Since
     2026-11-25."""
     payload_digest: str = ""
-    """Digest of the payload, if the `webhook-id` depends on the payload. Otherwise left out. Since 2026-11-25."""
+    """Digest of the payload, if the `webhook-id` depends on the payload. Otherwise empty; then left out if no element follows.
+    Since 2026-11-25."""
+    json_type: str = ""
+    """Media type of a JSON payload, by its producer. Left out for `application/json`, and for a payload that is not JSON. Since
+    2026-11-26."""
 
     def event(self) -> Event:
         """Return the event as an Event. `content`, `framed` and the record's value are None; `has_invalid_time` is False."""
@@ -94,6 +98,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
             attributes=self.attributes,
             opaque=self.opaque,
             payload_digest=self.payload_digest,
+            json_type=self.json_type,
         )
 
 
@@ -264,6 +269,9 @@ def item(event: Event, now_ms: int) -> Item:
         size += len(orjson.dumps(event.opaque.media_type)) + _OPAQUE_FRAME_BYTES
     if event.payload_digest:
         fields = (*fields[:_ATTRIBUTES_PLACE], event.attributes, event.opaque, event.payload_digest)
+    if event.json_type:
+        fields = (*fields[:_ATTRIBUTES_PLACE], event.attributes, event.opaque, event.payload_digest, event.json_type)
+        size += len(orjson.dumps(event.json_type))
     packed = _encoder.encode(fields)
     # Kafka headers are in no body, but travel with the event: a deferred batch is one record with all of them.
     return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
@@ -276,9 +284,9 @@ def unpacked(packed: bytes) -> Packed:
 
 def packed(event: Packed) -> bytes:
     """Return the event as the bytes that `unpacked` reads."""
-    if event.payload_digest:
+    if event.json_type:
         return _encoder.encode(event)
-    further = 2 if event.opaque is not None else 1 if event.attributes else 0
+    further = 3 if event.payload_digest else 2 if event.opaque is not None else 1 if event.attributes else 0
     return _encoder.encode(msgspec.structs.astuple(event)[: _ATTRIBUTES_PLACE + further])
 
 

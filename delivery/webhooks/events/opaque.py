@@ -27,6 +27,8 @@ NULL = b"null"
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:[ \t]*;[\x20-\x7e\t]*)?")
 _JSON_TYPE = re.compile(r"[^/]*/(?:[^;]*\+)?json[ \t]*(?:;|$)", re.IGNORECASE)
+_PLAIN_JSON = re.compile(r"application/json[ \t]*(?:;[ \t]*(?:charset=[^;]*)?)?", re.IGNORECASE)
+"""`application/json` without parameters, or with a charset, which RFC 8259 gives no effect."""
 _TEXT_TYPE = re.compile(r"(?:text/[^;]*|application/xml|[^/]*/[^;]*\+xml)[ \t]*(?:;|$)", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Control characters, most of which JSON escapes with six characters. Text with them could need six times its bytes in a body,
@@ -51,6 +53,19 @@ def is_media_type(text: str) -> bool:
 def is_json(media_type: str) -> bool:
     """Return True if a media type declares JSON: its subtype is `json` or ends with `+json`."""
     return _JSON_TYPE.match(media_type) is not None
+
+
+def json_type_of(media_type: str) -> str:
+    """Return the media type that `Event.json_type` has for a payload of this JSON media type.
+
+    Empty, which stands for `application/json`, in three more cases:
+    1. The only parameter of `application/json` is a charset.
+    2. The media type names another charset than UTF-8 or ASCII. A request has the payload in UTF-8.
+    3. The text is no valid media type, or no media type of JSON.
+    """
+    if _PLAIN_JSON.fullmatch(media_type) or not is_json(media_type) or not is_unicode(media_type):
+        return ""
+    return media_type if is_media_type(media_type) else ""
 
 
 def is_unicode(media_type: str) -> bool:
@@ -87,7 +102,7 @@ def as_received(event: Event, wanted: EndpointPayload) -> Event:
         return event
     kind = Opaque(PayloadForm.BYTES, event.framed.media_type)
     attributes = (*(pair for pair in event.attributes if pair[0] != SCHEMA_ID), (SCHEMA_ID, event.framed.schema_id))
-    return event._replace(data=as_json(event.framed.value, kind), opaque=kind, attributes=attributes)
+    return event._replace(data=as_json(event.framed.value, kind), opaque=kind, json_type="", attributes=attributes)
 
 
 def as_json(payload: bytes, opaque: Opaque | None) -> bytes:

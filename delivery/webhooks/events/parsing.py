@@ -27,6 +27,8 @@ from delivery.registry_model import PLATFORM, SubTenantId, TenantId
 from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import batch_records, content_encoding, event_times, opaque
 
+JSON = "application/json"
+"""Media type of a payload that names none."""
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
 MAX_ATTRIBUTE_CHARS = 1024
@@ -208,7 +210,7 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
         media_type = headers.get("content-type", b"application/json").decode().strip()
     except UnicodeDecodeError as exc:
         raise errors.EventRejected("bad_attribute", "a ce_ or content-type header is not UTF-8: encode it in UTF-8") from exc
-    is_json = media_type == "application/json" or opaque.is_json(media_type)
+    is_json = media_type == JSON or opaque.is_json(media_type)
     if not is_json and not opaque.is_media_type(media_type):
         raise errors.EventRejected(
             "unsupported", f"content type {media_type[:100]!r} is not the media type of a payload: use one such as text/xml"
@@ -217,7 +219,8 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
     if value is None:
         return _cloud_event(record, attributes, further, layout, data=opaque.NULL, content={}, kind=opaque.NO_PAYLOAD)
     if is_json:
-        return _cloud_event(record, attributes, further, layout, data=value, content=_loads(value))
+        json_type = "" if media_type == JSON else opaque.json_type_of(media_type)
+        return _cloud_event(record, attributes, further, layout, data=value, content=_loads(value), json_type=json_type)
     kind = opaque.opaque_of(value, media_type)
     content = value.decode() if kind.form is PayloadForm.TEXT else {}
     return _cloud_event(record, attributes, further, layout, data=opaque.as_json(value, kind), content=content, kind=kind)
@@ -234,6 +237,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "the value is JSON, but no object: a structured CloudEvent is a JSON object")
     kind: Opaque | None = None
+    json_type = "" if document.get("datacontenttype", JSON) == JSON else _json_type(document)
     if "data" in document:
         data, content = _raw_member(value, "data"), document["data"]
         # A string in another charset than UTF-8 counts as JSON: a request in binary mode would have it in the wrong charset.
@@ -253,7 +257,14 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
     else:
         data, content, kind = opaque.NULL, {}, opaque.NO_PAYLOAD
     further = event_attributes.further_attributes(document, event_attributes.JSON_MEMBERS)
-    return _cloud_event(record, document, further, layout, data=data, content=content, kind=kind)
+    return _cloud_event(record, document, further, layout, data=data, content=content, kind=kind, json_type=json_type)
+
+
+def _json_type(document: Mapping[str, Any]) -> str:
+    """Return `Event.json_type` of a structured event. Empty if the event has no payload."""
+    media_type = document.get("datacontenttype")
+    has_payload = "data" in document or "data_base64" in document
+    return opaque.json_type_of(media_type.strip()) if has_payload and isinstance(media_type, str) else ""
 
 
 def _opaque_type(document: Mapping[str, Any]) -> str:
@@ -277,6 +288,7 @@ def _cloud_event(
     data: bytes,
     content: Any,
     kind: Opaque | None = None,
+    json_type: str = "",
 ) -> Event:
     if attributes.get("specversion") != "1.0":
         raise errors.EventRejected("unsupported", "specversion is missing or not 1.0: write CloudEvents of version 1.0")
@@ -294,6 +306,7 @@ def _cloud_event(
         record=record,
         attributes=further,
         opaque=kind,
+        json_type=json_type,
     )
     return event if time or _is_missing(given) else event._replace(has_invalid_time=True)
 

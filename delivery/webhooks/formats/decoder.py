@@ -151,10 +151,12 @@ def _media_type(headers: Mapping[str, bytes]) -> str:
 def _is_kept(header: tuple[str, bytes]) -> bool:
     """Return True for a header that is also true of the decoded value: every header but two.
 
-    `content-encoding` is dropped. `content-type` is dropped too, unless it names structured mode: then the decoded JSON is a
-    CloudEvent.
+    `content-encoding` is dropped. `content-type` is dropped too, with two exceptions:
+    1. It names structured mode. The decoded JSON is a CloudEvent.
+    2. It names a media type of JSON. The framed value is no JSON, so this is the media type of the decoded JSON.
     """
     name, content = header[0].lower(), header[1]
     if name == _CONTENT_TYPE:
-        return content.strip().lower().startswith(f"{parsing.STRUCTURED}+json".encode())
+        text = content.decode(errors="replace").strip()
+        return text.lower().startswith(f"{parsing.STRUCTURED}+json") or opaque.json_type_of(text) != ""
     return name != content_encoding.HEADER

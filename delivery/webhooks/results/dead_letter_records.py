@@ -129,7 +129,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     payload_form: PayloadForm | UnsetType = UNSET
     """`text` or `bytes`: the payload is opaque. `none`: the event has no payload. Left out for JSON. Since 2026-11-25."""
     datacontenttype: str | UnsetType = UNSET
-    """Media type of an opaque payload. Left out for JSON, and where there is no payload. Since 2026-11-25."""
+    """Media type of a payload. Left out for `application/json`, and where there is no payload. Since 2026-11-25. JSON payloads
+    of another media type have it since 2026-11-26."""
     payload_digest: str | UnsetType = UNSET
     """Digest of the payload, if the `webhook-id` depends on the payload (`source.reused_ids`). Since 2026-11-25."""
 
@@ -178,6 +179,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             attributes=tuple(self.attributes.items()) if self.attributes else (),
             opaque=self.payload_kind,
             payload_digest=self.payload_digest or "",
+            json_type="" if self.payload_form else self.datacontenttype or "",
         )
 
     def history(self) -> tuple[Attempt, ...]:

@@ -92,7 +92,7 @@ def _letter(
         attributes=dict(event.attributes) if event.attributes else UNSET,
         batch_webhook_id=batch_webhook_id,
         payload_form=UNSET if event.opaque is None else event.opaque.form,
-        datacontenttype=UNSET if event.opaque is None else event.opaque.media_type or UNSET,
+        datacontenttype=(event.json_type if event.opaque is None else event.opaque.media_type) or UNSET,
         payload_digest=event.payload_digest or UNSET,
     )
 

@@ -65,6 +65,8 @@ def content(event: Event, mode: ContentMode) -> Content:
             lines += _further_lines(event)
         if event.opaque is not None:
             return _binary_opaque(event.data, event.opaque, lines)
+        if event.json_type:
+            return Content(_described(event.json_type, lines), event.data)
         return Content(b"content-type: application/json\r\n" + lines.encode("ascii"), event.data)
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
         return Content(b"content-type: application/cloudevents+json\r\n", structured(event))
@@ -75,7 +77,7 @@ def structured(event: Event | Packed) -> bytes:
     """Return the event as a CloudEvent in JSON (structured mode)."""
     attributes: dict[str, Any] = _attributes(event)
     if event.opaque is None:
-        attributes["datacontenttype"] = "application/json"
+        attributes["datacontenttype"] = event.json_type or "application/json"
     # Our attributes come last, so that no other replaces them.
     return _with_data(dict(event.attributes) | attributes if event.attributes else attributes, event)
 
@@ -137,13 +139,21 @@ def _further_lines(event: Event) -> str:
 def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
     """Return the content, in binary mode, of an event whose payload is opaque or missing; without `content-type` if missing.
 
-    Raise ValueError for an invalid media type. It is checked again, because the event may have been stored since it was parsed.
+    Raise ValueError for an invalid media type.
     """
     if kind.form is PayloadForm.NONE:
         return Content(lines.encode("ascii"), b"")
-    if not opaque.is_media_type(kind.media_type):
+    return Content(_described(kind.media_type, lines), opaque.as_bytes(data, kind))
+
+
+def _described(media_type: str, lines: str) -> bytes:
+    """Return the header lines of the attributes behind a `content-type` of this media type.
+
+    Raise ValueError for an invalid media type. It is checked again, because the event may have been stored since it was parsed.
+    """
+    if not opaque.is_media_type(media_type):
         raise ValueError("the media type of the payload is not valid, and would be another header")
-    return Content(f"content-type: {kind.media_type}\r\n{lines}".encode("ascii"), opaque.as_bytes(data, kind))
+    return f"content-type: {media_type}\r\n{lines}".encode("ascii")
 
 
 def _with_data(attributes: dict[str, Any], event: Event | Packed) -> bytes:

@@ -88,6 +88,9 @@ def test_told_apart_every_way_of_an_event_keeps_its_webhook_id():
     event = parsing.parse(record(1, a=1), TOLD_APART)
     webhook_id = payload.webhook_id(event, "s1")
     packed = segment.unpacked(segment.item(event, 0).packed)
+    named = segment.item(event._replace(json_type="image/x+json"), 0).packed
+    assert segment.packed(segment.unpacked(named)) == named
+    assert payload.webhook_id(segment.unpacked(named), "s1") == webhook_id
     assert payload.webhook_id(packed, "s1") == payload.webhook_id(packed.event(), "s1") == webhook_id
     assert segment.packed(packed) == segment.item(event, 0).packed
     other = segment.unpacked(segment.item(parsing.parse(record(1, a=2), TOLD_APART), 0).packed)
