@@ -7,7 +7,7 @@ import socket
 import orjson
 import pytest
 from confluent_kafka import schema_registry
-from confluent_kafka.schema_registry import avro, json_schema, protobuf
+from confluent_kafka.schema_registry import avro, error, json_schema, protobuf
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pool, message_factory, timestamp_pb2
 
@@ -91,6 +91,11 @@ def by_protobuf(client, value):
     return protobuf.ProtobufSerializer(type(message), client, {"use.deprecated.format": False})(message, CONTEXT)
 
 
+def with_field(**field):
+    """Return the Avro schema with one more field, its first one. So its values do not decode by the older schema."""
+    return {**AVRO, "fields": [field, *AVRO["fields"]]}
+
+
 PROTOBUF_ONLY = {"price": {"amount": 7}, "at": "2026-05-01T10:00:00Z"}
 
 
@@ -111,9 +116,27 @@ def test_what_confluents_serializers_write_is_read(registry, client, write, more
 
 
 def test_each_event_is_decoded_by_the_version_of_its_writer(registry, client):
-    newer = {**AVRO, "fields": [{"name": "paid", "type": "boolean", "default": False}, *AVRO["fields"]]}
-    old, new = by_avro(client, ORDER), by_avro(client, ORDER | {"paid": True}, newer)
-    assert (event_of(registry, old).content, event_of(registry, new).content) == (ORDER, ORDER | {"paid": True})
+    """Also if the schema registry accepts any version, and the newest version cannot read values of the others."""
+    registry.compatibility = "NONE"
+    events = [ORDER, ORDER | {"paid": True}, ORDER | {"currency": "EUR"}]
+    newer = [with_field(name="paid", type="boolean", default=False), with_field(name="currency", type="string")]
+    values = [by_avro(client, event, schema) for event, schema in zip(events, [AVRO, *newer], strict=True)]
+    assert [event_of(registry, value).content for value in values] == events
+
+
+def test_only_a_compatible_version_gets_past_the_producer(registry, client):
+    """The schema registry refuses an incompatible version. Events of the versions that it has are delivered all the same."""
+    paid = ORDER | {"id": "order-18", "paid": True}
+    values = [by_avro(client, ORDER), by_avro(client, paid, with_field(name="paid", type="boolean", default=False))]
+    with Keeping() as customers, working(formats=formats(registry)) as here:
+        source = Source(builders.snapshot(builders.endpoint(url=f"{customers.url}/ep1"), builders.subscription()))
+        list(here.deliver([[builders.record(offset=0, value=values[0])]], source))
+        with pytest.raises(error.SchemaRegistryError, match="incompatible with an earlier schema") as refused:
+            by_avro(client, paid | {"currency": "EUR"}, with_field(name="currency", type="string"))
+        list(here.deliver([[builders.record(offset=number, value=value) for number, value in enumerate(values, 1)]], source))
+    assert (refused.value.http_status_code, refused.value.error_code) == (409, 409)
+    sent = [orjson.loads(body)["data"] for _, _, body in customers.received]
+    assert sorted(sent, key=lambda event: event["id"]) == [ORDER, ORDER, paid]
 
 
 def test_a_schema_comes_after_all_that_it_needs(registry):

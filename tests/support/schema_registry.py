@@ -1,17 +1,22 @@
 """A schema registry on a port of this machine: the part of Confluent's API that serializers and readers use.
 
-It keeps what is registered, checks no compatibility, and answers with the error codes of the original. As the original does, it
-returns descriptors for Protobuf only with `format=serialized`.
+It keeps what is registered, and answers with the error codes of the original. As the original does, it returns descriptors for
+Protobuf only with `format=serialized`, and refuses a version of an Avro schema that cannot read values of the version before.
+It checks this by one value. It checks no compatibility of other schemas, and none of schemas with references.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import itertools
+import json
 import ssl
 from typing import Any
 
+import fastavro
 from aiohttp import web
+from fastavro import utils
 
 from tests.support.thread_server import ThreadServer
 
@@ -21,11 +26,12 @@ _ACCEPTED = "Basic " + base64.b64encode(f"{USERNAME}:{PASSWORD}".encode()).decod
 
 
 class SchemaRegistry(ThreadServer):
-    """The registry. While `status` is set, each answer has this status."""
+    """The registry. While `status` is set, each answer has this status. `compatibility` is `BACKWARD` or `NONE`."""
 
     def __init__(self, *, is_protected: bool = False, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(tls)
         self.status: int | None = None
+        self.compatibility = "BACKWARD"
         self.requests: list[str] = []
         self._is_protected = is_protected
         self._ids = itertools.count(1)
@@ -33,7 +39,7 @@ class SchemaRegistry(ThreadServer):
         self._subjects: dict[str, list[int]] = {}
 
     def register(self, subject: str, schema: str, schema_type: str = "AVRO", references: list[Any] | None = None) -> int:
-        """Register a schema as the next version of a subject; return its id."""
+        """Register a schema as the next version of a subject, whether it is compatible or not; return its id."""
         document = {"schema": schema, "schemaType": schema_type, "references": references or []}
         known = next((number for number, kept in self._by_id.items() if kept == document), None)
         number = next(self._ids) if known is None else known
@@ -80,11 +86,31 @@ class SchemaRegistry(ThreadServer):
         return web.json_response({"subject": subject, "version": place, "id": number, **_shown(self._by_id[number], request)})
 
     async def _register(self, request: web.Request) -> web.Response:
-        sent = await request.json()
-        number = self.register(
-            request.match_info["subject"], sent["schema"], sent.get("schemaType", "AVRO"), sent.get("references")
-        )
+        sent, subject = await request.json(), request.match_info["subject"]
+        fault = self._incompatibility(subject, sent) if self.compatibility == "BACKWARD" else ""
+        if fault:
+            message = (
+                f'Schema being registered is incompatible with an earlier schema for subject "{subject}", details: [{fault}]'
+            )
+            return web.json_response({"error_code": 409, "message": message}, status=409)
+        number = self.register(subject, sent["schema"], sent.get("schemaType", "AVRO"), sent.get("references"))
         return web.json_response({"id": number, **self._by_id[number]})
+
+    def _incompatibility(self, subject: str, sent: dict[str, Any]) -> str:
+        """Return why the sent schema cannot read values of the subject's newest version. "": it can, or nothing was checked."""
+        versions = self._subjects.get(subject)
+        before = self._by_id[versions[-1]] if versions else sent
+        if any(schema.get("schemaType", "AVRO") != "AVRO" or schema.get("references") for schema in (before, sent)):
+            return ""
+        writer, reader = (fastavro.parse_schema(json.loads(schema["schema"])) for schema in (before, sent))
+        value = io.BytesIO()
+        fastavro.schemaless_writer(value, writer, utils.generate_one(writer))
+        value.seek(0)
+        try:
+            fastavro.schemaless_reader(value, writer, reader)
+        except fastavro.read.SchemaResolutionError as exc:
+            return str(exc)
+        return ""
 
     async def _look_up(self, request: web.Request) -> web.Response:
         sent, subject = await request.json(), request.match_info["subject"]
