@@ -1,15 +1,12 @@
 """Values that Confluent's own serializers have framed, read by a real worker from a registry on a real port."""
 
-import datetime as dt
 import json
 import socket
 
 import orjson
 import pytest
 from confluent_kafka import schema_registry
-from confluent_kafka.schema_registry import avro, error, json_schema, protobuf
-from confluent_kafka.serialization import MessageField, SerializationContext
-from google.protobuf import descriptor_pool, message_factory, timestamp_pb2
+from confluent_kafka.schema_registry import error
 
 from delivery import errors
 from delivery.config import loader, settings, worker_plans
@@ -22,15 +19,20 @@ from fanout.admin import diagnosis
 from tests.integration.customers import Keeping, Source, working
 from tests.support import builders, certificates, framing
 from tests.support.schema_registry import PASSWORD, USERNAME, SchemaRegistry
+from tests.support.schema_writers import (
+    AVRO,
+    MONEY_TEXT,
+    ORDER,
+    ORDER_TEXT,
+    PROTOBUF_ONLY,
+    TOPIC,
+    by_avro,
+    by_json_schema,
+    by_protobuf,
+    with_field,
+)
 
 pytestmark = pytest.mark.integration
-TOPIC = "events.order.created"
-CONTEXT = SerializationContext(TOPIC, MessageField.VALUE)
-ORDER = {"id": "order-17", "tenant_id": "t1", "amount": 700}
-AVRO = {
-    "type": "record", "name": "Order",
-    "fields": [{"name": "id", "type": "string"}, {"name": "tenant_id", "type": "string"}, {"name": "amount", "type": "int"}],
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -59,46 +61,6 @@ def event_of(registry, value):
     return here.event_now(builders.record(value=value))
 
 
-def by_avro(client, value, schema=AVRO):
-    return avro.AvroSerializer(client, json.dumps(schema))(value, CONTEXT)
-
-
-def by_json_schema(client, value):
-    schema = {"title": "Order", "type": "object", "properties": {"amount": {"type": "integer"}}}
-    return json_schema.JSONSerializer(json.dumps(schema), client)(value, CONTEXT)
-
-
-def by_protobuf(client, value):
-    """Write the second message of a file that imports another file and a file of Google's."""
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
-    money = framing.proto("shop/money.proto", Money={"amount": (1, 5, "")})
-    order = framing.proto(
-        "shop/order.proto",
-        "shop/money.proto",
-        "google/protobuf/timestamp.proto",
-        Other={"x": (1, 9, "")},
-        Order={
-            "id": (1, 9, ""), "tenant_id": (2, 9, ""), "amount": (3, 5, ""), "price": (4, 11, ".shop.Money"),
-            "at": (5, 11, ".google.protobuf.Timestamp"),
-        },
-    )  # fmt: skip
-    for file in (money, order):
-        pool.AddSerializedFile(file.SerializeToString())
-    message = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))(**value)
-    message.price.amount = 7
-    message.at.FromDatetime(dt.datetime(2026, 5, 1, 10, tzinfo=dt.UTC))
-    return protobuf.ProtobufSerializer(type(message), client, {"use.deprecated.format": False})(message, CONTEXT)
-
-
-def with_field(**field):
-    """Return the Avro schema with one more field, its first one. So its values do not decode by the older schema."""
-    return {**AVRO, "fields": [field, *AVRO["fields"]]}
-
-
-PROTOBUF_ONLY = {"price": {"amount": 7}, "at": "2026-05-01T10:00:00Z"}
-
-
 @pytest.mark.parametrize(
     ("write", "more"),
     [
@@ -113,6 +75,22 @@ def test_what_confluents_serializers_write_is_read(registry, client, write, more
     event = event_of(registry, value)
     assert (event.event_id, event.tenant_id) == ("order-17", "t1")
     assert event.content == ORDER | more
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_protobuf_is_read_from_a_registry_without_descriptors(registry, client, is_text):
+    """Regression: Apicurio returns the text of a `.proto` file for `format=serialized` too, and its events were rejected."""
+    registry.has_descriptors = False
+    value = by_protobuf(client, ORDER)
+    if is_text:
+        registry.register("money", MONEY_TEXT, "PROTOBUF")
+        number = registry.register(
+            "order", ORDER_TEXT, "PROTOBUF", [{"name": "shop/money.proto", "subject": "money", "version": 1}]
+        )
+        value = framing.framed(number, value[5:])
+    assert event_of(registry, value).content == ORDER | PROTOBUF_ONLY
+    # Apicurio 3.3.3 fails if it is asked for the descriptor of a descriptor.
+    assert any("serialized" in path for path in registry.requests) is is_text
 
 
 def test_each_event_is_decoded_by_the_version_of_its_writer(registry, client):

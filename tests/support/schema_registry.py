@@ -32,6 +32,8 @@ class SchemaRegistry(ThreadServer):
         super().__init__(tls)
         self.status: int | None = None
         self.compatibility = "BACKWARD"
+        self.has_descriptors = True
+        """False: as Apicurio 3.0.9 does, return Protobuf schemas as they were registered, also with `format=serialized`."""
         self.requests: list[str] = []
         self._is_protected = is_protected
         self._ids = itertools.count(1)
@@ -72,7 +74,7 @@ class SchemaRegistry(ThreadServer):
         found = self._by_id.get(int(request.match_info["id"]))
         if found is None:
             return web.json_response({"error_code": 40403, "message": "Schema not found"}, status=404)
-        return web.json_response(_shown(found, request))
+        return web.json_response(self._shown(found, request))
 
     async def _version(self, request: web.Request) -> web.Response:
         subject, version = request.match_info["subject"], request.match_info["version"]
@@ -83,7 +85,9 @@ class SchemaRegistry(ThreadServer):
         if not 1 <= place <= len(versions):
             return web.json_response({"error_code": 40402, "message": "Version not found"}, status=404)
         number = versions[place - 1]
-        return web.json_response({"subject": subject, "version": place, "id": number, **_shown(self._by_id[number], request)})
+        return web.json_response(
+            {"subject": subject, "version": place, "id": number, **self._shown(self._by_id[number], request)}
+        )
 
     async def _register(self, request: web.Request) -> web.Response:
         sent, subject = await request.json(), request.match_info["subject"]
@@ -119,8 +123,7 @@ class SchemaRegistry(ThreadServer):
                 return web.json_response({"subject": subject, "version": place, "id": number, **self._by_id[number]})
         return web.json_response({"error_code": 40403, "message": "Schema not found"}, status=404)
 
-
-def _shown(document: dict[str, Any], request: web.Request) -> dict[str, Any]:
-    if document["schemaType"] == "PROTOBUF" and request.query.get("format") != "serialized":
-        return document | {"schema": 'syntax = "proto3";'}
-    return {name: value for name, value in document.items() if (name, value) != ("schemaType", "AVRO")}
+    def _shown(self, document: dict[str, Any], request: web.Request) -> dict[str, Any]:
+        if document["schemaType"] == "PROTOBUF" and self.has_descriptors and request.query.get("format") != "serialized":
+            return document | {"schema": 'syntax = "proto3";'}
+        return {name: value for name, value in document.items() if (name, value) != ("schemaType", "AVRO")}

@@ -8,6 +8,7 @@ type.
 from __future__ import annotations
 
 import base64
+import binascii
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,15 +35,21 @@ _MODULES = (
 
 
 def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], bytes]:
-    """Return a function that takes a body in Protobuf and returns JSON, by the schema `text`, a FileDescriptorProto in base64.
+    """Return a function that takes a body in Protobuf and returns JSON, by the schema `text`.
 
-    `references` has the descriptors of imported files, by the names with which files import them. Raise ValueError with the
-    reason if the schema cannot be used. The returned function raises EventRejected for a body that does not fit the schema.
+    The schema is a FileDescriptorProto in base64, or the text of a `.proto` file. `references` has imported files in either
+    form, by the names with which files import them. Raise ValueError with the reason if the schema cannot be used. The returned
+    function raises EventRejected for a body that does not fit the schema.
     """
     try:
         return _compiled(text, references)
     except Exception as exc:  # the descriptors come from the schema registry; Protobuf raises errors of several classes
         raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
+
+
+def is_descriptor(text: str) -> bool:
+    """Return True if a schema is a FileDescriptorProto in base64; False for the text of a `.proto` file, and for any other."""
+    return _descriptor(text) is not None
 
 
 def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], bytes]:
@@ -78,11 +85,20 @@ def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byt
 
 
 def _file(name: str, text: str) -> Any:
-    from google.protobuf import descriptor_pb2  # noqa: PLC0415
+    from delivery.webhooks.formats import proto_text  # noqa: PLC0415  # it imports Protobuf
 
-    file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    file = _descriptor(text) or proto_text.descriptor_of(text)
     file.name = name
     return file
+
+
+def _descriptor(text: str) -> Any:
+    from google.protobuf import descriptor_pb2, message  # noqa: PLC0415
+
+    try:
+        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, message.DecodeError):
+        return None
 
 
 def _built_in() -> dict[str, Any]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from delivery import errors
 from delivery.secret import Secret
-from delivery.webhooks.formats import schemas
+from delivery.webhooks.formats import protobuf, schemas
 
 NOT_FOUND = frozenset({40401, 40402, 40403})
 """Error codes of the schema registry: no such subject, version or schema. A 404 of a proxy has none of them."""
 SERIALIZED = "serialized"
-"""Format of Protobuf schemas in which the schema registry returns descriptors, not the text of the `.proto` file."""
+"""Format of Protobuf schemas in which Confluent's registry returns descriptors, not the text of the `.proto` file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +83,22 @@ class RegistryClient:
     def _read(self, schema_id: int) -> tuple[Any, tuple[schemas.Reference, ...]]:
         """Return a schema, and the schemas that decoding by it needs. Values of JSON Schema are JSON, and need none.
 
-        A process reads a schema hardly more than once, so no connection is kept.
+        A process reads a schema hardly more than once, so no connection is kept. Registries differ for Protobuf:
+        1. Confluent's returns descriptors if asked for SERIALIZED, also of files that were registered as text.
+        2. Apicurio 3.0.9 returns a file as it was registered, whatever it is asked for.
+        3. Apicurio 3.3.3, asked for SERIALIZED, returns no base64 for text, and fails for a descriptor.
+        So SERIALIZED is asked for only if the registered form is no descriptor, and used only if the answer is one.
         """
         with self._client() as client:
             found = client.get_schema(schema_id)
             if found.schema_type == schemas.SchemaType.JSON:
                 return found, ()
-            if found.schema_type != schemas.SchemaType.PROTOBUF:
-                return found, _needed(client, found, None)
-        with self._client() as client:  # a new client: the first has the schema in its cache, in the other format
-            found = client.get_schema(schema_id, fmt=SERIALIZED)
-            return found, _needed(client, found, SERIALIZED)
+            if found.schema_type == schemas.SchemaType.PROTOBUF and not protobuf.is_descriptor(found.schema_str or ""):
+                with self._client() as other:  # a new client: the first has the schema in its cache, in the other format
+                    serialized = other.get_schema(schema_id, fmt=SERIALIZED)
+                    if protobuf.is_descriptor(serialized.schema_str or ""):
+                        return serialized, _needed(other, serialized, SERIALIZED)
+            return found, _needed(client, found, None)
 
     def _client(self) -> Any:
         from confluent_kafka import schema_registry  # noqa: PLC0415  # for jobs with a registry only, as in `_schema`

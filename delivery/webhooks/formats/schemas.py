@@ -45,7 +45,7 @@ class Schema(NamedTuple):
 
     schema_type: str
     text: str
-    """Avro and JSON Schema: JSON. Protobuf: a FileDescriptorProto in base64."""
+    """Avro and JSON Schema: JSON. Protobuf: a FileDescriptorProto in base64, or the text of a `.proto` file."""
     references: tuple[Reference, ...] = ()
 
 

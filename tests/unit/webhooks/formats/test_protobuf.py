@@ -102,7 +102,7 @@ def test_a_message_that_is_nested_too_deeply_is_rejected():
     "schema",
     [
         pytest.param(framing.protobuf_schema(ORDER), id="without its reference"),
-        pytest.param(schemas.Schema("PROTOBUF", 'syntax = "proto3";'), id="text in place of descriptors"),
+        pytest.param(schemas.Schema("PROTOBUF", 'syntax = "proto3"; message {'), id="a text that is no .proto file"),
         pytest.param(schemas.Schema("PROTOBUF", "AAAA"), id="no descriptor"),
         pytest.param(schemas.Schema("XML", "<x/>"), id="of another type"),
     ],
