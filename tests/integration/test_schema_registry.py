@@ -222,7 +222,7 @@ def test_a_task_pauses_a_partition_without_the_registry_and_loses_nothing(regist
         assert seen[-1].paused == {(TOPIC, 0): 1}
         assert {orjson.loads(body)["id"] for _, _, body in customers.received} == {"order-17", "order-19"}
         registry.start()
-        here._formats._away = (0.0, "")  # as after AWAY_S
+        here._lanes._formats._away = (0.0, "")  # as after AWAY_S
         results = list(here.deliver([[second]], source))
     assert [receipt.due for found in results for receipt in found.receipts] == [1]
     assert orjson.loads(customers.received[-1][2])["data"] == ORDER | {"id": "order-18"}
