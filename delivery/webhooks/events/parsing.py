@@ -11,11 +11,9 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined]  # CPython's string scanner; typeshed leaves it out
 from typing import Any
 
 import orjson
@@ -25,7 +23,7 @@ from delivery.model import Attributes, Event, EventId, Record
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.registry_model import PLATFORM, SubTenantId, TenantId
 from delivery.webhooks.events import attributes as event_attributes
-from delivery.webhooks.events import batch_records, content_encoding, event_times, opaque
+from delivery.webhooks.events import batch_records, content_encoding, event_times, opaque, raw_member
 
 JSON = "application/json"
 """Media type of a payload that names none."""
@@ -38,9 +36,6 @@ MAX_KEPT_BYTES = 700_000
 into Kafka's 1 MiB. A JSON payload is bounded by `source.max_event_bytes`, which is not above this number."""
 HEADER_OVERHEAD_BYTES = 24
 """Bytes that each header of a record adds to the record's size, besides the header's name and content."""
-
-_SPACE = re.compile(r"[ \t\n\r]*")
-_SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set by its __init__; typeshed leaves it out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +234,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
     kind: Opaque | None = None
     json_type = "" if document.get("datacontenttype", JSON) == JSON else _json_type(document)
     if "data" in document:
-        data, content = _raw_member(value, "data"), document["data"]
+        data, content = raw_member.of(value, "data"), document["data"]
         # A string in another charset than UTF-8 counts as JSON: a request in binary mode would have it in the wrong charset.
         declared = _opaque_type(document) if isinstance(content, str) else ""
         if declared and opaque.is_unicode(declared):
@@ -379,29 +374,3 @@ def _required(value: Any, name: str) -> str:
 def _sub_tenant(value: Any) -> SubTenantId | None:
     text = _optional(value, "sub-tenant id")
     return None if text is None else SubTenantId(text)
-
-
-def _raw_member(value: bytes, name: str) -> bytes:
-    """Return the bytes of a top-level member of a valid JSON object, unchanged. Raise EventRejected if it is nested too deeply.
-
-    The JSON libraries in use do not return the position of a value. Writing the parsed value again would change its bytes.
-    """
-    text = value.decode()
-    try:
-        position = _SPACE.match(text, _SPACE.match(text, 0).end() + 1).end()  # type: ignore[union-attr]  # `[ ]*` always matches
-        found: str | None = None
-        while text[position] != "}":
-            key, position = scanstring(text, position + 1)
-            position = _SPACE.match(text, text.index(":", position) + 1).end()  # type: ignore[union-attr]
-            start = position
-            _, position = _SCAN_VALUE(text, start)
-            if key == name:
-                found = text[start:position]  # the last of duplicate keys, like the parser
-            position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
-            if text[position] == ",":
-                position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
-    except RecursionError as exc:
-        raise errors.EventRejected("not_json", "the record's JSON is nested too deeply: use fewer levels") from exc
-    if found is None:
-        raise errors.EventRejected("not_json", f"the record has no member {name}: add it")
-    return found.encode()
