@@ -121,7 +121,7 @@ class Call:
     header: str | None
     """The value of the header that the route reads, as received. None: the request does not have it."""
     conditions: etags.Conditions
-    """`If-Match` and `If-None-Match` of a PUT, PATCH or DELETE. UNCONDITIONAL for other requests."""
+    """`If-Match` and `If-None-Match` of a change of a resource. UNCONDITIONAL for other requests."""
     deprecations: set[Deprecation]
     """pydantic's validation context, for handlers that validate parts of the body themselves. It has the deprecations of the
     operation, and of the parameters and fields that the request has."""
@@ -235,8 +235,8 @@ class Route:
     is_conditional: bool = False
     """The route has no `resource`, but evaluates `If-None-Match` and may answer 304."""
     resource: type[pydantic.BaseModel] | None = None
-    """The type of the resource, as GET answers it. Answers have its `ETag`, except to PUT and DELETE. GET takes
-    `If-None-Match`. PUT, PATCH and DELETE also take `If-Match`."""
+    """The type of the resource, as GET answers it. Answers that show it have its `ETag`, except to PUT. GET takes
+    `If-None-Match`. PUT, PATCH, DELETE, and a POST that changes the resource, also take `If-Match`."""
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
     cost: int = 1
@@ -257,7 +257,8 @@ class Route:
     @property
     def may_answer_412(self) -> bool:
         """Return True if the route evaluates `If-Match` and `If-None-Match` before a change, and so may answer 412."""
-        return self.resource is not None and self.method in {"PUT", "PATCH", "DELETE"}
+        changes = self.method in {"PUT", "PATCH", "DELETE"} or (self.method == "POST" and self.location is None)
+        return self.resource is not None and changes
 
     @property
     def refuses_conditions(self) -> bool:
@@ -271,8 +272,13 @@ class Route:
 
     @property
     def has_etag(self) -> bool:
-        """Return True if the answer has an `ETag`. RFC 9110 (9.3.4) forbids one in the answer to a PUT that adds defaults."""
-        return self.resource is not None and self.answer is not None and self.method != "PUT"
+        """Return True if the answer shows the resource, with its `ETag`.
+
+        RFC 9110 (9.3.4) forbids an `ETag` in the answer to a PUT that adds defaults.
+        """
+        if self.resource is None or self.answer is None or self.method == "PUT":
+            return False
+        return issubclass(self.answer, self.resource)
 
     def location_headers(self, document: dict[str, Any], query: Mapping[str, str]) -> dict[str, str]:
         """Return `Location`, the path of the created resource, for a 201; empty if the route has no `location`.

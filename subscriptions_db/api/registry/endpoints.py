@@ -131,7 +131,10 @@ def delete(call: Call) -> None:
 
 
 def pause(call: Call) -> schemas.Endpoint:
-    """Pause an endpoint: its deliveries wait. Raise Refused with 404 if there is none, and with 409 if it is disabled."""
+    """Pause an endpoint: its deliveries wait.
+
+    Raise Refused with 404 if there is no such endpoint, with 409 if it is disabled, and with 412 if a condition does not hold.
+    """
     return _set_status(call, EndpointStatus.PAUSED, unless=EndpointStatus.DISABLED)
 
 
@@ -139,7 +142,7 @@ def resume(call: Call) -> schemas.Endpoint:
     """Resume a paused endpoint.
 
     Raise Refused with 404 if there is no such endpoint, and with 409 if it is disabled, or if its receiver has not permitted
-    deliveries.
+    deliveries. Raise Refused with 412 if a condition does not hold.
     """
     return _set_status(call, EndpointStatus.ACTIVE, unless=EndpointStatus.DISABLED)
 
@@ -147,20 +150,23 @@ def resume(call: Call) -> schemas.Endpoint:
 def enable(call: Call) -> schemas.Endpoint:
     """Make an endpoint active, whatever its status.
 
-    Raise Refused with 404 if there is no such endpoint, and with 409 if its receiver has not permitted deliveries.
+    Raise Refused with 404 if there is no such endpoint, with 409 if its receiver has not permitted deliveries, and with 412 if
+    a condition does not hold.
     """
     return _set_status(call, EndpointStatus.ACTIVE)
 
 
 def disable(call: Call) -> schemas.Endpoint:
-    """Disable an endpoint until it is enabled; raise Refused with 404 if there is none."""
+    """Disable an endpoint until it is enabled; raise Refused with 404 if there is none, and with 412 if a condition fails."""
     return _set_status(call, EndpointStatus.DISABLED, reason=call.body_as(schemas.DisableEndpoint).reason)
 
 
 def _set_status(
     call: Call, status: EndpointStatus, *, unless: EndpointStatus | None = None, reason: str | None = None
 ) -> schemas.Endpoint:
-    change_status(call, _id(call), crud.locked_row(call, "endpoint", _id(call)), status, unless=unless, reason=reason)
+    before = crud.locked_row(call, "endpoint", _id(call))
+    crud.require_conditions(call, get)
+    change_status(call, _id(call), before, status, unless=unless, reason=reason)
     return get(call)
 
 
@@ -193,10 +199,11 @@ def change_status(
 def rotate(call: Call) -> schemas.RotatedSecret:
     """Create a new signing secret; the earlier secrets sign too until the overlap ends.
 
-    Raise Refused with 404 if there is no such endpoint, and RegistrationError if it would have more than five valid signing
-    secrets.
+    Raise Refused with 404 if there is no such endpoint, and with 412 if a condition does not hold. Raise RegistrationError if
+    the endpoint would have more than five valid signing secrets.
     """
     before = crud.locked_row(call, "endpoint", _id(call))
+    crud.require_conditions(call, get)
     return rotate_locked(call, _id(call), before, call.body_as(schemas.RotateSecret))
 
 
@@ -263,6 +270,6 @@ ROUTES = (
         method="POST", path=f"{_ONE}/rotate-secret", name="rotateSecret",
         summary="Create a new signing secret, shown once. The earlier secrets sign too during an overlap.",
         scopes=routes.REGISTRARS, handler=rotate, body=schemas.RotateSecret, answer=schemas.RotatedSecret, is_change=True,
-        shown_once="secret",
+        shown_once="secret", resource=schemas.Endpoint,
     ),
 )  # fmt: skip

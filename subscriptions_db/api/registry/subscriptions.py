@@ -130,6 +130,7 @@ def resume(call: Call) -> schemas.Subscription:
 
 def _set_status(call: Call, status: str) -> schemas.Subscription:
     before = crud.locked_row(call, "subscription", _id(call))
+    crud.require_conditions(call, get)
     call.connection.execute(query("set_subscription_status"), {"id": _id(call), "status": status})
     if before["status"] != status:
         was, after = {"status": before["status"]}, {"status": status}

@@ -41,7 +41,7 @@ class ApiRequest:
     header: str | None = None
     """The value of the header that the route reads. None: the request does not have it."""
     conditions: etags.Conditions = etags.UNCONDITIONAL
-    """The conditions of a PUT, PATCH or DELETE."""
+    """The conditions of a change of a resource."""
     deprecations: set[Deprecation] = field(default_factory=set)
     """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
 

@@ -118,7 +118,8 @@ def test_no_change_ignores_a_condition(served, route, header):
     """Regression: 23 operations, such as pausing an endpoint, ignored `If-Match`, and made the change."""
     path = re.sub(r"\{\w+\}", "nobody", route.path)
     name = next((name for scope, name in KEYS.items() if scope in route.scopes), None)
-    answer = served.client(served.keys.get(name)).ask(route.method, path, **{header: "unquoted"})
+    body = {"reason": "moving"} if route.name == "disableEndpoint" else None
+    answer = served.client(served.keys.get(name)).ask(route.method, path, body, **{header: "unquoted"})
     if route.is_open:
         assert answer.status == 404  # its token is not known
     elif route.may_answer_412 and route.method != "PUT":
@@ -127,17 +128,66 @@ def test_no_change_ignores_a_condition(served, route, header):
         assert (answer.status, answer.fields) == (422, [header])
 
 
-@pytest.mark.parametrize("action", ["pause", "resume", "disable", "enable", "rotate-secret"])
-def test_an_action_with_a_condition_changes_nothing(acme, action):
-    before = acme.get("/v1/endpoints/acme-orders")
-    refused = acme.post(f"/v1/endpoints/acme-orders/{action}", {"reason": "x"}, if_match=before.headers["etag"])
-    assert (refused.status, refused.fields) == (422, ["If-Match"])
-    assert acme.get("/v1/endpoints/acme-orders").headers["etag"] == before.headers["etag"]
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ("endpoints/acme-orders", "pause", "resume"),
+        ("endpoints/acme-orders", "disable", "enable"),
+        ("endpoints/acme-orders", "rotate-secret"),
+        ("subscriptions/acme-all", "pause", "resume"),
+    ],
+    ids=" ".join,
+)
+def test_an_action_is_refused_if_its_resource_has_changed(operator, actions):
+    """Regression: pause, resume, disable, enable and rotate-secret refused every condition with 422."""
+    resource, *steps = actions
+    path = f"/v1/{resource}"
+    for action in steps:
+        seen = operator.get(path).headers["etag"]
+        assert operator.patch(path, {"description": f"changed before {action}"}).status == 200
+        now = operator.get(path).headers["etag"]
+        body = {"reason": "moving"} if action == "disable" else {}
+        refused = operator.post(f"{path}/{action}", body, if_match=seen)
+        assert (refused.status, refused.json["code"]) == (412, "precondition_failed")
+        assert operator.post(f"{path}/{action}", body, if_none_match="*").status == 412
+        assert operator.get(path).headers["etag"] == now
+        made = operator.post(f"{path}/{action}", body, if_match=now)
+        assert made.status == 200, made.text
+        after = operator.get(path).headers["etag"]
+        assert after != now
+        assert made.headers.get("etag") == (None if action == "rotate-secret" else after)
+
+
+def test_one_of_many_rotations_of_one_etag_succeeds(acme):
+    made = acme.post("/v1/endpoints", NEW)
+    path, etag = f"/v1/endpoints/{made.json['id']}", made.headers["etag"]
+    with concurrent.futures.ThreadPoolExecutor(4) as at_once:
+        answers = list(at_once.map(lambda _: acme.post(f"{path}/rotate-secret", {}, if_match=etag), range(4)))
+    assert sorted(answer.status for answer in answers) == [200, 412, 412, 412]
+
+
+def test_a_consumer_has_no_etag_and_takes_no_condition(acme):
+    """Its counts change with every poll, so an ETag would never be the one that a client has seen."""
+    answer = acme.get("/v1/dead-letter-consumers/billing")
+    assert "etag" not in answer.headers
+    assert acme.patch("/v1/dead-letter-consumers/billing", {"max_receives": 3}, if_match="*").fields == ["If-Match"]
 
 
 def test_each_resource_that_can_be_changed_has_conditions():
     """A new resource of the registry must have conditions too. Consumers of dead letters have none."""
     changed = {route.path for route in ROUTES if route.is_change and route.method in {"PUT", "PATCH", "DELETE"}}
-    conditional = {route.path for route in ROUTES if route.may_answer_412}
+    conditional = {route.path for route in ROUTES if route.may_answer_412 and route.method != "POST"}
     assert {path.split("/")[2] for path in changed - conditional} <= {"dead-letter-consumers"}
     assert conditional == {route.path for route in ROUTES if route.may_answer_304 and not route.is_conditional}
+
+
+def test_each_change_of_the_status_or_the_secret_of_a_resource_has_conditions():
+    """A new action on a resource must evaluate conditions, or be added here with its reason.
+
+    1. `validate`, `test`, `recover` and `replays` do not change the fields of the endpoint that a client decides on.
+    2. `bulk` and `bulk/create` name many endpoints, each with an ETag of its own.
+    """
+    of_registry = ("/v1/endpoints/", "/v1/subscriptions/")
+    actions = [route for route in ROUTES if route.method == "POST" and route.is_change and route.path.startswith(of_registry)]
+    unconditional = {route.name for route in actions if not route.may_answer_412}
+    assert unconditional == {"recoverEndpoint", "createReplay", "changeEndpoints", "createEndpoints"}
