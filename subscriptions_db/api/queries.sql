@@ -76,9 +76,12 @@ where (%(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), 
 
 -- name: matching_tenants
 select tenant_id as id from tenants
+where (%(status)s::text is null or status = %(status)s)
+  and (%(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), tenant_id, name))) > 0)
 
 -- name: matching_customers
 select customer_id as id from customers
+where %(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), customer_id, name))) > 0
 
 -- name: matching_endpoints
 select endpoint_id as id from endpoints
@@ -108,11 +111,33 @@ select id from matching where id = any (%(ids)s);
 -- name: number_of_rows
 select count(*) as rows from matching;
 
--- name: page_of_audit_log
--- The newest first. An entry may be committed after entries with larger numbers.
+-- name: entries_before
+-- The audit entries that a search examines: at most `most`, the nearest first. An entry may be committed after entries with larger numbers.
+-- audit_log.py joins it, or entries_after, with matching_entries and nearest_…, with last_entry_…, or with number_of_matches.
 select entry_id, at, key_id, login, customer_id, action, entity, entity_id, before, after from audit_log
-where entry_id < %(before)s and (%(customer)s::text is null or customer_id = %(customer)s)
-order by entry_id desc limit %(limit)s;
+where entry_id < %(place)s and (%(customer)s::text is null or customer_id = %(customer)s)
+order by entry_id desc limit %(most)s
+
+-- name: entries_after
+select entry_id, at, key_id, login, customer_id, action, entity, entity_id, before, after from audit_log
+where entry_id > %(place)s and (%(customer)s::text is null or customer_id = %(customer)s)
+order by entry_id limit %(most)s
+
+-- name: matching_entries
+select * from looked_at
+where %(q)s::text is null or position(lower(%(q)s) in lower(concat_ws(chr(10), key_id, action, entity, entity_id))) > 0
+
+-- name: nearest_entries_before
+select * from matching order by entry_id desc limit %(limit)s
+
+-- name: nearest_entries_after
+select * from matching order by entry_id limit %(limit)s
+
+-- name: last_entry_before
+select entry_id from looked_at order by entry_id desc limit 1 offset %(most)s - 1
+
+-- name: last_entry_after
+select entry_id from looked_at order by entry_id limit 1 offset %(most)s - 1
 
 -- name: put_audit_entries
 insert into audit_log (key_id, customer_id, action, entity, entity_id, before, after)

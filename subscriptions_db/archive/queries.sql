@@ -113,20 +113,54 @@ order by hour;
 
 -- name: letters_after
 -- The waiting dead letters that a search examines: at most `most`, the nearest first, so a rare criterion costs no more than none.
--- archived_dead_letters.py joins it, or letters_before, with judged_letters: with matching_letters and a page, or with number_of_letters.
-select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+-- archived_dead_letters.py joins it, or letters_before, parked_after or parked_before, with judged_letters: with matching_letters and a
+-- page, or with number_of_letters.
+select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at, true as is_waiting from dead_letters
 where customer_id = %(customer_id)s and state = 'waiting' and position > %(place)s
 order by position limit %(most)s
 
 -- name: letters_before
-select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at, true as is_waiting from dead_letters
 where customer_id = %(customer_id)s and state = 'waiting' and position < %(place)s
 order by position desc limit %(most)s
+
+-- name: parked_after
+-- As letters_after, for the parked dead letters of a consumer: `most` leases are examined, also of dead letters that wait no longer.
+-- `limit 1` makes Postgres look up each dead letter by the index, as in consumer_counts.
+select parked.position, letter.endpoint_id, letter.event_type, letter.tenant_id, letter.reason, letter.dead_lettered_at,
+       letter.position is not null as is_waiting
+from (
+    select position from dead_letter_leases
+    where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and position > %(place)s
+    order by position limit %(most)s
+) as parked
+left join lateral (
+    select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+    where customer_id = %(customer_id)s and state = 'waiting' and position = parked.position
+    limit 1
+) as letter on true
+order by parked.position
+
+-- name: parked_before
+select parked.position, letter.endpoint_id, letter.event_type, letter.tenant_id, letter.reason, letter.dead_lettered_at,
+       letter.position is not null as is_waiting
+from (
+    select position from dead_letter_leases
+    where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and position < %(place)s
+    order by position desc limit %(most)s
+) as parked
+left join lateral (
+    select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at from dead_letters
+    where customer_id = %(customer_id)s and state = 'waiting' and position = parked.position
+    limit 1
+) as letter on true
+order by parked.position desc
 
 -- name: judged_letters
 -- The event's id is read from the record as text, because Postgres refuses JSON with an escaped NUL.
 select position, (
-    (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
+    is_waiting
+    and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
     and (%(event_type)s::text is null or event_type = %(event_type)s)
     and (%(event_type_prefix)s::text is null or starts_with(event_type, %(event_type_prefix)s))
     and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
@@ -349,10 +383,9 @@ order by until limit %(limit)s;
 update dead_letter_leases set parked_at = %(now)s, until = 'infinity'
 where customer_id = %(customer_id)s and consumer = %(name)s and position = any (%(positions)s::bigint[]) and until <= %(now)s;
 
--- name: parked_letters
+-- name: parked_leases_at
 select position, times, parked_at from dead_letter_leases
-where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and position > %(after)s
-order by position limit %(limit)s;
+where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and position = any (%(positions)s::bigint[]);
 
 -- name: parked_positions
 select position from dead_letter_leases

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 BEFORE = "<"
 """The first character of the decoded cursor of a previous page."""
@@ -62,6 +63,33 @@ def place(cursor: str | None) -> Place:
     """Return the place that a `next_cursor` or a `previous_cursor` stands for; START without a cursor."""
     text = decode(cursor)
     return Place(text.removeprefix(BEFORE), is_end=True) if text.startswith(BEFORE) else Place(text)
+
+
+Position = TypeVar("Position")
+"""The type of positions in a list."""
+
+
+def neighbours(
+    *,
+    nearest: Position,
+    further: Position | None,
+    is_first: bool,
+    is_backwards: bool,
+    next_of: Callable[[Position], str],
+    previous_of: Callable[[Position], str],
+) -> tuple[str | None, str | None]:
+    """Return `next_cursor` and `previous_cursor` of a page in a list that is examined a bounded number of rows at a time.
+
+    `nearest` is the position of the row nearest to the page's start. `further` is where to continue in the direction of the
+    page; None: nothing follows. `is_first`: the request has no cursor, so nothing is on the other side. `next_of` and
+    `previous_of` return the cursor of the page that begins, or ends, at a position.
+    """
+    back = None if is_first else nearest
+    following, preceding = (back, further) if is_backwards else (further, back)
+    return (
+        None if following is None else next_of(following),
+        None if preceding is None else previous_of(preceding),
+    )
 
 
 def checked(cursor: str) -> str:

@@ -66,18 +66,11 @@ class CustomerQuery(NoParameters):
     """Required with an operator's key; other keys belong to one customer."""
 
 
-class PageQuery(NoParameters):
-    """The part of a list to return."""
+class ListQuery(NoParameters):
+    """The page of a list to return: the first page, or with a cursor the page after or before an earlier answer's page."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 50
     """Maximum number of rows. A page also ends when it has 1 MiB."""
-    cursor: Cursor | None = None
-    """`next_cursor` of the previous page."""
-
-
-class ListQuery(PageQuery):
-    """The page of a list to return: the first page, or with a cursor the page after or before an earlier answer's page."""
-
     cursor: Cursor | None = None
     """`next_cursor` or `previous_cursor` of another page."""
     total: bool = False
@@ -93,6 +86,16 @@ class ListPage(described.DescribedModel):
     """The cursor of the previous page. Null: this is the first page."""
     total: int | None
     """The number of rows of all pages. Null: the request does not have `total=true`."""
+
+
+class BoundedListPage(ListPage):
+    """A page of a list of which a request examines a bounded number of rows.
+
+    An empty page can have a next or a previous one.
+    """
+
+    is_total_exact: bool | None
+    """Null without `total=true`. False: there may be more than `total`, because only a bounded number of rows is counted."""
 
 
 def fitting_part(items: list[Model]) -> list[Model]:

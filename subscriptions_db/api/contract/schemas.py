@@ -87,6 +87,13 @@ def criteria(asked: dict[str, Any]) -> dict[str, Any]:
     return asked | {"metadata": Jsonb({name: text})}
 
 
+class TextQuery(routes.ListQuery):
+    """The page of a list to return, and a text to search. The summary of the operation names the searched fields."""
+
+    q: SearchText | None = None
+    """Only rows with this text, in upper or lower case."""
+
+
 class SearchQuery(routes.ListQuery):
     """Search criteria for endpoints and for subscriptions."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import orjson
 from pydantic import AwareDatetime, Field
@@ -100,11 +100,9 @@ class DeadLetter(expansion.Expandable):
     """The record of the dead-letter topic without the payload. docs/delivery-contract.md lists the fields."""
 
 
-class DeadLetters(described.DescribedModel):
-    """A page of dead letters, in the order of the archive."""
+class DeadLetterPage(described.DescribedModel):
+    """The cursors and the total of a page of dead letters, in the order of the archive."""
 
-    items: list[DeadLetter]
-    """The dead letters of the page."""
     next_cursor: str
     """Cursor after this page. It stays valid for dead letters that are archived later, and skips none."""
     has_more: bool
@@ -114,8 +112,24 @@ class DeadLetters(described.DescribedModel):
     total: int | None
     """The number of matching dead letters. Null without `total=true`."""
     is_total_exact: bool | None
-    """Null without `total=true`. False: there may be more than `total`, because only the oldest waiting dead letters are
-    examined."""
+    """Null without `total=true`. False: there may be more than `total`, because only the oldest dead letters are examined."""
+
+
+class DeadLetters(DeadLetterPage):
+    """A page of dead letters, in the order of the archive."""
+
+    items: list[DeadLetter]
+    """The dead letters of the page."""
+
+
+class PageFields(TypedDict):
+    """The fields of a DeadLetterPage."""
+
+    next_cursor: str
+    has_more: bool
+    previous_cursor: str | None
+    total: int | None
+    is_total_exact: bool | None
 
 
 def customer_of(call: Call) -> str:
@@ -177,22 +191,31 @@ def list_(call: Call) -> DeadLetters | LongPoll:
     else:
         page = archived_dead_letters.browse(call.connection, customer_id, asked, after=place, limit=wanted.limit)
     items, until, has_further = _fitting(call, page, wanted.expand, is_backwards=is_backwards)
+    total = counts.of_dead_letters(call.connection, customer_id, asked) if wanted.total else None
+    answer = DeadLetters(items=items, **page_fields(wanted.cursor, until, has_further=has_further, total=total))
+    if items or answer.has_more or not wanted.wait_s:
+        return answer
+    return LongPoll(answer, wanted.wait_s, answer.next_cursor)
+
+
+def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> PageFields:
+    """Return the cursors and the total of a page.
+
+    `asked_cursor` is the cursor of the request. The page is complete from there to the position `until`. `has_further`: there
+    may be more dead letters in the direction of the page.
+    """
+    place, is_backwards = cursor.letter_start(asked_cursor)
     if is_backwards:
         following, has_more, earlier = cursor.letter_cursor(place - 1), True, until if has_further else None
     else:
         following, has_more, earlier = cursor.letter_cursor(until), has_further, place + 1 if place else None
-    total = counts.of_dead_letters(call.connection, customer_id, asked) if wanted.total else None
-    answer = DeadLetters(
-        items=items,
+    return PageFields(
         next_cursor=following,
         has_more=has_more,
         previous_cursor=None if earlier is None else cursor.letter_cursor_back(earlier),
         total=None if total is None else total.letters,
         is_total_exact=None if total is None else total.is_exact,
     )
-    if items or has_more or not wanted.wait_s:
-        return answer
-    return LongPoll(answer, wanted.wait_s, following)
 
 
 def _fitting(

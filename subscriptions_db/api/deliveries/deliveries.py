@@ -76,7 +76,7 @@ class Delivery(expansion.Expandable):
     """The state of the dead letter `dead_letter`. Null: there is none."""
 
 
-class Deliveries(record_pages.RecordPage):
+class Deliveries(routes.BoundedListPage):
     """A page of deliveries, the newest first."""
 
     items: list[Delivery]

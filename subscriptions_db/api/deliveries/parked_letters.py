@@ -12,18 +12,18 @@ from pydantic import Field
 
 from subscriptions_db import described
 from subscriptions_db.api.contract import audit, problems, routes
-from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, PageQuery, Route
+from subscriptions_db.api.contract.routes import Call, CustomerQuery, ListQuery, NoParameters, Route
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
-from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
-from subscriptions_db.archive.search import consumers, cursor, parked_letters
+from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, DeadLetterTextQuery, customer_of
+from subscriptions_db.archive.search import consumers, counts, cursor, parked_letters
 from subscriptions_db.manifest import mistakes
 
 LetterId = Annotated[str, Field(pattern=mistakes.LETTER_ID_PATTERN)]
 
 
-class ParkedPageQuery(CustomerQuery, PageQuery):
-    """The part of the parked dead letters to return."""
+class ParkedPageQuery(CustomerQuery, DeadLetterTextQuery, ListQuery):
+    """Search criteria for a page of the parked dead letters."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_LETTERS)] = 20
     """Maximum dead letters of the page. A page also ends when it has 1 MiB."""
@@ -38,15 +38,13 @@ class ParkedDeadLetter(DeadLetter):
     """When the dead letter was parked."""
 
 
-class ParkedDeadLetters(described.DescribedModel):
+class ParkedDeadLetters(dead_letters.DeadLetterPage):
     """A page of parked dead letters, in the order of the archive."""
 
     items: list[ParkedDeadLetter]
     """The dead letters of the page."""
     next_cursor: str
-    """Cursor after this page."""
-    has_more: bool
-    """True: request the next page. An empty page can have a next one."""
+    """Cursor after this page. A dead letter that is parked later may belong before it: then begin again without a cursor."""
 
 
 class UnparkRequest(NoParameters):
@@ -72,14 +70,18 @@ class UnparkedDeadLetters(described.DescribedModel):
 
 def list_(call: Call) -> ParkedDeadLetters:
     """Return a page of the parked dead letters of a consumer."""
-    wanted, name = call.query_as(ParkedPageQuery), consumer_routes.existing_consumer(call).name
-    after = cursor.letter_position(wanted.cursor) if wanted.cursor else 0
-    page = parked_letters.browse(call.connection, customer_of(call), name, after=after, limit=wanted.limit)
+    wanted, customer_id, name = call.query_as(ParkedPageQuery), customer_of(call), consumer_routes.existing_consumer(call).name
+    asked, (place, is_backwards) = dead_letters.selection(wanted), cursor.letter_start(wanted.cursor)
+    page = parked_letters.browse(
+        call.connection, customer_id, name, asked, place=place, is_backwards=is_backwards, limit=wanted.limit
+    )
     items = [
         ParkedDeadLetter(times=parked.times, parked_at=parked.parked_at, **dict(dead_letters.shown(parked.letter)))
         for parked in page.parked
     ]
-    return ParkedDeadLetters(items=items, next_cursor=cursor.letter_cursor(page.until), has_more=page.has_more)
+    total = counts.of_parked(call.connection, customer_id, name, asked) if wanted.total else None
+    fields = dead_letters.page_fields(wanted.cursor, page.until, has_further=page.has_more, total=total)
+    return ParkedDeadLetters(items=items, **fields)
 
 
 def unpark(call: Call) -> UnparkedDeadLetters:

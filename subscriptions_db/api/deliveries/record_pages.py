@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from pydantic import AwareDatetime
 
-from subscriptions_db.api.contract import routes
+from subscriptions_db.api.contract import cursors
 from subscriptions_db.api.contract.routes import CustomerQuery, ListQuery
 from subscriptions_db.api.deliveries.dead_letters import Text
 from subscriptions_db.archive.search import cursor, records
@@ -40,15 +40,8 @@ class RecordQuery(CustomerQuery, ListQuery):
         return cursor.PageStart.read(self.cursor) if self.cursor else records.NEWEST
 
 
-class RecordPage(routes.ListPage):
-    """The cursors and the total of a page of the archive's records. An empty page can have a next or a previous one."""
-
-    is_total_exact: bool | None
-    """Null without `total=true`. False: there may be more than `total`, because only the newest records are counted."""
-
-
 class PageFields(TypedDict):
-    """The fields of a RecordPage."""
+    """The fields of a BoundedListPage, without its items."""
 
     next_cursor: str | None
     previous_cursor: str | None
@@ -69,12 +62,17 @@ def fields(
     """
     start, total = wanted.start(), count() if wanted.total else None
     nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)
-    back = None if start == records.NEWEST else cursor.PageStart(nearest, is_backwards=not start.is_backwards)
-    on = None if further is None else cursor.PageStart(further, is_backwards=start.is_backwards)
-    older, newer = (back, on) if start.is_backwards else (on, back)
+    older, newer = cursors.neighbours(
+        nearest=nearest,
+        further=further,
+        is_first=start == records.NEWEST,
+        is_backwards=start.is_backwards,
+        next_of=lambda place: cursor.PageStart(place).text(),
+        previous_of=lambda place: cursor.PageStart(place, is_backwards=True).text(),
+    )
     return PageFields(
-        next_cursor=None if older is None else older.text(),
-        previous_cursor=None if newer is None else newer.text(),
+        next_cursor=older,
+        previous_cursor=newer,
         total=None if total is None else total.matches,
         is_total_exact=None if total is None else total.is_exact,
     )

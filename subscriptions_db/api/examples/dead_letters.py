@@ -123,7 +123,8 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "giveDeadLettersBack": Example(body={"receipts": [RECEIPT], "wait_s": 30.0}, answer=_settled("returned")),
     "listParkedDeadLetters": Example(
-        query={"limit": 1}, answer={"items": [LETTER | {"times": 5, "parked_at": CHANGED_AT}]} | _NEXT
+        query={"event_type": "order.*", "limit": 1},
+        answer={"items": [LETTER | {"times": 5, "parked_at": CHANGED_AT}]} | _NEXT | _FIRST,
     ),
     "unparkDeadLetters": Example(body={"letters": [LETTER_ID]}, answer={"letters": [LETTER_ID], "has_more": False}),
 }

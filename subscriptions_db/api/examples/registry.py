@@ -37,7 +37,7 @@ EXAMPLES: Mapping[str, Example] = {
         answer=CUSTOMER,
     ),
     "deleteCustomer": Example(),
-    "listTenants": Example(query={"limit": 2}, answer=WHOLE_LIST | {"items": [TENANT]}),
+    "listTenants": Example(query={"limit": 2, "status": "active"}, answer=WHOLE_LIST | {"items": [TENANT]}),
     "getTenant": Example(answer=TENANT),
     "putTenant": Example(body={name: TENANT[name] for name in ("name", "sub_tenants", "quotas")}, answer=TENANT),
     "deleteTenant": Example(),
@@ -48,7 +48,7 @@ EXAMPLES: Mapping[str, Example] = {
     ),
     "deleteEventType": Example(),
     "listAuditLog": Example(
-        query={"limit": 1},
+        query={"limit": 1, "q": "endpoint"},
         answer={
             "items": [
                 {
@@ -65,6 +65,9 @@ EXAMPLES: Mapping[str, Example] = {
                 }
             ],
             "next_cursor": "MTI5",
+            "previous_cursor": None,
+            "total": None,
+            "is_total_exact": None,
         },
     ),
     "getSnapshot": Example(

@@ -6,16 +6,24 @@ Runs in the API.
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from typing import Any, Literal
+
+import psycopg
 
 from delivery import errors
 from subscriptions_db import described
-from subscriptions_db.api.contract import crud, cursors, routes
-from subscriptions_db.api.contract.routes import Call, PageQuery, Route
+from subscriptions_db.api.contract import crud, cursors, routes, schemas
+from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.postgres.sql import query
 
 NEWEST = 2**62
 """A number above all entry ids: where a list without a cursor begins."""
+MAX_LOOKED_AT = 5000
+"""Maximum entries that one call examines. If few of them match, the next call continues beyond them."""
+MAX_COUNTED = 10_000
+"""Maximum entries that a total counts."""
+Side = Literal["before", "after"]
+"""The entries before a place are older, those after it are newer."""
 
 
 class AuditEntry(described.DescribedModel):
@@ -45,17 +53,15 @@ class AuditEntry(described.DescribedModel):
     """The changed fields after the change. Null: the entry has none, as for a deleted row."""
 
 
-class AuditEntries(described.DescribedModel):
+class AuditEntries(routes.BoundedListPage):
     """A page of the audit log, the newest first."""
 
     items: list[AuditEntry]
     """The entries of the page."""
-    next_cursor: str | None
-    """Cursor of older entries. Null: this is the last page."""
 
 
-class AuditQuery(PageQuery):
-    """Search criteria for audit entries."""
+class AuditQuery(schemas.TextQuery):
+    """Search criteria for audit entries. `q` is searched in `key_id`, `action`, `entity` and `entity_id`."""
 
     customer: str | None = None
     """Only entries about rows of this customer. A customer's key may name its own customer only."""
@@ -64,18 +70,67 @@ class AuditQuery(PageQuery):
 def list_(call: Call) -> AuditEntries:
     """Return a page of the audit log, the newest first.
 
-    Raise RegistrationError for an invalid cursor, and Refused with 422 if a customer's key names another customer.
+    One call examines at most MAX_LOOKED_AT entries, so the page may be empty although further entries match. Raise
+    RegistrationError for an invalid cursor, and Refused with 422 if a customer's key names another customer.
     """
     wanted = call.query_as(AuditQuery)
     crud.require_own(call, wanted.customer)
-    last = cursors.decode(wanted.cursor)
-    if last and not last.isdecimal():
-        raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")
-    asked = {"before": min(int(last or NEWEST), NEWEST), "customer": wanted.customer, "limit": wanted.limit + 1}
-    rows = call.connection.execute(query("page_of_audit_log"), asked).fetchall()
+    start = cursors.place(wanted.cursor)
+    side: Side = "after" if start.is_end else "before"
+    place = _entry_id(start)
+    asked = {"customer": wanted.customer, "q": wanted.q, "place": place, "most": MAX_LOOKED_AT, "limit": wanted.limit + 1}
+    rows = _matching(call, side, f"nearest_entries_{side}", asked).fetchall()
     items = routes.fitting_part([_shown(call, row) for row in rows[: wanted.limit]])
-    more = len(rows) > len(items)
-    return AuditEntries(items=items, next_cursor=cursors.encode(str(items[-1].entry_id)) if more else None)
+    further = items[-1].entry_id if len(items) < len(rows) else _last_looked_at(call, side, asked)
+    beside = place + 1 if start.is_end else place - 1
+    following, preceding = cursors.neighbours(
+        nearest=items[0].entry_id if items else beside,
+        further=further,
+        is_first=start == cursors.START,
+        is_backwards=start.is_end,
+        next_of=lambda entry_id: cursors.encode(str(entry_id)),
+        previous_of=lambda entry_id: cursors.encode_previous(str(entry_id)),
+    )
+    total, is_total_exact = _count(call, asked) if wanted.total else (None, None)
+    return AuditEntries(
+        items=items[::-1] if start.is_end else items,
+        next_cursor=following,
+        previous_cursor=preceding,
+        total=total,
+        is_total_exact=is_total_exact,
+    )
+
+
+def _entry_id(place: cursors.Place) -> int:
+    """Return the number of the entry at a place of the list; NEWEST at its start.
+
+    Raise RegistrationError for a place of another list.
+    """
+    if place.row_id and not place.row_id.isdecimal():
+        raise errors.RegistrationError("cursor", "is not a cursor of this list: send a cursor of an answer, unchanged")
+    return min(int(place.row_id or NEWEST), NEWEST)
+
+
+def _count(call: Call, asked: dict[str, Any]) -> tuple[int, bool]:
+    """Return the number of matches among the newest MAX_COUNTED entries, and False if older entries may match too."""
+    newest = asked | {"place": NEWEST, "most": MAX_COUNTED}
+    [row] = _matching(call, "before", "number_of_matches", newest).fetchall()
+    return row["count"], _last_looked_at(call, "before", newest) is None
+
+
+def _last_looked_at(call: Call, side: Side, asked: dict[str, Any]) -> int | None:
+    """Return the number of the last entry that a search examines; None if the search examines all entries on its side."""
+    statement = "with looked_at as (" + query(f"entries_{side}") + ")" + query(f"last_entry_{side}")
+    last = call.connection.execute(statement, asked, prepare=False).fetchone()
+    return None if last is None else last["entry_id"]
+
+
+def _matching(call: Call, side: Side, name: str, asked: dict[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
+    """Execute the statement `name` on the matching entries on one side of a place; return its cursor."""
+    looked_at, matching = query(f"entries_{side}"), query("matching_entries")
+    statement = "with looked_at as (" + looked_at + "), matching as (" + matching + ")" + query(name)
+    # Not prepared: with a customer, the right plan reads another index than without.
+    return call.connection.execute(statement, asked, prepare=False)
 
 
 def _shown(call: Call, row: dict[str, Any]) -> AuditEntry:
@@ -85,7 +140,8 @@ def _shown(call: Call, row: dict[str, Any]) -> AuditEntry:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/audit-log", name="listAuditLog", summary="List the audit log, the newest first.",
+        method="GET", path="/v1/audit-log", name="listAuditLog",
+        summary="List the audit log, the newest first. `q` is searched in `key_id`, `action`, `entity` and `entity_id`.",
         scopes=routes.READERS, handler=list_, query=AuditQuery, answer=AuditEntries,
     ),
 )  # fmt: skip

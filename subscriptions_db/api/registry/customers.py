@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, routes
-from subscriptions_db.api.contract.routes import Call, ListQuery, Route
+from subscriptions_db.api.contract import audit, crud, routes, schemas
+from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.manifest import manifest, parts
 from subscriptions_db.postgres.sql import query
 
@@ -91,7 +91,8 @@ def _quotas(call: Call, customer_ids: list[str]) -> dict[str, Quotas]:
 
 def list_(call: Call) -> Customers:
     """Return a page of customers."""
-    return Customers(**crud.page(call, "customer", functools.partial(_shown, call))._asdict())
+    found = crud.page(call, "customer", functools.partial(_shown, call), q=call.query_as(schemas.TextQuery).q)
+    return Customers(**found._asdict())
 
 
 def _shown(call: Call, found: dict[str, dict[str, Any]]) -> list[Customer]:
@@ -159,8 +160,8 @@ def delete(call: Call) -> None:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/customers", name="listCustomers", summary="List customers.",
-        scopes=routes.OPERATOR, handler=list_, query=ListQuery, answer=Customers,
+        method="GET", path="/v1/customers", name="listCustomers", summary="List customers. `q` is searched in id and name.",
+        scopes=routes.OPERATOR, handler=list_, query=schemas.TextQuery, answer=Customers,
     ),
     Route(
         method="GET", path="/v1/customers/{customer_id}", name="getCustomer",

@@ -13,7 +13,7 @@ from pydantic import Field
 from delivery import errors
 from subscriptions_db import described
 from subscriptions_db.api.contract import crud, routes, schemas
-from subscriptions_db.api.contract.routes import Call, ListQuery, Route
+from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.manifest import event_types, manifest
 from subscriptions_db.registration import registered_rows
 
@@ -35,11 +35,9 @@ class EventType(described.DescribedModel):
     """When the entry was last changed."""
 
 
-class EventTypeQuery(ListQuery):
+class EventTypeQuery(schemas.TextQuery):
     """Search criteria for the catalogue. `q` is searched in id and description."""
 
-    q: schemas.SearchText | None = None
-    """Only event types with this text, in upper or lower case."""
     deprecated: bool | None = None
     """True: only deprecated event types. False: only the others."""
 

@@ -6,13 +6,13 @@ Runs in the API.
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, routes
-from subscriptions_db.api.contract.routes import Call, ListQuery, Route
+from subscriptions_db.api.contract import audit, crud, routes, schemas
+from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.manifest import manifest, parts
 from subscriptions_db.postgres.sql import query
 
@@ -22,6 +22,13 @@ class TenantQuotas(parts.ManifestPart):
 
     events_per_day: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Events of the tenant that all keys together publish over HTTP in a day of UTC. Null: `api.max_tenant_events_per_day`."""
+
+
+class TenantQuery(schemas.TextQuery):
+    """Search criteria for tenants. `q` is searched in id and name."""
+
+    status: Literal["active", "suspended"] | None = None
+    """Only tenants with this status."""
 
 
 class TenantFields(manifest.ManifestTenantFields):
@@ -76,7 +83,9 @@ def _shown(call: Call, found: dict[str, dict[str, Any]]) -> list[Tenant]:
 
 def list_(call: Call) -> Tenants:
     """Return a page of tenants."""
-    return Tenants(**crud.page(call, "tenant", functools.partial(_shown, call))._asdict())
+    wanted = call.query_as(TenantQuery)
+    found = crud.page(call, "tenant", functools.partial(_shown, call), q=wanted.q, status=wanted.status)
+    return Tenants(**found._asdict())
 
 
 def get(call: Call) -> Tenant:
@@ -118,8 +127,8 @@ def delete(call: Call) -> None:
 
 ROUTES = (
     Route(
-        method="GET", path="/v1/tenants", name="listTenants", summary="List tenants.",
-        scopes=routes.OPERATOR, handler=list_, query=ListQuery, answer=Tenants,
+        method="GET", path="/v1/tenants", name="listTenants", summary="List tenants. `q` is searched in id and name.",
+        scopes=routes.OPERATOR, handler=list_, query=TenantQuery, answer=Tenants,
     ),
     Route(
         method="GET", path="/v1/tenants/{tenant_id}", name="getTenant", summary="Get a tenant.",

@@ -24,6 +24,10 @@ MAX_LOOKED_AT = 5000
 """Maximum dead letters that one call examines. If few of them match, the next call continues beyond them."""
 
 
+Among = Literal["letters_after", "letters_before", "parked_after", "parked_before"]
+"""The statements that examine dead letters: the waiting ones of a customer, or the parked ones of a consumer."""
+
+
 class LetterState(enum.StrEnum):
     """The state of an archived dead letter. Acks belong to consumers and do not change the state."""
 
@@ -87,8 +91,8 @@ def browse_back(
     The page has the nearest ones, at most `limit` and as many as fit into an answer. The page may be empty although earlier
     dead letters match: `has_more` says so.
     """
-    found = _nearest(connection, customer_id, selection, "before", before, limit=limit)
-    fitting = _fitting(connection, customer_id, found, place=before)
+    found = nearest(connection, customer_id, selection, "letters_before", before, limit=limit)
+    fitting = fitting_letters(connection, customer_id, found, place=before)
     return LetterPage(waiting(connection, customer_id, fitting.positions), fitting.until, fitting.has_more)
 
 
@@ -162,20 +166,27 @@ def find(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
 ) -> FoundLetters:
     """Return the positions of at most `limit` matches among the next MAX_LOOKED_AT waiting dead letters after a position."""
-    return _nearest(connection, customer_id, selection, "after", after, limit=limit)
+    return nearest(connection, customer_id, selection, "letters_after", after, limit=limit)
 
 
-def _nearest(
+def nearest(
     connection: connect.Connection,
     customer_id: str,
     selection: DeadLetterSearch,
-    side: Literal["after", "before"],
+    among: Among,
     place: int,
     *,
     limit: int,
+    consumer: str | None = None,
 ) -> FoundLetters:
-    asked = {"customer_id": customer_id, "place": place, "limit": limit, "most": MAX_LOOKED_AT} | selection.parameters()
-    looked_at, judged, matching = query(f"letters_{side}"), query("judged_letters"), query("matching_letters")
+    """Return the positions of the nearest matches on one side of `place`: at most `limit`, among the next MAX_LOOKED_AT.
+
+    `among` names the statement that examines dead letters: the waiting ones, or those that are parked for `consumer`.
+    """
+    asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": MAX_LOOKED_AT}
+    asked |= selection.parameters()
+    side = "before" if among.endswith("before") else "after"
+    looked_at, judged, matching = query(among), query("judged_letters"), query("matching_letters")
     found = "with looked_at as materialized (" + looked_at + "), judged as (" + judged + ")"
     with connect.translated_errors():
         row = connection.execute(
@@ -189,12 +200,13 @@ def find_fitting(
 ) -> FoundLetters:
     """Return the first positions of `find`, as many as fit into an answer that has `held` bytes already."""
     found = find(connection, customer_id, selection, after=after, limit=limit)
-    return _fitting(connection, customer_id, found, place=after, held=held)
+    return fitting_letters(connection, customer_id, found, place=after, held=held)
 
 
-def _fitting(
+def fitting_letters(
     connection: connect.Connection, customer_id: str, found: FoundLetters, *, place: int, held: int = 0
 ) -> FoundLetters:
+    """Return the first positions of a page that fit into an answer with `held` bytes already. The page begins at `place`."""
     positions = found.positions[: answer_size.count(sizes(connection, customer_id, found.positions), held=held)]
     if len(positions) == len(found.positions):
         return found

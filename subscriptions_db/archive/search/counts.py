@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from subscriptions_db.archive.search.archived_dead_letters import Among
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
@@ -51,8 +52,21 @@ class ConsumerCounts(NamedTuple):
 def of_dead_letters(connection: connect.Connection, customer_id: str, selection: DeadLetterSearch) -> Count:
     """Return the number of waiting dead letters that match. A search with `text` examines fewer dead letters."""
     most = MAX_EXAMINED if selection.text is None else MAX_EXAMINED_BY_TEXT
-    asked = {"customer_id": customer_id, "place": 0, "most": most} | selection.parameters()
-    judged = "with looked_at as (" + query("letters_after") + "), judged as (" + query("judged_letters") + ")"
+    return _counted(connection, "letters_after", {"customer_id": customer_id}, selection, most)
+
+
+def of_parked(connection: connect.Connection, customer_id: str, consumer: str, selection: DeadLetterSearch) -> Count:
+    """Return the number of a consumer's parked dead letters that match and still wait. A search with `text` examines fewer."""
+    most = MAX_EXAMINED_OF_CONSUMER if selection.text is None else MAX_EXAMINED_BY_TEXT
+    return _counted(connection, "parked_after", {"customer_id": customer_id, "name": consumer}, selection, most)
+
+
+def _counted(
+    connection: connect.Connection, among: Among, owner: dict[str, str], selection: DeadLetterSearch, most: int
+) -> Count:
+    """Return the number of matches among the oldest `most` dead letters that the statement `among` examines."""
+    asked = owner | {"place": 0, "most": most} | selection.parameters()
+    judged = "with looked_at as (" + query(among) + "), judged as (" + query("judged_letters") + ")"
     with connect.translated_errors():
         [row] = connection.execute(judged + query("number_of_letters"), asked).fetchall()
     return Count(row["matching"], row["looked_at"] < most)

@@ -10,9 +10,9 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from subscriptions_db import answer_size
 from subscriptions_db.archive.search import archived_dead_letters, consumers
 from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
@@ -34,8 +34,9 @@ class ParkedPage(NamedTuple):
 
     parked: list[ParkedLetter]
     until: int
-    """The page is complete up to this position. A dead letter that is parked later may have a lower position."""
+    """The page is complete from its start to this position. A dead letter that is parked later may lie in this range."""
     has_more: bool
+    """True: there may be more in the direction of the page."""
 
 
 class Unparked(NamedTuple):
@@ -46,22 +47,33 @@ class Unparked(NamedTuple):
     """True: more dead letters of the request are still parked. Repeat the call, after acks if `positions` is empty."""
 
 
-def browse(connection: connect.Connection, customer_id: str, name: str, *, after: int, limit: int) -> ParkedPage:
-    """Return parked dead letters after a position, at most `limit` and as many as fit into an answer.
+def browse(
+    connection: connect.Connection,
+    customer_id: str,
+    name: str,
+    selection: DeadLetterSearch,
+    *,
+    place: int,
+    is_backwards: bool,
+    limit: int,
+) -> ParkedPage:
+    """Return the matching parked dead letters after `place`, or before it: at most `limit` and as many as fit into an answer.
 
-    Those that were discarded or redriven since are left out. The page may be empty although later dead letters are parked:
+    Those that were discarded or redriven since are left out. The page may be empty although further dead letters are parked:
     `has_more` says so.
     """
-    asked = {"customer_id": customer_id, "name": name, "after": after, "limit": limit}
+    among: archived_dead_letters.Among = "parked_before" if is_backwards else "parked_after"
+    found = archived_dead_letters.nearest(connection, customer_id, selection, among, place, limit=limit, consumer=name)
+    fitting = archived_dead_letters.fitting_letters(connection, customer_id, found, place=place)
+    asked = {"customer_id": customer_id, "name": name, "positions": fitting.positions}
     with connect.translated_errors():
-        found = connection.execute(query("parked_letters"), asked).fetchall()
-    rows = {row["position"]: row for row in found}
-    fits = list(rows)[: answer_size.count(archived_dead_letters.sizes(connection, customer_id, list(rows)))]
+        leases = {row["position"]: row for row in connection.execute(query("parked_leases_at"), asked)}
     parked = [
-        ParkedLetter(letter, rows[letter.position]["times"], rows[letter.position]["parked_at"])
-        for letter in archived_dead_letters.waiting(connection, customer_id, fits)
+        ParkedLetter(letter, leases[letter.position]["times"], leases[letter.position]["parked_at"])
+        for letter in archived_dead_letters.waiting(connection, customer_id, fitting.positions)
+        if letter.position in leases
     ]
-    return ParkedPage(parked, fits[-1] if fits else after, has_more=len(fits) < len(rows) or len(rows) == limit)
+    return ParkedPage(parked, fitting.until, fitting.has_more)
 
 
 def unpark(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from subscriptions_db.api.contract import cursors
+from subscriptions_db.api.registry import audit_log
 from subscriptions_db.api.server.table import ROUTES
 from subscriptions_db.registration import endpoint_status
 from tests.integration.api import world
@@ -66,6 +68,86 @@ def test_only_the_operator_sees_the_login_of_an_audit_entry(served, acme, other,
     assert (seen["key_id"], seen["login"], seen["entity_id"]) == ("command", None, "other-orders")
     assert operator.get("/v1/audit-log?limit=1").json["items"] == [seen | {"login": "postgres"}]
     assert seen["entry_id"] not in [entry["entry_id"] for entry in acme.get("/v1/audit-log").json["items"]]
+
+
+NOTED = """
+insert into audit_log (key_id, customer_id, action, entity, entity_id)
+select 'fk_noted', case when n % 3 = 0 then 'other' else 'acme' end, 'update', 'thing', 'Noted-' || n
+from generate_series(1, 9) n
+"""
+
+
+@pytest.fixture(scope="module")
+def noted(served):
+    """Nine entries, `Noted-1` to `Noted-9`, of which every third is of another customer."""
+    with served.registry() as opened:
+        opened.execute(NOTED)
+
+
+LATER = """
+insert into audit_log (key_id, customer_id, action, entity, entity_id) values ('fk_later', 'acme', 'update', 'thing', 'later')
+"""
+
+
+def noted_ids(page):
+    return [int(entry["entity_id"].removeprefix("Noted-")) for entry in page["items"]]
+
+
+@pytest.mark.usefixtures("noted")
+@pytest.mark.parametrize(("limit", "most"), [(1, 5000), (2, 5000), (4, 5000), (9, 5000), (2, 3), (2, 1)])
+def test_the_audit_log_is_paged_to_its_end_and_back(acme, monkeypatch, limit, most):
+    """Regression: the audit log was paged forward only.
+
+    `most` is the number of entries that one request examines, so that pages with few matches lead on too.
+    """
+    monkeypatch.setattr(audit_log, "MAX_LOOKED_AT", most)
+    path = f"/v1/audit-log?q=NOTED-&limit={limit}"
+    there = [acme.get(path).json]
+    while there[-1]["next_cursor"] is not None:
+        there.append(acme.get(f"{path}&cursor={there[-1]['next_cursor']}").json)
+    back = [there[-1]]
+    while back[-1]["previous_cursor"] is not None:
+        back.append(acme.get(f"{path}&cursor={back[-1]['previous_cursor']}").json)
+    assert [number for page in there for number in noted_ids(page)] == [8, 7, 5, 4, 2, 1]
+    assert [number for page in reversed(back) for number in noted_ids(page)] == [8, 7, 5, 4, 2, 1]
+    assert {page["total"] for page in there} == {None}
+    assert there[0]["previous_cursor"] is None
+
+
+@pytest.mark.usefixtures("noted")
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("q=noted-&customer=other", [9, 6, 3]), ("q=FK_NOTED&customer=acme", [8, 7, 5, 4, 2, 1]), ("q=noted-7", [7]),
+        ("q=noted_7", []),
+    ],
+)  # fmt: skip
+def test_the_audit_log_is_searched_and_counted(operator, monkeypatch, query, found):
+    page = operator.get(f"/v1/audit-log?{query}&total=true").json
+    assert (noted_ids(page), page["total"], page["is_total_exact"]) == (found, len(found), True)
+    monkeypatch.setattr(audit_log, "MAX_COUNTED", 2)
+    page = operator.get(f"/v1/audit-log?{query}&total=true").json
+    assert (page["total"] <= 2, page["is_total_exact"]) == (True, False)
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_cursor_of_the_version_before_leads_on(acme):
+    """A client may page while the platform is upgraded. The cursors were the number of an entry, as text."""
+    first = acme.get("/v1/audit-log?q=noted-&limit=1").json
+    assert cursors.decode(first["next_cursor"]) == str(first["items"][0]["entry_id"])
+
+
+@pytest.mark.usefixtures("noted")
+def test_an_entry_that_comes_later_is_on_the_page_before(served, acme):
+    first = acme.get("/v1/audit-log?limit=1").json
+    second = acme.get(f"/v1/audit-log?limit=1&cursor={first['next_cursor']}").json
+    with served.registry() as opened:
+        opened.execute(LATER)
+    newest = acme.get(f"/v1/audit-log?limit=5&cursor={second['previous_cursor']}").json
+    assert [entry["entity_id"] for entry in newest["items"]] == ["later", first["items"][0]["entity_id"]]
+    assert newest["previous_cursor"] is None
+    for wrong in (cursors.encode("x1"), cursors.encode_previous("x1")):
+        assert acme.get(f"/v1/audit-log?cursor={wrong}").fields == ["cursor"]
 
 
 def test_every_changing_route_has_an_audit_test():

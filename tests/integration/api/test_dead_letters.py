@@ -345,6 +345,13 @@ def test_dead_letters_are_parked_listed_and_unparked(served, acme, poller):
     rest = poller.get(f"{path}/parked?limit=2&cursor={page['next_cursor']}").json
     assert [item["id"] for item in page["items"] + rest["items"]] == given
     assert (page["has_more"], rest["has_more"], page["items"][0]["times"]) == (True, False, 1)
+    back = poller.get(f"{path}/parked?limit=2&total=true&cursor={rest['previous_cursor']}").json
+    assert (back["items"], back["next_cursor"], page["previous_cursor"]) == (page["items"], page["next_cursor"], None)
+    before = poller.get(f"{path}/parked?limit=2&cursor={back['previous_cursor']}").json
+    assert (before["items"], before["previous_cursor"]) == ([], None)
+    assert (back["total"], back["is_total_exact"], page["total"]) == (3, True, None)
+    assert ids(poller.get(f"{path}/parked?q=%25&endpoint=acme-orders")) == []
+    assert ids(poller.get(f"{path}/parked?url=ACME.example&event_type=order.*")) == given
     assert acme.post(f"{path}/unpark", {}).fields == ["letters"]
     assert acme.post(f"{path}/unpark", {"letters": given, "everything": True}).fields == ["letters"]
     assert acme.post(f"{path}/unpark", {"letters": ["9" * 19, given[0]]}).json == {"letters": given[:1], "has_more": False}

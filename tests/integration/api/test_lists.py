@@ -19,6 +19,8 @@ insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type
     ('m2', 'l1', 'acme', 'listed.two', 'everything', 'paused', '', '{}'),
     ('m3', 'l2', 'acme', 'listed.*', 'everything', 'active', '', '{"team": "b"}'),
     ('m4', 'l4', 'other', 'listed.one', 'everything', 'active', 'first', '{}');
+insert into customers (customer_id, name) values ('zz-shop', 'Zürich 100% Shop'), ('zz-other', 'Shopping');
+insert into tenants (tenant_id, name, status) values ('zz-t1', 'North_Shop', 'active'), ('zz-t2', 'south shop', 'suspended');
 """
 
 
@@ -114,6 +116,28 @@ def test_an_expanded_endpoint_counts_towards_the_bytes_of_a_page(acme, monkeypat
 def test_only_lists_expand_and_only_endpoints(acme):
     for path in ("subscriptions?expand=customer", "subscriptions/m1?expand=endpoint", "endpoints?expand=endpoint"):
         assert acme.get(f"/v1/{path}").fields == ["expand"]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("customers?q=SHOP", ["zz-other", "zz-shop"]),
+        ("customers?q=100%25", ["zz-shop"]),
+        ("customers?q=z_shop", []),
+        ("tenants?q=shop", ["zz-t1", "zz-t2"]),
+        ("tenants?q=NORTH_", ["zz-t1"]),
+        ("tenants?q=zz-&status=suspended", ["zz-t2"]),
+        ("tenants?status=suspended", ["zz-t2"]),
+    ],
+)
+def test_the_operator_searches_customers_and_tenants(operator, query, found):
+    """Regression: the lists of customers and of tenants could not be searched."""
+    answer = operator.get(f"/v1/{query}&total=true")
+    assert (world.ids(answer), answer.json["total"]) == (found, len(found))
+
+
+def test_tenants_have_no_other_status(operator):
+    assert operator.get("/v1/tenants?status=paused").fields == ["status"]
 
 
 def test_the_operator_finds_rows_of_every_customer(operator):

@@ -41,8 +41,11 @@ class Pollers:
     def seek(self, position):
         consumers.seek(*self._of, after=position)
 
-    def parked(self, *, past=0, limit=10):
-        return parked_letters.browse(*self._of, after=past, limit=limit)
+    def parked(self, selection=EVERYTHING, *, past=0, limit=10):
+        return parked_letters.browse(*self._of, selection, place=past, is_backwards=False, limit=limit)
+
+    def parked_before(self, place, selection=EVERYTHING, *, limit=10):
+        return parked_letters.browse(*self._of, selection, place=place, is_backwards=True, limit=limit)
 
     def unpark(self, *positions, at=0):
         return parked_letters.unpark(*self._of, list(positions) or None, now=after(at))

@@ -92,9 +92,62 @@ def test_parked_dead_letters_are_paged_and_only_those_that_wait(connection, writ
         page = pollers.parked(past=past, limit=2)
         pages.append([entry.letter.position for entry in page.parked])
         past, more = page.until, page.has_more
-    assert pages == [positions(first)[:1], positions(first)[2:4], positions(first)[4:]]
+    assert pages == [[positions(first)[0], positions(first)[2]], positions(first)[3:], []]
     pollers.unpark(at=20)
     assert len(pollers.poll(20).leased) == 4
+
+
+def parked_positions(page):
+    return [entry.letter.position for entry in page.parked]
+
+
+def test_parked_dead_letters_are_paged_back_to_the_first(connection, write):
+    """Regression: the list of parked dead letters was paged forward only, and without a total."""
+    write(5)
+    pollers = Pollers(connection, max_receives=1)
+    first = positions(pollers.poll(lease_s=1))
+    pollers.poll(10)
+    archived_dead_letters.redrive(connection, "c1", first[2:3], now=NOW)
+    page = pollers.parked_before(first[4], limit=2)
+    assert (parked_positions(page), page.until, page.has_more) == ([first[1], first[3]], first[1], True)
+    page = pollers.parked_before(page.until, limit=2)
+    assert (parked_positions(page), page.has_more) == (first[:1], False)
+    assert counts.of_parked(connection, "c1", "k", EVERYTHING) == (4, True)
+
+
+def test_parked_dead_letters_are_found_by_search_criteria(connection, write):
+    for n in range(4):
+        write(endpoint=f"ep{n % 2}", event_type="user.created" if n else "order.created", event_id=f"Evt-{n}")
+    write(event_id="Evt-not-parked")
+    pollers = Pollers(connection, max_receives=1)
+    first = positions(pollers.poll(limit=4, lease_s=1))
+    pollers.poll(10, limit=1)
+    for selection, wanted in (
+        (DeadLetterSearch(endpoint_id="ep1"), [first[1], first[3]]),
+        (DeadLetterSearch(event_type="user.*"), first[1:]),
+        (DeadLetterSearch(text="evt-2"), [first[2]]),
+        (DeadLetterSearch(text="evt-not"), []),
+        (DeadLetterSearch(since=after(1)), []),
+    ):
+        assert parked_positions(pollers.parked(selection)) == wanted
+        assert counts.of_parked(connection, "c1", "k", selection) == (len(wanted), True)
+
+
+def test_a_search_of_parked_dead_letters_examines_a_bounded_number(connection, write, monkeypatch):
+    """A page ends where the bound ends, also if every examined dead letter was discarded."""
+    write(5)
+    pollers = Pollers(connection, max_receives=1)
+    first = positions(pollers.poll(lease_s=1))
+    pollers.poll(10)
+    monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 2)
+    archived_dead_letters.discard(connection, "c1", first[:2], now=NOW)
+    pages = [pollers.parked()]
+    while pages[-1].has_more:
+        pages.append(pollers.parked(past=pages[-1].until))
+    assert [parked_positions(page) for page in pages] == [[], first[2:4], first[4:]]
+    assert pages[0].until == first[1]
+    monkeypatch.setattr(counts, "MAX_EXAMINED_OF_CONSUMER", 3)
+    assert counts.of_parked(connection, "c1", "k", EVERYTHING) == (1, False)
 
 
 def test_a_page_of_parked_dead_letters_is_bounded_in_bytes(connection, write, monkeypatch):

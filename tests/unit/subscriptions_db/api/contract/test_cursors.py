@@ -27,3 +27,26 @@ def test_a_cursor_of_the_version_before_is_read():
 def test_another_text_is_refused(text):
     with pytest.raises(ValueError, match="send a cursor of an answer"):
         cursors.checked(text)
+
+
+@pytest.mark.parametrize(
+    ("further", "is_first", "is_backwards", "found"),
+    [
+        (9, True, False, ("after 9", None)),
+        (None, True, False, (None, None)),
+        (9, False, False, ("after 9", "before 5")),
+        (None, False, False, (None, "before 5")),
+        (1, False, True, ("after 5", "before 1")),
+        (None, False, True, ("after 5", None)),
+    ],
+)
+def test_a_page_leads_to_its_neighbours(further, is_first, is_backwards, found):
+    """Position 5 is nearest to the page's start. A page backwards has its neighbours on the other sides."""
+    assert found == cursors.neighbours(
+        nearest=5,
+        further=further,
+        is_first=is_first,
+        is_backwards=is_backwards,
+        next_of="after {}".format,
+        previous_of="before {}".format,
+    )
