@@ -1,15 +1,22 @@
 """Measure what the kept body of a failed response costs a worker's event loop: CPU µs per body, the best of several rounds.
 
 Run: `python -m tests.benchmarks.response_bodies`. The bounds are 15 µs for an ordinary error page of 1 KiB, and 100 µs for a
-body that a hostile receiver makes.
+body that a hostile receiver makes. The benchmark also prints the bytes that the response of an accepted attempt would add to
+its entry in the attempts topic. Entries of accepted attempts have no response, for this reason.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 
+import msgspec
+import pyarrow as pa
+
 from delivery.webhooks.policy import response_body
+from delivery.webhooks.results import log_entries
+from tests.support import records
 
 ROUNDS, BODIES = 15, 400
 ORDINARY_US, HOSTILE_US = 15.0, 100.0
@@ -75,8 +82,39 @@ def cpu_us(body: bytes, secrets: list[str]) -> float:
     return min(spent) / BODIES * 1e6
 
 
+def entry_bytes(*, with_response: bool) -> tuple[float, float]:
+    """Return the bytes of an accepted attempt's entry as JSON, and compressed by lz4 as in Kafka, the mean of 500 entries."""
+    made = []
+    for number in range(500):
+        headers = {
+            "content-type": "application/json; charset=utf-8",
+            "content-length": "15",
+            "date": "Thu, 26 Nov 2026 08:00:00 GMT",
+            "server": "nginx",
+            "x-request-id": str(uuid.uuid4()),
+        }
+        response = {"response_headers": headers, "response": '{"status":"ok"}'} if with_response else {}
+        entry = records.entry(
+            log_entries.AttemptEntry,
+            webhook_id=f"msg_{uuid.uuid4().hex}",
+            event_id=str(uuid.uuid4()),
+            offset=number,
+            started_at_ms=1_780_000_000_000 + number * 7,
+            duration_ms=30 + number / 10,
+            status=200,
+            error_class=None,
+            **response,
+        )
+        made.append(msgspec.json.encode(entry))
+    whole = b"\n".join(made)
+    return len(whole) / len(made), len(pa.Codec("lz4").compress(whole)) / len(made)
+
+
 def main() -> None:
     """Measure and print; exit with 1 if a body takes longer than its bound."""
+    for with_response in (False, True):
+        plain, compressed = entry_bytes(with_response=with_response)
+        print(f"accepted attempt, with response {with_response}: {plain:.0f} bytes, {compressed:.0f} compressed")
     exceeded = False
     for name, body, secrets, bound_us in bodies():
         taken_us = cpu_us(body, secrets)
