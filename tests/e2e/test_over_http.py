@@ -2,6 +2,7 @@
 
 import collections
 import datetime as dt
+import functools
 
 import orjson
 import pytest
@@ -28,6 +29,7 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     3. A delivery that it took is sent again, by its attempt.
     4. All of the time is replayed, whatever became of it.
     5. A delivery of another endpoint, which waits for an hour, is resent: it goes out now, and once.
+    6. The statistics count each request that the receiver got, and each time that a delivery was given up.
     """
     platform.register([{}])
     platform.register(
@@ -85,6 +87,7 @@ def test_a_customer_polls_redrives_resends_and_replays_over_http(platform):
     assert times_accepted(platform) == {"e0": 2, "e1": 2, "e2": 3, "e3": 1, "e4": 2, "e5": 2}
 
     resend_what_waits(platform, acme)
+    statistics_count_each_request(platform, acme, dead_lettered={"ep1": 5, "ep2": 0})
     assert len({(request.webhook_id, orjson.loads(request.body)["id"]) for request in platform.received}) == 7
     assert all(request.is_verified for request in platform.received)
     assert [platform.stop(process) for process in running] == [0, 0, 0], platform.log()
@@ -105,6 +108,30 @@ def resend_what_waits(platform, acme):
     done(acme, resent, lambda got: (got["handed_over"], got["delivered"], got["skipped"]) == (1, 0, 1))
     assert_eventually(lambda: statuses_of(acme), lambda got: got["e6"] == "delivered")
     assert platform.accepted("ep2") == ["e6"]
+
+
+def statistics_count_each_request(platform, acme, dead_lettered):
+    """Wait until the statistics of each endpoint, and of the customer, are equal to the requests that the receiver got.
+
+    `dead_lettered` has how often deliveries of each endpoint were given up.
+    """
+    names = ("delivered", "dead_lettered", "attempts", "failed_attempts")
+    total = collections.Counter()
+    for endpoint, given_up in dead_lettered.items():
+        requests = [request for request in platform.received if request.path == f"/{endpoint}"]
+        accepted = len(platform.accepted_requests(endpoint))
+        wanted = dict(zip(names, (accepted, given_up, len(requests), len(requests) - accepted), strict=True))
+        assert_eventually(functools.partial(statistics_of, acme, f"/v1/endpoints/{endpoint}/statistics", names), wanted.__eq__)
+        total.update(wanted)
+    assert_eventually(functools.partial(statistics_of, acme, "/v1/statistics?by=day", names), dict(total).__eq__)
+
+
+def statistics_of(acme, path, names):
+    """Return these counts of the last day. The counts of all hours or days add up to the total."""
+    answer = acme.get(path).json
+    found = {name: answer["total"][name] for name in names}
+    assert found == {name: sum(item[name] for item in answer["items"]) for name in names}
+    return found
 
 
 def statuses_of(acme):
