@@ -1,33 +1,51 @@
 """Measure the statistics of a million deliveries: CPU of `fanout archive` and of Postgres for an attempt, rows, and requests.
 
-Run: `python -m tests.benchmarks.statistics [deliveries]`. A day of deliveries to 200 endpoints of 20 customers, two in a
-hundred of them failed, is archived 1,000 attempts together, ten of an endpoint. Rounds with and without statistics alternate.
-Then 92 days of one customer are read, as the API reads them.
+Run: `python -m tests.benchmarks.statistics [deliveries] [--reading]`. A day of deliveries to 200 endpoints of 20 customers,
+two in a hundred of them failed, is archived 1,000 attempts together, ten of an endpoint. Rounds with and without statistics
+alternate. With `--reading`, there are no rounds without. Then 31 days of one customer are read over HTTP: the client is a
+process of its own, and makes one request after another over one connection.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime as dt
+import http.client
+import multiprocessing
 import random
 import statistics as figures
 import sys
 import time
+import urllib.parse
+from collections.abc import Sequence
 
 import psutil
 
+from delivery.config import service_settings, settings
+from delivery.webhooks.http import guard
 from delivery.webhooks.results import log_entries, log_records
-from subscriptions_db.api.deliveries import statistics as answers
+from load_tests.harness.machine_speed import slowdown
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import archived_rows, statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
-from subscriptions_db.archive.search import statistics as kept_statistics
 from subscriptions_db.archive.search.statistics import Granularity
+from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
-from tests.benchmarks import databases
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
+from tests.benchmarks import api, databases
+from tests.integration.api import world
 from tests.support import records
 
 ENDPOINTS, CUSTOMERS, TOGETHER, OF_AN_ENDPOINT, ROUNDS, REQUESTS = 200, 20, 1000, 10, 10, 300
 NOW = dt.datetime(2026, 5, 10, tzinfo=dt.UTC)
 DAY = dt.timedelta(days=1)
+REGISTERED = {
+    "customers": [{"id": "c1"}],
+    "endpoints": [{"id": "ep1", "customer": "c1", "url": "https://hooks.example.com/ep1"}],
+}
+"""What the HTTP API needs to answer for the customer `c1` and its endpoint `ep1`. Statistics need no row of the registry."""
 SIZE = "select count(*) as rows, pg_total_relation_size('delivery_statistics') as bytes from delivery_statistics"
 
 
@@ -72,13 +90,16 @@ def cpu_s(backend: psutil.Process) -> tuple[float, float]:
     return time.process_time(), sum(backend.cpu_times()[:2])
 
 
-def write(connection: connect.Connection, deliveries: int) -> None:
-    """Archive the deliveries, and print the CPU of both processes for an attempt."""
+def write(connection: connect.Connection, deliveries: int, kinds: Sequence[bool]) -> None:
+    """Archive the deliveries once for each of `kinds`, and print the CPU of both processes for an attempt.
+
+    True: with statistics. False: without.
+    """
     rng, backend = random.Random(7), psutil.Process(connection.info.backend_pid)
-    took: dict[bool, list[list[float]]] = {False: [], True: []}
+    took: dict[bool, list[list[float]]] = {counted: [] for counted in kinds}
     transactions, offset = deliveries // TOGETHER, 0
     for number in range(ROUNDS):
-        for counted in (False, True):
+        for counted in kinds:
             parts = []
             for step in range(transactions // ROUNDS):
                 moment = NOW + DAY * (number * (transactions // ROUNDS) + step) / transactions
@@ -110,36 +131,70 @@ def fill(connection: connect.Connection, days: int) -> None:
         )
 
 
-def ask(connection: connect.Connection, endpoint: str | None, by: Granularity, length: dt.timedelta) -> None:
-    """Print the times of requests for a time range."""
-    times: list[float] = []
-    backend = psutil.Process(connection.info.backend_pid)
-    before = cpu_s(backend)
-    for _ in range(REQUESTS):
+def latencies_ms(port: int, key: str, path: str, count: int) -> tuple[list[float], int]:
+    """Return the milliseconds of each of `count` requests, from sending to the last byte, and the bytes of the last answer."""
+    connection, taken, size = http.client.HTTPConnection("127.0.0.1", port, timeout=60), [], 0
+    for _ in range(count):
         began = time.perf_counter()
-        found = kept_statistics.read(connection, "c1", endpoint, since=NOW + DAY - length, until=NOW + DAY, by=by)
-        size = len(answers.shown(found, by).model_dump_json())
-        times.append((time.perf_counter() - began) * 1000)
-    of_process, of_backend = ((after - old) / REQUESTS * 1000 for after, old in zip(cpu_s(backend), before, strict=True))
-    p50, p99 = figures.median(times), figures.quantiles(times, n=100)[98]
-    print(
-        f"{endpoint or 'customer'}, {length.days} days by {by}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, {size / 1024:.0f} KiB; "
-        f"CPU {of_process:.1f} ms, and {of_backend:.1f} ms of Postgres"
+        connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
+        response = connection.getresponse()
+        body = response.read()
+        taken.append((time.perf_counter() - began) * 1000)
+        assert response.status == 200, body
+        size = len(body)
+    connection.close()
+    return taken, size
+
+
+def path_of(endpoint: str | None, by: Granularity, length: dt.timedelta) -> str:
+    """Return the path and query of a request for a time range that ends with the day of the deliveries."""
+    asked = {"since": (NOW + DAY - length).isoformat(), "until": (NOW + DAY).isoformat(), "by": by.value}
+    return (
+        ("/v1/statistics" if endpoint is None else f"/v1/endpoints/{endpoint}/statistics") + "?" + urllib.parse.urlencode(asked)
     )
 
 
-def main(deliveries: int) -> None:
-    with databases.migrated() as (_, connection):
-        write(connection, deliveries)
+def read(database: settings.Database, connection: connect.Connection) -> None:
+    """Serve the API, and print the times of requests, one range after another: a day, and the longest ranges."""
+    ring = {"k1": keyring.generate()}
+    own = service_settings.Api(
+        port=0, database_url=world.login_of(database.url.get_secret_value()), max_requests_per_s=1_000_000
+    )
+    config = settings.Settings(database=database, keys=settings.Keys(ring=ring), api=own)
+    connection.execute(world.LOGIN)
+    apply.apply(connection, manifest.check(REGISTERED, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
+    key = keys.create(connection, customer_id="c1", scope=Scope.READ_ONLY).text.reveal().decode()
+    postgres = psutil.Process(connection.info.backend_pid).parent()
+    assert postgres
+    spawning = multiprocessing.get_context("spawn")
+    with world.running(config) as port, concurrent.futures.ProcessPoolExecutor(1, spawning) as client:
+        for endpoint in ("ep1", None):
+            for by, length in ((Granularity.HOUR, DAY), *((by, by.longest) for by in Granularity)):
+                path = path_of(endpoint, by, length)
+                client.submit(latencies_ms, port, key, path, 20).result()  # connections, caches
+                before, slow = (time.process_time(), api.cpu_s(postgres)), slowdown()
+                times, size = client.submit(latencies_ms, port, key, path, REQUESTS).result()
+                after = (time.process_time(), api.cpu_s(postgres))
+                of_api, of_postgres = ((new - old) / REQUESTS * 1000 for new, old in zip(after, before, strict=True))
+                p50, p99 = figures.median(times), figures.quantiles(times, n=100)[98]
+                print(
+                    f"{path}\n    p50 {p50:.1f} ms, p99 {p99:.1f} ms, {size / 1024:.0f} KiB; CPU {of_api:.1f} ms of the API, "
+                    f"{of_postgres:.1f} ms of Postgres; slowdown {slow:.2f}, load {psutil.getloadavg()[0]:.1f}",
+                    flush=True,
+                )
+
+
+def main(deliveries: int, kinds: Sequence[bool]) -> None:
+    with databases.migrated() as (database, connection):
+        write(connection, deliveries, kinds)
         print(connection.execute(SIZE).fetchone())
         connection.execute("vacuum analyze delivery_statistics")
-        print(connection.execute(SIZE).fetchone(), "after vacuum")
-        fill(connection, 92)
+        print(connection.execute(SIZE).fetchone(), "after vacuum", flush=True)
+        fill(connection, Granularity.DAY.longest.days)
         connection.execute("vacuum analyze delivery_statistics")
-        for endpoint in ("ep1", None):
-            for by, days in ((Granularity.HOUR, 1), (Granularity.HOUR, 31), (Granularity.DAY, 92)):
-                ask(connection, endpoint, by, dt.timedelta(days=days))
+        read(database, connection)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+    numbers = [int(text) for text in sys.argv[1:] if text.isdecimal()]
+    main(numbers[0] if numbers else 1_000_000, (True,) if "--reading" in sys.argv else (False, True))
