@@ -50,7 +50,7 @@ JSON_READERS = {
     "fanout/terminal/listing.py:show": "rows that were just written as JSON",
     "subscriptions_db/archive/ingest/archived_rows.py:topic_record": "a column of Postgres",
     "subscriptions_db/archive/search/archived_dead_letters.py:payload_bytes": "a column of Postgres",
-    "subscriptions_db/archive/search/statistics.py:_counts": "a column of Postgres",
+    "subscriptions_db/archive/search/statistics.py:bucket_of": "a column of Postgres",
 }
 """Functions that parse JSON without a type, and what they parse. A function that parses a record of our topics does not belong
 here."""
