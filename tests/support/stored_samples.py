@@ -89,7 +89,8 @@ def _every_packed() -> list[bytes]:
 
 def _entry(**fields: Any) -> retry_messages.RetryEntry:
     values: dict[str, Any] = {
-        "packed": _every_packed(), "subscriptions": [S1, S2], "subscription_places": [0, 1, 1, 0, 0], "left_by": LeaveReason.TIME,
+        "packed": _every_packed(), "subscriptions": [S1, S2], "subscription_places": [0, 1, 1, 0, 0],
+        "left_by": LeaveReason.TIME,
         "again_at_ms": NOW + 60_000, "since_ms": NOW, "expires_ms": NOW + 86_400_000, "reason": "server_error", "retries": 2,
         "attempts": 12, "history": (_attempt(11), _attempt(12)), "order_key": '"a"', "replay": "rpl_1",
         "background_attempt": NAME, "revision": Revision(7),

@@ -22,7 +22,9 @@ from delivery.stages.kafka import sink
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
-"""Seconds for one request to Kafka, and for a new topic to get leaders."""
+"""Seconds for one request to Kafka."""
+LEADERS_WITHIN_S = 60
+"""Seconds for new topics to get leaders. A broker that had just created 2,000 other topics took more than 10."""
 RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
 """Configuration of a new retries topic: the topic takes the largest batch, and keeps records forever. Records that expire
 unread are lost events, so a retention that an operator sets must be longer than any standstill of the retry lane."""
@@ -32,7 +34,7 @@ def ensure_all(config: settings.Settings) -> None:
     """Create those topics of the job's results that do not exist. Called by `prepare` and by `fanout archive`.
 
     The topics are those of `of_results`. Raise SettingsError if the retries topic exists and refuses large records. Raise
-    KafkaUnavailable if Kafka does not answer or refuses a request, or if a new topic gets no leader within TIMEOUT_S.
+    KafkaUnavailable if Kafka does not answer or refuses a request, or if a new topic gets no leader within LEADERS_WITHIN_S.
     """
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES_TOPIC_CONFIG)
@@ -70,8 +72,8 @@ def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config
     """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
-    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request. Also raise it if no broker
-    answers, or a new topic has no leader, within TIMEOUT_S.
+    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, if no broker answers within
+    TIMEOUT_S, or if a new topic has no leader within LEADERS_WITHIN_S.
     """
     admin = kafka_clients.admin(kafka)
     try:
@@ -81,7 +83,7 @@ def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config
         ]
         for created in (admin.create_topics(missing, request_timeout=TIMEOUT_S) if missing else {}).values():
             _await_creation(created)
-        _await_leaders(admin, {topic.topic for topic in missing})
+        _await_leaders(admin, {topic.topic for topic in missing}, kafka.bootstrap_servers)
     except KafkaException as exc:
         raise unavailable(kafka, exc, f"to list topics and to create {', '.join(wanted)}") from exc
 
@@ -153,19 +155,22 @@ def _await_creation(created: concurrent.futures.Future[None]) -> None:
             raise
 
 
-def _await_leaders(admin: AdminClient, created: set[str]) -> None:
+def _await_leaders(admin: AdminClient, created: set[str], servers: str) -> None:
     """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic.
 
-    Raise KafkaException after TIMEOUT_S.
+    Raise KafkaUnavailable after LEADERS_WITHIN_S.
     """
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + LEADERS_WITHIN_S
     while created:
         known = admin.list_topics(timeout=TIMEOUT_S).topics
         partitions = {name: known[name].partitions.values() for name in created if name in known}
         created -= {name for name, found in partitions.items() if found and all(part.leader >= 0 for part in found)}
         if created:
             if time.monotonic() > deadline:
-                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+                raise errors.KafkaUnavailable(
+                    f"Kafka at {servers} has created the topics {', '.join(sorted(created))}, and they have no leader after "
+                    f"{LEADERS_WITHIN_S} s: check the brokers, and try again"
+                )
             time.sleep(0.05)
 
 

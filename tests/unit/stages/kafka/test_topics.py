@@ -70,5 +70,13 @@ def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):
         return SimpleNamespace(topics={"new": SimpleNamespace(partitions=found)})
 
     monkeypatch.setattr(topics.time, "sleep", lambda _: None)
-    topics._await_leaders(SimpleNamespace(list_topics=list_topics), {"new"})
+    topics._await_leaders(SimpleNamespace(list_topics=list_topics), {"new"}, "kafka:9092")
     assert next(leaders, None) is None
+
+
+def test_topics_without_a_leader_are_named_and_no_right_is_blamed(monkeypatch):
+    """Regression: the message said that Kafka refused the request, and asked for a right."""
+    monkeypatch.setattr(topics, "LEADERS_WITHIN_S", 0)
+    unknown = SimpleNamespace(list_topics=lambda **_: SimpleNamespace(topics={}))
+    with pytest.raises(errors.KafkaUnavailable, match=r"created the topics a, b, and they have no leader after 0 s: check"):
+        topics._await_leaders(unknown, {"b", "a"}, "kafka:9092")
