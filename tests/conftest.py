@@ -22,7 +22,7 @@ ONE_JOB = (
     "tests/e2e/test_endings.py",
     "tests/e2e/test_one_job.py",
     "tests/e2e/test_one_run.py",
-    "tests/e2e/test_retry_lane_alone.py",
+    "tests/e2e/test_retry_lane.py",
 )
 """Files whose tests share a job, or the checkpoint of several jobs."""
 

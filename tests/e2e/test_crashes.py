@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
+from tests.e2e.jobs import postpone, update
 from tests.e2e.test_batch_lane import log
-from tests.e2e.test_retry_lane import postpone, update
 from tests.integration.customers import Customers
 
 pytestmark = pytest.mark.e2e

@@ -16,7 +16,7 @@ import pyspark
 import pytest
 
 from tests.e2e.conftest import assert_eventually, command_of
-from tests.e2e.test_retry_lane import postpone
+from tests.e2e.jobs import postpone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 SPARK_HOME = pathlib.Path(pyspark.__file__).parent

@@ -1,4 +1,4 @@
-"""Changes take effect while the job runs; Postgres may go away; new topics are found."""
+"""Changes take effect while the job runs; Postgres may go away; new topics are found; a registry may be too old."""
 
 import datetime as dt
 import itertools
@@ -6,14 +6,19 @@ import time
 
 import pytest
 import standardwebhooks
+from psycopg import conninfo
 
 from delivery.job import COMMITTED
 from delivery.registry_model import SignatureScheme
+from delivery.webhooks.policy import retry_reasons
+from delivery.webhooks.retries import retry_messages, retry_records
 from fanout.admin import registry_commands, smoke_testing
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
+from tests.e2e.jobs import OFTEN, Job
+from tests.support.relay import Relay
 
 pytestmark = pytest.mark.e2e
 IDLE = [f"idle{n}" for n in range(600)]
@@ -195,3 +200,33 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == everything)
     assert last in everything
     assert platform.stop(job) == 0, platform.log()
+
+
+@pytest.mark.slow
+def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(platform, database):
+    platform.register([{}], retry=OFTEN)
+    with connect.connect(platform.config.database) as connection:
+        between = Relay(f"{connection.info.host}/.s.PGSQL.{connection.info.port}")
+    job = Job(platform, "retry", database={"url": conninfo.make_conninfo(database, host="127.0.0.1", port=between.port)})
+    assert_eventually(job.pending, lambda waits: waits == 0, within_s=START_S)
+    between.close()
+
+    platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"), retry=OFTEN)
+    platform.statuses["ep2"] = 500
+    [event_id] = platform.publish(1)
+    platform.run_once("--lanes", "direct")
+    assert platform.accepted() == [event_id]
+
+    def came_back():
+        messages = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
+        return [back.reason for report in messages if isinstance(report, retry_messages.Report) for back in report.requeued]
+
+    assert_eventually(came_back, lambda reasons: retry_reasons.REGISTRY_BEHIND in reasons, within_s=60)
+    assert platform.stop(job.process) == 0, platform.log()
+
+    platform.statuses["ep2"] = 200
+    job = Job(platform, "retry")
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: got == [event_id], within_s=START_S)
+    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
+    assert platform.stop(job.process) == 0, platform.log()
+    platform.assert_adds_up()

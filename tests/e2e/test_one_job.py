@@ -13,10 +13,9 @@ import standardwebhooks
 from aiohttp import web
 
 from subscriptions_db.postgres import connect
-from subscriptions_db.registration import registered_rows
 from tests.e2e.conftest import START_S, Platform, assert_eventually
+from tests.e2e.jobs import OFTEN, SOON, Job, register, update
 from tests.e2e.test_batch_lane import in_batches
-from tests.e2e.test_retry_lane import OFTEN, SOON, Job, update
 from tests.integration.customers import Customers
 from tests.support import databases
 
@@ -32,10 +31,7 @@ def shared(kafka, postgres, tmp_path_factory):
         for event_type in ("quiet", "counted", "followed", "failing", "refused"):
             platform.create_topic(event_type)
         job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4})
-        for lane in ("direct", "batch", "retry"):
-            assert_eventually(
-                lambda name=lane: job.metric(f'ready{{lane="{name}"}}'), lambda ready: ready == 1, within_s=START_S
-            )
+        job.assert_ready()
         yield platform, job
         platform.close()
 
@@ -48,14 +44,6 @@ def platform(shared):
 @pytest.fixture
 def job(shared):
     return shared[1]
-
-
-def register(platform, job, subscriptions, **fields):
-    """Register, and wait until the job routes by it: it runs already."""
-    platform.register(subscriptions, **fields)
-    with connect.connect(platform.config.database) as connection:
-        revision = registered_rows.revision(connection)
-    assert_eventually(lambda: job.metric("registry_revision"), lambda known: known >= revision)
 
 
 def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(platform, job):
