@@ -3,14 +3,12 @@
 import os
 import re
 import signal
-import urllib.request
 
 import orjson
 import pytest
 
-from fanout.local import kafka as local_kafka
-from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
+from tests.e2e.jobs import Job, update
 
 pytestmark = pytest.mark.e2e
 
@@ -19,48 +17,20 @@ def in_batches(**bounds):
     return {"mode": "batch", "batch": bounds}
 
 
-def update(platform, statement, *values):
-    with connect.connect(platform.config.database) as connection:
-        connection.execute(statement, values)
-
-
 def log(platform):
     """The entries of the delivery log about batches."""
     rows = map(orjson.loads, platform.read(platform.config.delivery.attempts_topic))
     return [entry for row in rows for entry in row.get("entries", ())]
 
 
-class Job:
-    """A job with a port to ask how much waits for a batch."""
-
-    def __init__(self, platform, *arguments, **overrides):
-        self.port = local_kafka.free_port()
-        self.process = platform.start(*arguments, metrics={"port": self.port}, **overrides)
-
-    def get(self, path):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return answer.read().decode()
-        except OSError:
-            return ""
-
-    def pending(self):
-        found = re.search(r'^fanout_pending_events{lane="batch"} (\S+)', self.get("/metrics"), re.MULTILINE)
-        return float(found[1]) if found else None
-
-
-def test_what_waits_survives_a_graceful_stop_and_a_kill_and_leaves_once(platform):
+def test_what_waits_survives_a_kill_and_leaves_once(platform):
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
     ids = platform.publish(3)
-    first = Job(platform, "--lanes", "batch")
-    assert_eventually(first.pending, lambda waits: waits == 3, within_s=START_S)
-    assert platform.stop(first.process) == 0, platform.log()
+    job = Job(platform, "batch")
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3, within_s=START_S)
     assert platform.accepted_requests() == []
-
-    second = Job(platform, "--lanes", "batch")
-    assert_eventually(second.pending, lambda waits: waits == 3, within_s=START_S)
-    os.kill(platform.jvm_of(second.process), signal.SIGKILL)  # test_crashes.py kills the driver
-    assert second.process.wait(JOB_TIMEOUT_S) != 0
+    os.kill(platform.jvm_of(job.process), signal.SIGKILL)  # test_crashes.py kills the driver, test_one_job.py has a stop
+    assert job.process.wait(JOB_TIMEOUT_S) != 0
 
     ids += platform.publish(2, first=3)
     platform.run_once("--lanes", "batch")

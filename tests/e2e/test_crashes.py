@@ -112,7 +112,8 @@ class Holding(Customers):
         return web.Response()
 
 
-@pytest.mark.parametrize("kill", [slow(kill_driver), slow(kill_jvm), kill_workers])
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [kill_driver, kill_jvm, kill_workers])
 def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
     accepted, held = 50, 30  # turns of 4, 8, 16, 32: some of the fourth
     waits_for_all = {"retry": {"settle_s": 60}}
@@ -139,21 +140,3 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
     assert [counts[event_id] for event_id in before[:accepted]] == [1] * accepted
     # Requests that were in flight, without a response, may repeat.
     assert all(counts[event_id] <= 2 for event_id in before[accepted:])
-
-
-def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform):
-    platform.register([{}])
-    ids = platform.publish(3000)
-    platform.receiver.hold_answers_after(700)
-    job = platform.start("--lanes", "direct", **SMALL)
-    assert_eventually(platform.accepted, lambda got: len(got) > 700, within_s=START_S)
-    job.send_signal(signal.SIGTERM)
-    assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
-    platform.receiver.release_answers()
-    assert job.wait(JOB_TIMEOUT_S) == 0, platform.log()
-    assert len(platform.accepted()) < 3000
-
-    platform.run_once("--lanes", "direct")
-
-    assert collections.Counter(platform.accepted()) == collections.Counter(ids)
-    platform.assert_adds_up()

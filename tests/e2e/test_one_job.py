@@ -1,9 +1,13 @@
 """Many endpoints of one job with all lanes. The tests share its start, which takes most of the time.
 
-Each test has endpoints and event types of its own. The last one stops the job, and proves that everything adds up.
+Each test has endpoints and event types of its own. The last one stops the job, starts the next, and proves that everything
+adds up.
 """
 
+import collections
+import contextlib
 import itertools
+import signal
 import time
 import uuid
 
@@ -13,7 +17,7 @@ import standardwebhooks
 from aiohttp import web
 
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import START_S, Platform, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, Platform, assert_eventually
 from tests.e2e.jobs import OFTEN, SOON, Job, register, update
 from tests.e2e.test_batch_lane import in_batches
 from tests.integration.customers import Customers
@@ -27,13 +31,14 @@ def shared(kafka, postgres, tmp_path_factory):
     """The platform, and its running job."""
     database = databases.create_migrated(postgres, f"test_{uuid.uuid4().hex[:12]}")
     platform = Platform(kafka, database, tmp_path_factory.mktemp("one-job"))
-    with platform.receiving():
-        for event_type in ("quiet", "counted", "followed", "failing", "refused"):
+    # A test stops the job within one of many micro-batches.
+    small = {"source": {"max_events_per_batch": 300}}
+    with platform.receiving(), contextlib.closing(platform):
+        for event_type in ("quiet", "counted", "followed", "failing", "refused", "collected", "stopped"):
             platform.create_topic(event_type)
-        job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4})
+        job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4}, **small)
         job.assert_ready()
         yield platform, job
-        platform.close()
 
 
 @pytest.fixture
@@ -91,17 +96,13 @@ def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform
     assert [(entry["kind"], entry["count"]) for entry in entries] == [("batch_attempt", 5), ("batch_attempt", 4)]
 
 
-def pending_batches(job):
-    return job.metric('pending_events{lane="batch"}')
-
-
 def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform, job):
     names = ("stays", "moved", "resigned", "paused", "deleted")
     subscriptions = [{"id": f"to-{name}", "endpoint": name, "event_type": "followed"} for name in names]
     fields = in_batches(max_events=100, max_wait_s=20)
     register(platform, job, subscriptions, endpoints=names, **fields)
     ids = platform.publish(3, event_type="followed")
-    assert_eventually(lambda: pending_batches(job), lambda waits: waits == 3 * len(names))
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3 * len(names))
 
     another = "whsec_YW5vdGhlcnNlY3JldGFub3RoZXJzZWNyZXRhbm90aGVy"
     platform.register([], endpoints=("resigned",), signing_secrets=[another], **fields)
@@ -110,7 +111,7 @@ def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform, jo
     update(platform, "delete from subscriptions where endpoint_id = 'deleted'")
     update(platform, "delete from endpoints where endpoint_id = 'deleted'")
 
-    assert_eventually(lambda: pending_batches(job), lambda waits: waits == 0, within_s=60)
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 0, within_s=60)
     ours = {*names, "elsewhere"}
     took = {request.path.strip("/"): request for request in platform.received if request.path.strip("/") in ours}
     assert sorted(took) == ["elsewhere", "resigned", "stays"]
@@ -190,6 +191,25 @@ def test_an_endpoint_is_disabled_only_if_it_accepts_no_event(platform, job):
         )
 
 
-def test_in_the_end_the_job_stops_in_order_and_everything_adds_up(platform, job):
-    assert platform.stop(job.process) == 0, platform.log()
+def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform, job):
+    """It stops within a micro-batch of the direct lane, and while events wait for their batch."""
+    collects = {"id": "collects", "endpoint": "collects", "event_type": "collected"}
+    register(platform, job, [collects], endpoints=("collects",), **in_batches(max_events=5, max_wait_s=600))
+    register(platform, job, [{"id": "stops", "endpoint": "stops", "event_type": "stopped"}], endpoints=("stops",))
+    collected = platform.publish(3, event_type="collected")
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3, within_s=START_S)
+    platform.receiver.hold_answers_after(700)
+    ids = platform.publish(3000, event_type="stopped")
+    assert_eventually(lambda: platform.accepted("stops"), lambda got: len(got) > 700, within_s=START_S)
+    job.process.send_signal(signal.SIGTERM)
+    assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
+    platform.receiver.release_answers()
+    assert job.process.wait(JOB_TIMEOUT_S) == 0, platform.log()
+    assert len(platform.accepted("stops")) < 3000
+    assert platform.accepted_requests("collects") == []
+
+    collected += platform.publish(2, event_type="collected", first=3)
+    platform.run_once("--lanes", "direct,batch")
+    assert collections.Counter(platform.accepted("stops")) == collections.Counter(ids)
+    assert [sorted(batch) for batch in platform.accepted_requests("collects")] == [sorted(collected)]
     platform.assert_adds_up()
