@@ -21,6 +21,7 @@ from tests.e2e.jobs import OFTEN, Job
 from tests.support.relay import Relay
 
 pytestmark = pytest.mark.e2e
+AWAY = "wait; trying again: Postgres cannot be reached"
 IDLE = [f"idle{n}" for n in range(600)]
 """Endpoints with secrets: more than are sealed anew in one part."""
 
@@ -114,23 +115,28 @@ def smoke_tests(platform):
     assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_testing.NAME)]
 
 
-def test_a_running_job_follows_the_registry_and_the_topics(platform, empty_database):
+def test_a_running_job_follows_the_registry_and_the_topics(platform, own_postgres):
     """One job, one story: the steps share its start, which takes most of the time.
 
-    1. Without a schema the job waits and consumes nothing.
+    1. While Postgres is away, and then without a schema, the job waits and consumes nothing.
     2. Migrated and registered by then, it delivers.
     3. A change by plain SQL is in effect within 2 s.
-    4. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
-    5. All secrets are sealed by another key of its ring, and every event is delivered and verifies.
-    6. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
-    7. `fanout smoke-test` delivers to a receiver of its own or to another, says why where that fails, and cleans up.
-    8. A second job on the same checkpoint is refused at once.
-    9. The next job does without the old key.
+    4. While Postgres is away again, deliveries go on.
+    5. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
+    6. All secrets are sealed by another key of its ring, and every event is delivered and verifies.
+    7. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
+    8. `fanout smoke-test` delivers to a receiver of its own or to another, says why where that fails, and cleans up.
+    9. A second job on the same checkpoint is refused at once.
+
+    test_one_job.py has a start without the old key.
     """
-    platform._database = empty_database
+    platform._database = own_postgres.url
     platform.keys = {"ring": {"old": stack.new_key(), "new": stack.new_key()}, "active": "old"}
     platform.create_topic("order")
+    own_postgres.kill()
     job = platform.start("--lanes", "direct")
+    assert_eventually(platform.log, lambda log: AWAY in log, within_s=START_S)
+    own_postgres.start()
     assert_eventually(platform.log, lambda log: "fanout db migrate" in log)
     assert not platform.received
 
@@ -140,6 +146,11 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform, empty_datab
     assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=START_S)
 
     platform.assert_deletion_takes_effect()
+
+    own_postgres.kill()
+    meanwhile = platform.publish(3, first=1500)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(meanwhile) <= set(got))
+    own_postgres.start()
 
     platform.publish(4, event_type="brand.new", first=2000)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: {"e2000", "e2003"} <= set(got))
@@ -160,14 +171,11 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform, empty_datab
     assert "the address guard is OPEN for development: networks 127.0.0.0/8, plain http, any port" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()
     assert platform.log().splitlines()[-1].endswith(f"INFO    delivery.job: stopped gracefully: {COMMITTED}")
-
-    del platform.keys["ring"]["old"]
-    platform.publish(1, first=1)
-    platform.run_once("--lanes", "direct")
-    assert platform.accepted("ep2")[-1] == "e1"
     assert all(request.is_verified for request in platform.received)
 
 
+# In the gate, the test above shows all but the pause. The pause and its end are in test_seen_from_outside.py.
+@pytest.mark.slow
 def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(platform, own_postgres):
     """Away before the start, it is waited for; away later, deliveries go on, and then hold."""
     platform._database = own_postgres.url
@@ -176,7 +184,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     platform.publish(1)
     own_postgres.kill()
     job = platform.start("--lanes", "direct", snapshot={"max_age_s": 8, "poll_interval_s": 0.2})
-    assert_eventually(platform.log, lambda log: "wait; trying again: Postgres cannot be reached" in log)
+    assert_eventually(platform.log, lambda log: AWAY in log)
     assert not platform.received
     own_postgres.start()
     assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)

@@ -16,6 +16,8 @@ import pytest
 import standardwebhooks
 from aiohttp import web
 
+from fanout.admin import registry_commands
+from fanout.local import stack
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, Platform, assert_eventually
 from tests.e2e.jobs import OFTEN, SOON, Job, register, update
@@ -192,7 +194,10 @@ def test_an_endpoint_is_disabled_only_if_it_accepts_no_event(platform, job):
 
 
 def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform, job):
-    """It stops within a micro-batch of the direct lane, and while events wait for their batch."""
+    """It stops within a micro-batch of the direct lane, and while events wait for their batch.
+
+    All secrets are sealed with another key then, and the next job does without the old one.
+    """
     collects = {"id": "collects", "endpoint": "collects", "event_type": "collected"}
     register(platform, job, [collects], endpoints=("collects",), **in_batches(max_events=5, max_wait_s=600))
     register(platform, job, [{"id": "stops", "endpoint": "stops", "event_type": "stopped"}], endpoints=("stops",))
@@ -209,7 +214,12 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     assert platform.accepted_requests("collects") == []
 
     collected += platform.publish(2, event_type="collected", first=3)
+    platform.keys["ring"]["new"] = stack.new_key()
+    platform.keys["active"] = "new"
+    assert registry_commands.rotate_keys(platform.config) > 0
+    del platform.keys["ring"]["test"]
     platform.run_once("--lanes", "direct,batch")
     assert collections.Counter(platform.accepted("stops")) == collections.Counter(ids)
     assert [sorted(batch) for batch in platform.accepted_requests("collects")] == [sorted(collected)]
+    assert all(request.is_verified for request in platform.received if request.path in {"/stops", "/collects"})
     platform.assert_adds_up()

@@ -1,5 +1,6 @@
 """The real-time lane on real Kafka: delivered while a batch lasts, by a registry that changes, through kills and a stop."""
 
+import itertools
 import os
 import signal
 
@@ -41,18 +42,49 @@ def deferred(platform):
     return {segment.unpacked(event).event_id for message in messages for entry in message.entries for event in entry.packed}
 
 
-def assert_stops_amid(platform, job, ids):
-    """Stop a job gracefully when it has delivered 100 of these. The receiver holds its answers to the others until then."""
+def begin_to_stop(platform, job):
+    """Ask a job to stop while the receiver holds answers to its requests, and let these answers come."""
     assert_eventually(lambda: platform.receiver.is_holding() and platform.workers_of(job), bool, within_s=240)
     stops = platform.log(whole=True).count(STOPPING)
     job.send_signal(signal.SIGTERM)
     assert_eventually(lambda: platform.log(whole=True).count(STOPPING), lambda count: count > stops)
     platform.receiver.release_answers()
+
+
+def assert_stops_amid(platform, job, ids):
+    """Stop a job gracefully when it has delivered 100 of these events."""
+    begin_to_stop(platform, job)
     assert job.wait(JOB_TIMEOUT_S) == 0, platform.log()
     assert not set(ids) <= set(platform.accepted("ep2"))
 
 
-def test_realtime_lane_survives_kills_and_follows_the_registry(platform):
+def stopped_while_events_come(platform, job):
+    """Stop a job gracefully when it has delivered 100 of 1,000 events, while more keep coming; return the ids of all."""
+    platform.receiver.hold_answers_after(100)
+    ids = platform.publish(1000, first=10_000)
+    begin_to_stop(platform, job)
+    numbers = itertools.count(20_000, 10)
+
+    def ended():
+        ids.extend(platform.publish(10, first=next(numbers)))
+        return job.poll()
+
+    assert assert_eventually(ended, lambda status: status is not None, within_s=JOB_TIMEOUT_S) == 0, platform.log()
+    assert not set(ids) <= set(platform.accepted("ep2"))
+    return ids
+
+
+def assert_the_rest_arrives(platform, ids):
+    """See that the next job delivers what the jobs before did not, and nothing twice."""
+    assert start(platform, "--once").wait(JOB_TIMEOUT_S) == 0, platform.log()
+    got = platform.accepted("ep2")
+    assert len(got) == len(set(got))
+    assert set(ids) - set(got) <= deferred(platform)
+    platform.assert_adds_up()
+
+
+def test_realtime_lane_follows_the_registry_and_survives_killed_workers(platform):
+    """Then it stops while events come, and the next job delivers the rest in micro-batches."""
     platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"))
     ids = platform.publish(20)
     job = start(platform)
@@ -67,6 +99,17 @@ def test_realtime_lane_survives_kills_and_follows_the_registry(platform):
     ids = platform.publish(20, first=3000)
     assert_eventually(lambda: set(platform.accepted("ep2")), lambda got: set(ids) <= got)
 
+    assert_the_rest_arrives(platform, stopped_while_events_come(platform, job))
+
+
+@pytest.mark.slow
+def test_realtime_lane_survives_a_killed_driver_and_stops_amid_micro_batches(platform):
+    """It catches up with 30,000 events: a stop comes in real time, another one in micro-batches."""
+    platform.register([{"id": "s1", "endpoint": "ep2"}], endpoints=("ep2",))
+    ids = platform.publish(20)
+    job = start(platform)
+    assert_eventually(lambda: set(platform.accepted("ep2")), lambda got: got == set(ids), within_s=240)
+
     assert_written(platform)
     platform.kill(job)
     ids = platform.publish(20, first=4000)
@@ -77,9 +120,5 @@ def test_realtime_lane_survives_kills_and_follows_the_registry(platform):
     ids = platform.publish(30_000, first=10_000)
     assert_stops_amid(platform, job, ids)
     platform.receiver.hold_answers_after(100)
-    assert_stops_amid(platform, start(platform, "--once"), ids)  # in micro-batches
-    assert start(platform, "--once").wait(240) == 0, platform.log()
-    got = platform.accepted("ep2")
-    assert len(got) == len(set(got))
-    assert set(ids) - set(got) <= deferred(platform)
-    platform.assert_adds_up()
+    assert_stops_amid(platform, start(platform, "--once"), ids)
+    assert_the_rest_arrives(platform, ids)
