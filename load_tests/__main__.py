@@ -40,19 +40,19 @@ MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 
 
 app = typer.Typer(help="Load tests: measure the whole platform on this machine.", no_args_is_help=True)
 app.command()(curves_cli.curves)
-_AWAY = away_scenario.Scenario()
-_DIRECT = direct_scenario.Scenario()
-_BATCH = batch_scenario.Scenario()
-_BESIDE = beside_scenario.Scenario(load=beside_scenario.Load.POISON)
-_CRASH = crash_scenario.Scenario()
-_ISOLATION = isolation_scenario.Scenario()
-_LATENCY = latency_scenario.Scenario()
-_MISSION = mission_scenario.Scenario()
-_RETRIES = retries_scenario.Scenario()
-_RIVAL = rival_scenario.Scenario()
-_OVERLOAD = overload_scenario.Scenario()
-_PENDING = pending_scenario.Scenario()
-_SCALING = scaling_scenario.Scenario()
+_AWAY = away_scenario.AwayScenario()
+_DIRECT = direct_scenario.DirectScenario()
+_BATCH = batch_scenario.BatchScenario()
+_BESIDE = beside_scenario.BesideScenario(load=beside_scenario.Load.POISON)
+_CRASH = crash_scenario.CrashScenario()
+_ISOLATION = isolation_scenario.IsolationScenario()
+_LATENCY = latency_scenario.LatencyScenario()
+_MISSION = mission_scenario.MissionScenario()
+_RETRIES = retries_scenario.RetriesScenario()
+_RIVAL = rival_scenario.RivalScenario()
+_OVERLOAD = overload_scenario.OverloadScenario()
+_PENDING = pending_scenario.PendingScenario()
+_SCALING = scaling_scenario.ScalingScenario()
 
 
 @app.command()
@@ -68,7 +68,7 @@ def direct(
     replaced: Replaced = None,
 ) -> None:
     """Deliver single events to 100 endpoints at full speed, then at a steady pace."""
-    scenario = direct_scenario.Scenario(events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s)
+    scenario = direct_scenario.DirectScenario(events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s)
     _run(direct_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -94,7 +94,7 @@ def batch(
     replaced: Replaced = None,
 ) -> None:
     """Deliver batches to 1,000 endpoints: measure the first batch, full speed, and a steady pace."""
-    scenario = batch_scenario.Scenario(
+    scenario = batch_scenario.BatchScenario(
         events=events,
         warm_up=warm_up,
         endpoints=endpoints,
@@ -121,7 +121,7 @@ def isolation(
     replaced: Replaced = None,
 ) -> None:
     """Let one endpoint of 1,000 hang, with 5 % of the events, and measure how long the events of all others wait."""
-    scenario = isolation_scenario.Scenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
+    scenario = isolation_scenario.IsolationScenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
     _run(isolation_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -151,7 +151,7 @@ def beside(
     replaced: Replaced = None,
 ) -> None:
     """Deliver events alone, then beside another load, and measure how much longer the events wait."""
-    scenario = beside_scenario.Scenario(
+    scenario = beside_scenario.BesideScenario(
         load=load,
         endpoints=endpoints,
         warm_up=warm_up,
@@ -180,7 +180,7 @@ def away(
     replaced: Replaced = None,
 ) -> None:
     """Kill the broker repeatedly under load, and stop it for long: is anything lost, and does the job continue by itself?"""
-    scenario = away_scenario.Scenario(bounces=bounces, away_s=away_s, endpoints=endpoints, per_s=per_s, seed=seed)
+    scenario = away_scenario.AwayScenario(bounces=bounces, away_s=away_s, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(away_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -202,7 +202,9 @@ def overload(
     replaced: Replaced = None,
 ) -> None:
     """Take CPU and memory away at full speed, stop a worker, collect the JVM's garbage: are healthy endpoints suppressed?"""
-    scenario = overload_scenario.Scenario(events=events, endpoints=endpoints, busy=busy, hog_mb=hog_mb, disturbed_s=disturbed_s)
+    scenario = overload_scenario.OverloadScenario(
+        events=events, endpoints=endpoints, busy=busy, hog_mb=hog_mb, disturbed_s=disturbed_s
+    )
     _run(overload_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -219,7 +221,7 @@ def crash(
     replaced: Replaced = None,
 ) -> None:
     """Kill driver, JVM or workers at random moments under load, and count lost and repeated deliveries."""
-    scenario = crash_scenario.Scenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
+    scenario = crash_scenario.CrashScenario(kills=kills, endpoints=endpoints, per_s=per_s, seed=seed)
     _run(crash_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -239,7 +241,7 @@ def latency(
     replaced: Replaced = None,
 ) -> None:
     """Measure the latency of single events of a real-time topic. Then kill the job under load."""
-    scenario = latency_scenario.Scenario(
+    scenario = latency_scenario.LatencyScenario(
         rates=tuple(map(int, rates.split(","))), seconds=seconds, endpoints=endpoints, kills=kills, lanes=lanes
     )
     _run(latency_scenario.run, scenario, json_file, folder, replaced)
@@ -259,7 +261,7 @@ def mission(
     replaced: Replaced = None,
 ) -> None:
     """Run all lanes with hundreds of topics and thousands of endpoints: latency and cores at no load and at several paces."""
-    scenario = mission_scenario.Scenario(
+    scenario = mission_scenario.MissionScenario(
         topics=topics, tenants=tenants, endpoints=endpoints, per_s=tuple(per_s or _MISSION.per_s), seconds=seconds
     )
     _run(mission_scenario.run, scenario, json_file, folder, replaced)
@@ -282,7 +284,7 @@ def rival(
     replaced: Replaced = None,
 ) -> None:
     """Compare the platform with a plain asyncio consumer on the same work: what does Spark cost, and what does it bring?"""
-    scenario = rival_scenario.Scenario(
+    scenario = rival_scenario.RivalScenario(
         events=events, warm_up=warm_up, steady_per_s=steady_per_s, steady_s=steady_s, burst=burst, rounds=rounds
     )
     _run(rival_scenario.run, scenario, json_file, folder, replaced)
@@ -303,7 +305,7 @@ def retries(
     replaced: Replaced = None,
 ) -> None:
     """Let deliveries accumulate in the retry lane, and measure its micro-batches, memory and checkpoint."""
-    scenario = retries_scenario.Scenario(pending=pending, endpoints=endpoints, per_s=per_s, seconds=seconds)
+    scenario = retries_scenario.RetriesScenario(pending=pending, endpoints=endpoints, per_s=per_s, seconds=seconds)
     _run(retries_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -318,7 +320,7 @@ def pending(
     replaced: Replaced = None,
 ) -> None:
     """Let events wait for their batches, and measure the memory and disk of the batch lane."""
-    scenario = pending_scenario.Scenario(endpoints=endpoints, each=each)
+    scenario = pending_scenario.PendingScenario(endpoints=endpoints, each=each)
     _run(pending_scenario.run, scenario, json_file, folder, replaced)
 
 
@@ -331,7 +333,7 @@ def scaling(
     seed: Annotated[int, typer.Option(help="Seed of the spikes and of the start times of executors.")] = (_SCALING.seed),
 ) -> None:
     """Simulate days of load with tenfold spikes: measure executor hours and waiting times when executors follow the load."""
-    figures = scaling_scenario.run(scaling_scenario.Scenario(base_per_s=base_per_s, days=days, seed=seed))
+    figures = scaling_scenario.run(scaling_scenario.ScalingScenario(base_per_s=base_per_s, days=days, seed=seed))
     if plot is not None:
         plots.draw(figures, plot)
     if json_file is not None:
@@ -364,7 +366,7 @@ def run_at_scale(
 ) -> None:
     """Run a scenario at the mission's scale. The status is 1 when one of its bounds does not hold."""
     stopping.install()
-    size = at_scale_command.Size(
+    size = at_scale_command.ChosenSize(
         share=share, seconds=seconds, topics=topics, tenants=tenants, endpoints=endpoints, warm_up=warm_up
     )
     try:

@@ -17,10 +17,10 @@ from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
 from delivery import errors
-from delivery.config.settings import Kafka
+from delivery.config.settings import KafkaSettings
 
 
-def for_spark(kafka: Kafka) -> dict[str, str]:
+def for_spark(kafka: KafkaSettings) -> dict[str, str]:
     """Return options of Spark's Kafka source (Java client names with the prefix `kafka.`)."""
     options = {
         "bootstrap.servers": kafka.bootstrap_servers,
@@ -36,7 +36,7 @@ def for_spark(kafka: Kafka) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in (options | _revealed(kafka.spark_options)).items()}
 
 
-def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
+def for_librdkafka(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
     """Return librdkafka configuration for confluent_kafka's clients in all processes, the workers included."""
     options: dict[str, str | int | float | bool] = {
         "log_level": 0,  # its own lines on standard error add nothing to our errors
@@ -56,13 +56,13 @@ def for_librdkafka(kafka: Kafka) -> dict[str, str | int | float | bool]:
     return options | _revealed(kafka.librdkafka_options)
 
 
-def admin(kafka: Kafka) -> AdminClient:
+def admin(kafka: KafkaSettings) -> AdminClient:
     """Return a new client for topics, offsets and brokers. Raise SettingsError if librdkafka refuses an option."""
     with _translated(kafka):
         return AdminClient(for_librdkafka(kafka))
 
 
-def consumer(kafka: Kafka, own: Mapping[str, Any]) -> confluent_kafka.Consumer:
+def consumer(kafka: KafkaSettings, own: Mapping[str, Any]) -> confluent_kafka.Consumer:
     """Return a new client that reads. Raise SettingsError if librdkafka refuses an option.
 
     `own` has further options, which `kafka.librdkafka_options` may replace.
@@ -71,7 +71,7 @@ def consumer(kafka: Kafka, own: Mapping[str, Any]) -> confluent_kafka.Consumer:
         return confluent_kafka.Consumer({**own, **for_librdkafka(kafka)})
 
 
-def producer(kafka: Kafka, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Producer:
+def producer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Producer:
     """Return a new client that writes. Raise SettingsError if librdkafka refuses an option.
 
     `own` and `fixed` have further options. `kafka.librdkafka_options` may replace those of `own`, but not those of `fixed`.
@@ -81,7 +81,7 @@ def producer(kafka: Kafka, own: Mapping[str, Any], fixed: Mapping[str, Any] | No
 
 
 @contextlib.contextmanager
-def _translated(kafka: Kafka) -> Iterator[None]:
+def _translated(kafka: KafkaSettings) -> Iterator[None]:
     """Raise SettingsError if librdkafka refuses an option of a client that is created in the block.
 
     librdkafka's error may quote the value of an option. So it is not the cause of the SettingsError, and the message names only
@@ -98,7 +98,7 @@ def _translated(kafka: Kafka) -> Iterator[None]:
         raise errors.SettingsError(_refusal(kafka, str(exc))) from None
 
 
-def _refusal(kafka: Kafka, text: str) -> str:
+def _refusal(kafka: KafkaSettings, text: str) -> str:
     """Return the message for the operator. `text` is librdkafka's message, of which only names of options are used."""
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
     if text.startswith("No such configuration property"):
@@ -119,7 +119,7 @@ def _revealed(options: Mapping[str, SecretStr]) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in options.items()}
 
 
-def _jaas(kafka: Kafka) -> str:
+def _jaas(kafka: KafkaSettings) -> str:
     module = "plain.PlainLoginModule" if kafka.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
     username = _quoted(kafka.sasl_username)
     password = _quoted(kafka.sasl_password.get_secret_value())

@@ -12,7 +12,7 @@ from delivery.config import settings
 
 @runtime_checkable
 class LaneArea(Protocol):
-    """The settings area of a lane that keeps state, such as `settings.Batch`. The area has the name of its lane."""
+    """The settings area of a lane that keeps state, such as `settings.BatchSettings`. The area has the name of its lane."""
 
     @property
     def shards(self) -> int:

@@ -15,7 +15,7 @@ _ISSUER = Matching(
 )
 
 
-class Oidc(Area):
+class OidcSettings(Area):
     """Tokens of an OpenID Connect provider, by which operators use the HTTP API without an API key (docs/api.md#tokens)."""
 
     issuer: Annotated[str, _ISSUER] = ""
@@ -43,7 +43,7 @@ class Oidc(Area):
     _from_text = pydantic.field_validator("scopes", mode="before")(pairs)
 
     @pydantic.model_validator(mode="after")
-    def _is_whole(self) -> Oidc:
+    def _is_whole(self) -> OidcSettings:
         if self.issuer and not self.audience:
             raise ValueError("issuer needs oidc.audience, the claim `aud` of tokens for this API")
         if self.issuer and not self.scopes:

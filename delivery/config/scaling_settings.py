@@ -9,7 +9,7 @@ from pydantic import Field
 from delivery.config.setting_types import Area, Seconds
 
 
-class Scaling(Area):
+class ScalingSettings(Area):
     """Bounds and times by which the job scales its executors with the lag (docs/operations.md#scale-executors)."""
 
     min_executors: Annotated[int, Field(gt=0)] = 1

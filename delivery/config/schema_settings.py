@@ -15,7 +15,7 @@ _URLS = Matching(
 )
 
 
-class SchemaRegistry(Area):
+class SchemaRegistrySettings(Area):
     """The schema registry: values in Avro, Protobuf and JSON Schema become JSON (docs/producing.md#schema-registry)."""
 
     topic_pattern: Annotated[str, pydantic.AfterValidator(pattern_or_none)] = ""
@@ -40,7 +40,7 @@ class SchemaRegistry(Area):
     """Most schemas in the cache of one worker process. The least recently used schemas are dropped first."""
 
     @pydantic.model_validator(mode="after")
-    def _has_url(self) -> SchemaRegistry:
+    def _has_url(self) -> SchemaRegistrySettings:
         if self.topic_pattern and not self.url:
             raise ValueError("topic_pattern needs schema_registry.url, the URL of the registry")
         return self

@@ -12,7 +12,7 @@ _BASE_URL = Matching(r"(https?://[!-~]{1,200}[^/])?", "must be a URL with http:/
 _SOURCES = Matching(r"|[^{}]*\{tenant\}[/#][^{}]*", "must have {tenant} once, and a / or # after it, as in /{tenant}/")
 
 
-class Archive(Area):
+class ArchiveSettings(Area):
     """The archive: dead letters and attempts that `fanout archive` stores in Postgres, for customers to poll and search."""
 
     retention_days: Annotated[int, Field(gt=0, le=3650)] = 30
@@ -30,7 +30,7 @@ class Archive(Area):
     which the live events of the endpoint share."""
 
 
-class Operations(Area):
+class OperationsSettings(Area):
     """Operational events: notifications of `fanout archive` to customers (docs/operational-events.md)."""
 
     topic: str = ""
@@ -47,7 +47,7 @@ class Operations(Area):
     """A customer's API key that expires within this number of days is reported to the customer, once."""
 
 
-class Api(Area):
+class ApiSettings(Area):
     """The HTTP API (`fanout serve`), served as plain HTTP: terminate TLS in a proxy in front of it."""
 
     host: str = "127.0.0.1"

@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field, SecretStr
 
-from delivery.config.oidc_settings import Oidc
-from delivery.config.scaling_settings import Scaling
-from delivery.config.schema_settings import SchemaRegistry
-from delivery.config.service_settings import Api, Archive, Operations
+from delivery.config.oidc_settings import OidcSettings
+from delivery.config.scaling_settings import ScalingSettings
+from delivery.config.schema_settings import SchemaRegistrySettings
+from delivery.config.service_settings import ApiSettings, ArchiveSettings, OperationsSettings
 from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
 
 _DNS_NAME = Matching(
@@ -27,7 +27,7 @@ _LEASE_NAME = Matching(
 )
 
 
-class Database(Area):
+class DatabaseSettings(Area):
     """Postgres, version 15 or later: the registry and the archive."""
 
     url: SecretStr = SecretStr("postgresql://fanout@127.0.0.1:5432/fanout")
@@ -38,7 +38,7 @@ class Database(Area):
     """Longest time of one statement, before Postgres cancels it. `fanout apply` and `fanout db migrate` have no limit."""
 
 
-class Keys(Area):
+class KeysSettings(Area):
     """The key ring that seals customers' secrets in Postgres (AES-256-GCM)."""
 
     ring: dict[str, SecretStr] = {}
@@ -50,7 +50,7 @@ class Keys(Area):
     _from_text = pydantic.field_validator("ring", mode="before")(pairs)
 
 
-class Kafka(Area):
+class KafkaSettings(Area):
     """Kafka, version 3.6 or later. The same settings serve Spark's client and librdkafka."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
@@ -76,7 +76,7 @@ class Kafka(Area):
     _from_text = pydantic.field_validator("spark_options", "librdkafka_options", mode="before")(pairs)
 
 
-class Source(Area):
+class SourceSettings(Area):
     """The topics that carry events, and the fields of a plain JSON event that hold its attributes."""
 
     topic_pattern: TopicPattern = r"events\..+"
@@ -129,7 +129,7 @@ class Source(Area):
     value (docs/adr/0049-batch-records-taken-apart.md)."""
 
 
-class Snapshot(Area):
+class SnapshotSettings(Area):
     """The way in which workers get the registry: by broadcasts or by look-ups (docs/adr/0007-broadcast-or-look-up.md)."""
 
     source: Literal["broadcast", "lookup"] = "broadcast"
@@ -147,7 +147,7 @@ class Snapshot(Area):
     """Look-ups: most answers in the cache of one worker process. The least recently used answers are dropped first."""
 
 
-class Delivery(Area):
+class DeliverySettings(Area):
     """Requests to endpoints, in all lanes, and the topics of their results."""
 
     attempt_timeout_s: Seconds = 2
@@ -223,7 +223,7 @@ class Delivery(Area):
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-class Batch(Area):
+class BatchSettings(Area):
     """The batch lane: its state, and the interval of its micro-batches. The area `delivery` configures its requests."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
@@ -245,7 +245,7 @@ class Batch(Area):
     without a micro-batch. The topic must not match `source.topic_pattern`."""
 
 
-class Retry(Area):
+class RetrySettings(Area):
     """The retry lane: its state, and the interval of its micro-batches. Each endpoint has its own schedule and timeout."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
@@ -276,7 +276,7 @@ class Retry(Area):
     `max_probe_interval_s` plus two minutes. Lanes that run as applications of their own must have the same value."""
 
 
-class Realtime(Area):
+class RealtimeSettings(Area):
     """The real-time lane, for the topics of `source.realtime_pattern` (docs/adr/0040)."""
 
     batch_s: Annotated[float, Field(ge=5)] = 300
@@ -289,7 +289,7 @@ class Realtime(Area):
     """Port of the driver to which the lane's workers report, and from which the workers get changes; 0 takes any free port."""
 
 
-class Spark(Area):
+class SparkSettings(Area):
     """The Spark application."""
 
     master: str = "local[6,4]"
@@ -320,7 +320,7 @@ class Spark(Area):
     _from_text = pydantic.field_validator("conf", mode="before")(pairs)
 
 
-class Logs(Area):
+class LogsSettings(Area):
     """The log on standard error: of the job and its workers, of `fanout archive`, of the API and of the commands."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -332,7 +332,7 @@ class Logs(Area):
     second and worker."""
 
 
-class Metrics(Area):
+class MetricsSettings(Area):
     """The HTTP port for Prometheus metrics and probes."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -349,24 +349,24 @@ class Metrics(Area):
 class Settings(Area):
     """All settings of the platform, one field for each area."""
 
-    database: Database = Database()
-    keys: Keys = Keys()
-    kafka: Kafka = Kafka()
-    source: Source = Source()
-    schema_registry: SchemaRegistry = SchemaRegistry()
-    snapshot: Snapshot = Snapshot()
-    delivery: Delivery = Delivery()
-    batch: Batch = Batch()
-    retry: Retry = Retry()
-    archive: Archive = Archive()
-    operations: Operations = Operations()
-    realtime: Realtime = Realtime()
-    spark: Spark = Spark()
-    scaling: Scaling = Scaling()
-    logs: Logs = Logs()
-    metrics: Metrics = Metrics()
-    api: Api = Api()
-    oidc: Oidc = Oidc()
+    database: DatabaseSettings = DatabaseSettings()
+    keys: KeysSettings = KeysSettings()
+    kafka: KafkaSettings = KafkaSettings()
+    source: SourceSettings = SourceSettings()
+    schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
+    delivery: DeliverySettings = DeliverySettings()
+    batch: BatchSettings = BatchSettings()
+    retry: RetrySettings = RetrySettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    operations: OperationsSettings = OperationsSettings()
+    realtime: RealtimeSettings = RealtimeSettings()
+    spark: SparkSettings = SparkSettings()
+    scaling: ScalingSettings = ScalingSettings()
+    logs: LogsSettings = LogsSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    api: ApiSettings = ApiSettings()
+    oidc: OidcSettings = OidcSettings()
 
 
 def known_names() -> list[str]:

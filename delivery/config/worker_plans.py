@@ -96,7 +96,7 @@ def path_of(dotted: str) -> tuple[str, ...]:
     return tuple(dotted.split("."))
 
 
-def formats_of(registry: schema_settings.SchemaRegistry) -> decoder.Formats | None:
+def formats_of(registry: schema_settings.SchemaRegistrySettings) -> decoder.Formats | None:
     """Return the settings by which values of records are decoded; None: no topic has a schema registry."""
     if not registry.topic_pattern:
         return None
@@ -114,7 +114,7 @@ def formats_of(registry: schema_settings.SchemaRegistry) -> decoder.Formats | No
     )
 
 
-def retry_policy(config: settings.Retry) -> window.ShardPolicy:
+def retry_policy(config: settings.RetrySettings) -> window.ShardPolicy:
     """Return the settings by which the shards of the retry lane decide: probes, sizes of leases and backlogs, disabling."""
     return window.ShardPolicy(
         probe_interval_s=config.probe_interval_s,
@@ -125,12 +125,12 @@ def retry_policy(config: settings.Retry) -> window.ShardPolicy:
     )
 
 
-def guard_of(lane: settings.Delivery) -> guard.Guard:
+def guard_of(lane: settings.DeliverySettings) -> guard.Guard:
     """Return the guard that checks endpoints when they are registered, read and connected to."""
     return guard.Guard(allow_networks=lane.allow_networks, allow_http=lane.allow_http, allow_ports=lane.allow_ports)
 
 
-def warn_of_open_guard(lane: settings.Delivery) -> None:
+def warn_of_open_guard(lane: settings.DeliverySettings) -> None:
     """Log a warning if the guard allows more than production should.
 
     Called at the start of each process that sends to endpoints or accepts URLs of endpoints.
@@ -142,7 +142,7 @@ def warn_of_open_guard(lane: settings.Delivery) -> None:
         )  # fmt: skip
 
 
-def opened_for_development(lane: settings.Delivery) -> str:
+def opened_for_development(lane: settings.DeliverySettings) -> str:
     """Return the networks, schemes and ports that the guard allows only for development, as one text; empty: none."""
     opened = [f"networks {', '.join(lane.allow_networks)}"] if lane.allow_networks else []
     opened += ["plain http"] if lane.allow_http else []

@@ -25,7 +25,7 @@ SOURCE_AWAY = (
 """Reason in the answer of `/readyz` while Kafka does not answer."""
 
 
-class Phase(enum.StrEnum):
+class QueryPhase(enum.StrEnum):
     """The phase of a lane's streaming query."""
 
     STARTING = "starting"
@@ -38,7 +38,7 @@ class Phase(enum.StrEnum):
 class Facts:
     """The facts by which one lane is judged."""
 
-    phase: Phase
+    phase: QueryPhase
     pause_reason: str | None
     """Why the lane is paused; None: it is not paused."""
     lag: int | None
@@ -50,44 +50,44 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ProbeAnswer:
     """The answer to a probe of `/healthz` or `/readyz`."""
 
     ok: bool
     reason: str
 
 
-def should_progress(phase: Phase, pause_reason: str | None, lag: int | None) -> bool:
+def should_progress(phase: QueryPhase, pause_reason: str | None, lag: int | None) -> bool:
     """Return True if a lane should make progress now: it is not paused, and it starts, or it runs and records wait."""
-    return pause_reason is None and (phase is Phase.STARTING or (phase is Phase.RUNNING and bool(lag)))
+    return pause_reason is None and (phase is QueryPhase.STARTING or (phase is QueryPhase.RUNNING and bool(lag)))
 
 
-def liveness(facts: Facts, stalled_after_s: float) -> Verdict:
+def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
     """Return the verdict on the health of one lane: not ok if a restart of the process would help.
 
     1. The query ended by itself: not ok.
     2. The lane should have made progress, and made none for `stalled_after_s`: not ok.
     3. Anything else: ok.
     """
-    if facts.phase is Phase.ENDED:
-        return Verdict(ok=False, reason="the lane's query has ended: restart the process, the log names the cause")
+    if facts.phase is QueryPhase.ENDED:
+        return ProbeAnswer(ok=False, reason="the lane's query has ended: restart the process, the log names the cause")
     if should_progress(facts.phase, facts.pause_reason, facts.lag) and facts.stalled_s > stalled_after_s:
-        return Verdict(
+        return ProbeAnswer(
             ok=False, reason=f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s: restart the process"
         )
-    return Verdict(ok=True, reason=f"paused: {facts.pause_reason}" if facts.pause_reason else facts.phase.value)
+    return ProbeAnswer(ok=True, reason=f"paused: {facts.pause_reason}" if facts.pause_reason else facts.phase.value)
 
 
-def readiness(facts: Facts) -> Verdict:
+def readiness(facts: Facts) -> ProbeAnswer:
     """Return the verdict on one lane: ok if the lane runs, is not paused, and Kafka answers."""
-    if facts.phase in {Phase.STARTING, Phase.RUNNING} and facts.pause_reason:
-        return Verdict(ok=False, reason=f"paused: {facts.pause_reason}")
-    if facts.phase is Phase.RUNNING and not facts.is_source_up:
-        return Verdict(ok=False, reason=SOURCE_AWAY)
-    return Verdict(ok=facts.phase is Phase.RUNNING, reason=facts.phase.value)
+    if facts.phase in {QueryPhase.STARTING, QueryPhase.RUNNING} and facts.pause_reason:
+        return ProbeAnswer(ok=False, reason=f"paused: {facts.pause_reason}")
+    if facts.phase is QueryPhase.RUNNING and not facts.is_source_up:
+        return ProbeAnswer(ok=False, reason=SOURCE_AWAY)
+    return ProbeAnswer(ok=facts.phase is QueryPhase.RUNNING, reason=facts.phase.value)
 
 
-def worst_of(verdicts: Mapping[str, Verdict]) -> Verdict:
+def worst_of(verdicts: Mapping[str, ProbeAnswer]) -> ProbeAnswer:
     """Return the verdict on the process: the first lane's verdict that is not ok, else that of the first lane.
 
     `verdicts` has at least one verdict, by the name of the lane.
@@ -134,7 +134,7 @@ class Watch:
         self._pause_reason = pause_reason
         self._stop = stop
         self._clock = clock
-        self._phase_entered = Phase.STARTING
+        self._phase_entered = QueryPhase.STARTING
         self._is_source_up = True
         self._progressed_at = clock()
         self.progress = Progress()
@@ -143,7 +143,7 @@ class Watch:
         """Positions of the topics that the lane leaves out while it waits for their schemas."""
         self.backlog = Backlog()
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: QueryPhase) -> None:
         """Record that the lane's query enters a phase. A new phase counts as progress."""
         if phase is not self._phase_entered:  # a query that restarts again and again makes no progress
             self._phase_entered, self._progressed_at = phase, self._clock()
@@ -188,5 +188,7 @@ class Watch:
     def _paused_for(self) -> str | None:
         return self._pause_reason() or self._waits_for
 
-    def _phase(self) -> Phase:
-        return Phase.STOPPING if self._stop.is_set() and self._phase_entered is not Phase.ENDED else self._phase_entered
+    def _phase(self) -> QueryPhase:
+        return (
+            QueryPhase.STOPPING if self._stop.is_set() and self._phase_entered is not QueryPhase.ENDED else self._phase_entered
+        )

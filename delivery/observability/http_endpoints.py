@@ -25,7 +25,7 @@ from delivery.observability import health, metrics
 log = logging.getLogger(__name__)
 
 
-def serve(config: settings.Metrics, watches: Mapping[str, health.Watch]) -> None:
+def serve(config: settings.MetricsSettings, watches: Mapping[str, health.Watch]) -> None:
     """If `metrics.port` is set, start a thread that serves `/metrics`, `/healthz` and `/readyz` until the process ends.
 
     The metric fanout_ready follows `watches`, also if the port is not set. `watches` has, by name, a watch for each lane of a
@@ -52,7 +52,7 @@ def _is_ready(watch: health.Watch) -> bool:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    config: settings.Metrics
+    config: settings.MetricsSettings
     watches: Mapping[str, health.Watch]
 
     def handle_error(self, *_: Any) -> None:
@@ -78,7 +78,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics /healthz /readyz\n")
 
-    def _answer_verdict(self, judge: Callable[[health.Facts], health.Verdict]) -> None:
+    def _answer_verdict(self, judge: Callable[[health.Facts], health.ProbeAnswer]) -> None:
         lanes = {lane: watch.facts() for lane, watch in self.server.watches.items()}
         verdicts = {lane: judge(facts) for lane, facts in lanes.items()}
         verdict = health.worst_of(verdicts)

@@ -47,7 +47,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """Result of one check."""
 
     subject: str
@@ -75,7 +75,7 @@ class _Readiness(msgspec.Struct):
     """Lane name → its readiness."""
 
 
-def examine(config: settings.Settings) -> list[Finding]:
+def examine(config: settings.Settings) -> list[Diagnosis]:
     """Run every check, and return their findings."""
     checks: dict[str, Callable[[settings.Settings], str]] = {
         "python": _python,
@@ -96,14 +96,14 @@ def examine(config: settings.Settings) -> list[Finding]:
     return list(_findings(config, checks))
 
 
-def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Settings], str]]) -> Iterator[Finding]:
+def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Settings], str]]) -> Iterator[Diagnosis]:
     for subject, check in checks.items():
         try:
             text = check(config)
         except errors.FanoutError as exc:
-            yield Finding(subject=subject, is_fine=False, text=str(exc))
+            yield Diagnosis(subject=subject, is_fine=False, text=str(exc))
         else:
-            yield Finding(subject=subject, is_fine=True, text=text)
+            yield Diagnosis(subject=subject, is_fine=True, text=text)
 
 
 def _python(_: settings.Settings) -> str:
@@ -232,7 +232,7 @@ def _checkpoint(config: settings.Settings) -> str:
     return f"{place} is writable"
 
 
-def _object_store(config: settings.Spark) -> str:
+def _object_store(config: settings.SparkSettings) -> str:
     """Write, read and delete an object with the job's client, and return the result. Starts a JVM, which takes some seconds."""
     from delivery.stages.lanes import session  # noqa: PLC0415  # pyspark takes a second to import
     from fanout.jvm import libraries  # noqa: PLC0415  # likewise

@@ -136,7 +136,7 @@ def run(
     )
 
 
-def event(source: settings.Source, event_id: str) -> bytes:
+def event(source: settings.SourceSettings, event_id: str) -> bytes:
     """Return the test event as JSON, with id, type, tenant and time in the fields that the settings name."""
     document: dict[str, Any] = {"note": "an event of `fanout smoke-test`"}
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")

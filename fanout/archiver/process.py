@@ -19,7 +19,7 @@ import confluent_kafka
 from delivery import errors
 from delivery.config import settings, topic_pattern
 from delivery.observability import health, http_endpoints, metrics
-from delivery.observability.health import Phase
+from delivery.observability.health import QueryPhase
 from delivery.stages.kafka import lag, topics
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.log_records import LogRecord
@@ -124,7 +124,7 @@ class Archiver:
             with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 log.info("archiving %s into Postgres", ", ".join(names))
-                self.watch.enter(Phase.RUNNING)
+                self.watch.enter(QueryPhase.RUNNING)
                 self._loop(connection, self._source, once=once)
 
     def stopped(self) -> None:

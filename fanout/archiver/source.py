@@ -65,7 +65,7 @@ def start_of(archived_until: int | None, low: int, high: int) -> Start:
 class Source:
     """Read records as they arrive, in order within each partition. Used by one thread."""
 
-    def __init__(self, kafka: settings.Kafka, names: list[str]) -> None:
+    def __init__(self, kafka: settings.KafkaSettings, names: list[str]) -> None:
         self._kafka = kafka
         self._names = names
         self._ends: dict[Place, int] = {}

@@ -43,8 +43,8 @@ class PlacedEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneAccount:
-    """Outcomes of the due deliveries of one lane. Outcomes of deliveries that were not due are in `Account.unexpected`."""
+class ExpectedLane:
+    """Outcomes of the due deliveries of one lane. `ExpectedAccount.unexpected` has those of deliveries that were not due."""
 
     due: int
     delivered: int
@@ -101,14 +101,14 @@ class OverHttp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class ExpectedAccount:
     """Outcomes of all due deliveries of the demo, and each contradiction that the comparison found."""
 
     events: int
     """Published events, without the bad records."""
     rejected: int
     """Records that the job rejected."""
-    lanes: dict[str, LaneAccount]
+    lanes: dict[str, ExpectedLane]
     """Lane name → account of its pairs."""
     batches: dict[str, int]
     """Number of sent batches, by the reason for which they were sent (a LeaveReason)."""
@@ -168,11 +168,11 @@ def account(
     polled: over_http.Polled,
     findings: Iterable[str],
     wall_s: float,
-) -> Account:
+) -> ExpectedAccount:
     """Return the account of all due deliveries.
 
     A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. A request whose
-    signature did not verify counts here too, and also in `Account.unverified`. `given_up` are the deliveries to
+    signature did not verify counts here too, and also in `ExpectedAccount.unverified`. `given_up` are the deliveries to
     FAILING_CUSTOMER that were dead letters before the demo polled this customer's dead letters. `polled` is what the polls
     returned.
     """
@@ -188,7 +188,7 @@ def account(
     unknown = tuple(("?", " ".join(token)) for token in accepted.keys() - known)
     event_ids = {(*_place(placed_event), placed_event.offset): placed_event.event.event_id for placed_event in placed}
     not_due = ((event_ids.get(due[:3], "?"), due.subscription_id) for due in recorded.ended() - as_expected)
-    return Account(
+    return ExpectedAccount(
         events=len(placed),
         rejected=len(recorded.rejected),
         lanes=lanes,
@@ -255,7 +255,7 @@ def _account_of_lane(
     pending: int,
     recorded: ledger.Ledger,
     accepted: collections.Counter[Token],
-) -> tuple[LaneAccount, set[Due]]:
+) -> tuple[ExpectedLane, set[Due]]:
     """Return the account of a lane, and its deliveries with a permitted outcome."""
     sendable = {due: delivery for due, delivery in expected.items() if None in delivery.reasons}
     unclaimed = collections.Counter(accepted)
@@ -277,7 +277,7 @@ def _account_of_lane(
     redriven = delivered & recorded.redriven.keys()
     answered = {due: recorded.delivered[due] for due in (delivered - redriven) & recorded.delivered.keys()}
     return (
-        LaneAccount(
+        ExpectedLane(
             due=len(expected),
             delivered=len(delivered),
             redriven=len(redriven),

@@ -12,7 +12,7 @@ from fanout.demo import expected_account
 from fanout.terminal import commands
 
 
-def show(console: rich.console.Console, result: expected_account.Account) -> None:
+def show(console: rich.console.Console, result: expected_account.ExpectedAccount) -> None:
     """Print the account as a table, then the polled dead letters, batches and latencies.
 
     Then print the first ten lost or unexpected pairs, the first ten findings of `fanout reconcile`, and a verdict.

@@ -69,7 +69,7 @@ class _Scene:
     document: dict[str, Any]
     receiver_url: str
     stop: threading.Event
-    reader: ledger.Reader
+    reader: ledger.RecordReader
     repairs: scenario.Repairs
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     placed: list[expected_account.PlacedEvent] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _Scene:
                 raise errors.LocalStackError(_ended(name, started))
 
 
-def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> expected_account.Account:
+def run(*, events: int, seed: int, console: rich.console.Console, stop: threading.Event) -> expected_account.ExpectedAccount:
     """Run the demo and return the account of every due delivery.
 
     Raise Interrupted if `stop` is set while the platform runs. Raise LocalStackError if a process fails, or makes no progress.
@@ -212,7 +212,7 @@ def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading
         document={},
         receiver_url=receiver_url,
         stop=stop,
-        reader=ledger.Reader(config.kafka, config.delivery),
+        reader=ledger.RecordReader(config.kafka, config.delivery),
         repairs=repairs,
     )
     scene.register(scenario.registry(receiver_url, random.Random(seed)))  # test data

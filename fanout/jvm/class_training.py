@@ -30,7 +30,7 @@ def main(archive: Path) -> None:
     writing = session.java_options(f"-XX:ArchiveClassesAtExit={archive}")
     connector = jars.ensure().connector
     conf = {"spark.driver.defaultJavaOptions": SecretStr(writing)}
-    spark = session.start(settings.Spark(conf=conf), session.Libraries(connector=connector))
+    spark = session.start(settings.SparkSettings(conf=conf), session.Libraries(connector=connector))
     for jar in connector:
         _load_classes(spark, jar)
     rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load().where("value >= 0")  # text, for the parser

@@ -11,7 +11,7 @@ from delivery.stages.lanes import session
 from fanout.jvm import class_archive, jars
 
 
-def of(config: settings.Spark) -> session.Libraries:
+def of(config: settings.SparkSettings) -> session.Libraries:
     """Return the libraries for a session by these settings. Download the jars if they are missing.
 
     The client for an S3-compatible store is included only if the checkpoint is on such a store. Raise LocalStackError if the

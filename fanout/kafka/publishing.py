@@ -69,7 +69,7 @@ class Publisher:
     All messages are in Kafka when `flush` has returned without an error.
     """
 
-    def __init__(self, kafka: settings.Kafka, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
+    def __init__(self, kafka: settings.KafkaSettings, on_placed: Callable[[Placed], None] = lambda _: None) -> None:
         self._producer = kafka_clients.producer(kafka, _OPTIONS)
         self._on_placed = on_placed
         self._failure: str | None = None
@@ -159,7 +159,7 @@ def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[
 
 
 def from_lines(
-    lines: Iterable[bytes], source: settings.Source, topic: str | None, layout: parsing.Layout | None
+    lines: Iterable[bytes], source: settings.SourceSettings, topic: str | None, layout: parsing.Layout | None
 ) -> Iterator[Message]:
     """Yield a message for each NDJSON line. Empty lines are skipped.
 
@@ -198,7 +198,9 @@ def _require_event(where: str, message: Message, layout: parsing.Layout) -> None
         raise errors.RegistrationError(where, problem) from None
 
 
-def generated(count: int, *, event_type: str, tenants: int, source: settings.Source, rng: random.Random) -> Iterator[Message]:
+def generated(
+    count: int, *, event_type: str, tenants: int, source: settings.SourceSettings, rng: random.Random
+) -> Iterator[Message]:
     """Yield messages with `count` events of about 450 bytes, of tenants `tenant-1` to `tenant-<tenants>`.
 
     The fields have the names that the settings `source.*` have by default.

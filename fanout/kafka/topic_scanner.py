@@ -54,7 +54,7 @@ class Extent:
 class Scanner:
     """Read topics. Used by one thread. Its methods raise KafkaUnavailable if Kafka does not answer, or refuses a request."""
 
-    def __init__(self, kafka: settings.Kafka, console: rich.console.Console | None = None) -> None:
+    def __init__(self, kafka: settings.KafkaSettings, console: rich.console.Console | None = None) -> None:
         self._kafka = kafka
         self._console = console
         own = {

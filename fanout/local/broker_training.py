@@ -31,7 +31,7 @@ def main(archive: Path) -> None:
 
 
 def _use(servers: str) -> None:
-    client = settings.Kafka(bootstrap_servers=servers)
+    client = settings.KafkaSettings(bootstrap_servers=servers)
     admin = kafka_clients.admin(client)
     [created] = admin.create_topics([NewTopic(TOPIC, 1, 1)]).values()
     created.result(ANSWER_TIMEOUT_S)

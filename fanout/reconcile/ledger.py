@@ -79,7 +79,7 @@ class Ledger:
             due |= {(lane, place, receipt.first_offset): receipt.due for receipt in receipts}
         return sum(due.values()) - len(self.ended())
 
-    def adders(self, delivery: settings.Delivery) -> dict[str, Callable[[bytes], None]]:
+    def adders(self, delivery: settings.DeliverySettings) -> dict[str, Callable[[bytes], None]]:
         """Return topic → the function that adds the value of a record of this topic."""
         return {
             delivery.attempts_topic: lambda written: self.add_log(log_records.decode(written)),
@@ -119,13 +119,13 @@ class Ledger:
                     self.delivered.setdefault(due, entry.started_at_ms + entry.duration_ms)
 
 
-class Reader:
+class RecordReader:
     """Read the attempts topic, the dead-letter topic and the topic of rejected records from their beginning, as records arrive.
 
     The topics must exist.
     """
 
-    def __init__(self, kafka: settings.Kafka, delivery: settings.Delivery) -> None:
+    def __init__(self, kafka: settings.KafkaSettings, delivery: settings.DeliverySettings) -> None:
         self.ledger = Ledger()
         self._adders = self.ledger.adders(delivery)
         own = {"group.id": "fanout-ledger", "enable.auto.commit": False, "enable.partition.eof": False}

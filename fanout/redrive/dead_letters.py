@@ -81,7 +81,7 @@ class Found:
         return {"letter": self.name, "letter_topic": self.place.topic, "redriven": self.is_redriven, **letter}
 
 
-class Reader:
+class DeadLetterReader:
     """Read dead letters, and the notes of earlier redrives.
 
     All methods raise KafkaUnavailable if Kafka does not answer or refuses a request. `read` raises RecordUnreadable if `take`
@@ -151,7 +151,7 @@ class Reader:
         self._scanner.close()
 
 
-def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
+def find(reader: DeadLetterReader, selection: Selection, limit: int) -> list[Found]:
     """Return at most `limit` of the selected dead letters, the newest first."""
     redriven = reader.redriven(selection.since_ms)
     newest: list[tuple[int, Place, int, Found]] = []
@@ -167,7 +167,7 @@ def find(reader: Reader, selection: Selection, limit: int) -> list[Found]:
     return [found for *_, found in sorted(newest, reverse=True)]
 
 
-def get(reader: Reader, name: str) -> Found:
+def get(reader: DeadLetterReader, name: str) -> Found:
     """Return the dead letter that `name` names.
 
     1. `partition:offset` or `topic:partition:offset` names the record of the dead-letter topic.
@@ -234,7 +234,7 @@ def show(console: rich.console.Console, found: Found) -> None:
     console.print(found.letter.payload().decode(errors="replace"))
 
 
-def export(reader: Reader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
+def export(reader: DeadLetterReader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
     """Write selected dead letters to `to`, unchanged and one a line; return their number.
 
     The dead letters of one partition come in the order of their offsets. With a `limit`, write only the first ones, at most
@@ -254,7 +254,7 @@ def export(reader: Reader, selection: Selection, to: _Writable, limit: int | Non
 
 def redrive(
     config: settings.Settings,
-    reader: Reader,
+    reader: DeadLetterReader,
     selection: Selection,
     *,
     limit: int | None = None,
@@ -293,9 +293,9 @@ def redrive(
 
 
 @contextlib.contextmanager
-def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[Reader]:
+def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[DeadLetterReader]:
     """Yield a reader, and close it afterwards. Raise SettingsError if there is no dead-letter topic."""
-    reader = Reader(config, console)
+    reader = DeadLetterReader(config, console)
     try:
         reader.require_topic()
         yield reader

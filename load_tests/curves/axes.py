@@ -12,7 +12,7 @@ Unit = Literal["delivery", "event"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class CurveShape:
     """Size of the registry and form of the events. The defaults are the base of all axes."""
 
     endpoints: int = 100
@@ -46,14 +46,14 @@ class Axis:
 
     name: str
     variable: str
-    """The field of `Shape` that varies."""
+    """The field of `CurveShape` that varies."""
     values: tuple[int, ...]
     """Values in ascending order."""
     label: str
     """The variable in words, with its unit."""
     because: str
     """Part of the work that depends on the variable, in a sentence for the documents."""
-    base: Shape = Shape()
+    base: CurveShape = CurveShape()
     unit: Unit = "delivery"
     """The cost is the CPU time of one delivery or of one event."""
     deliveries: int = 20_000
@@ -67,7 +67,7 @@ class Axis:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the job (`area.field`) besides those of all axes."""
 
-    def shape(self, value: int) -> Shape:
+    def shape(self, value: int) -> CurveShape:
         """Return the base shape with this value of the variable."""
         return replace(self.base, **{self.variable: value})
 
@@ -119,7 +119,7 @@ AXES = {
             values=(0, 10, 100, 1_000),
             label="filters on one event type",
             because="A worker looks up each event in an index of the filters (decision 6), so it evaluates few of them.",
-            base=Shape(topics=1),
+            base=CurveShape(topics=1),
             one_job=True,
         ),
         Axis(

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import LiteralString
 
-from load_tests.curves.axes import Shape
+from load_tests.curves.axes import CurveShape
 from load_tests.curves.population import CUSTOMER, endpoint_id, tenant_id
 from subscriptions_db.postgres import connect
 
@@ -18,7 +18,7 @@ SEED = 1
 """Seed of the ids of subscriptions."""
 
 
-def load(connection: connect.Connection, shape: Shape, event_types: Sequence[str]) -> None:
+def load(connection: connect.Connection, shape: CurveShape, event_types: Sequence[str]) -> None:
     """Add the tenants of a shape with `subscriptions`, and a subscription for each pair of event type and tenant.
 
     The endpoints are registered already. The login must be a superuser, as it is on the load test's own Postgres.

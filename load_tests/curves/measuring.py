@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from delivery import errors
 from load_tests.curves import bulk_load, local_cluster
 from load_tests.curves.axes import Axis
-from load_tests.curves.population import Population
+from load_tests.curves.population import CurvePopulation
 from load_tests.harness import figures, machine_speed, platform, receiver, stage, traffic, usage
 from load_tests.scenarios import direct
 from subscriptions_db.postgres import connect
@@ -83,7 +83,7 @@ class _Scene(NamedTuple):
     job: platform.Job
     customers: receiver.Receiver
     sent: traffic.Traffic
-    population: Population
+    population: CurvePopulation
     fan_out: list[int]
     """Number of endpoints of each event, by the event's number."""
 
@@ -93,7 +93,7 @@ def run(axis: Axis, found: JobRun, deliveries: int, terms: stage.Terms) -> None:
 
     If the job is not ready in time, `found.problem` says so.
     """
-    population = Population(shapes=[axis.shape(value) for value in found.values])
+    population = CurvePopulation(shapes=[axis.shape(value) for value in found.values])
     with contextlib.ExitStack() as context:
         executors = population.shapes[0].executors
         placed = context.enter_context(local_cluster.settings(executors)) if executors else {}
@@ -122,7 +122,7 @@ def run(axis: Axis, found: JobRun, deliveries: int, terms: stage.Terms) -> None:
             found.checks = {**figures.delivered(report, sent.due, scene.fan_out), "reconciled": reconciled["holds"]}
 
 
-def _load_in_bulk(servers: platform.Platform, population: Population) -> None:
+def _load_in_bulk(servers: platform.Platform, population: CurvePopulation) -> None:
     for number, shape in enumerate(population.shapes):
         if shape.subscriptions is not None:
             names = [population.event_types[type_number] for type_number in population.types_of(number)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from load_tests.curves.axes import Shape
+from load_tests.curves.axes import CurveShape
 from load_tests.harness import event_types, receiver, traffic
 
 CUSTOMER = "load"
@@ -20,10 +20,10 @@ CUSTOMER = "load"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population:
+class CurvePopulation:
     """The registered customers of some shapes, and the events of their tenants."""
 
-    shapes: Sequence[Shape]
+    shapes: Sequence[CurveShape]
 
     @property
     def endpoints(self) -> int:
@@ -40,7 +40,7 @@ class Population:
         ]
 
     @cached_property
-    def _shape_of_type(self) -> Sequence[Shape]:
+    def _shape_of_type(self) -> Sequence[CurveShape]:
         return [shape for shape in self.shapes for _ in range(shape.topics)]
 
     def types_of(self, number: int) -> range:
@@ -96,7 +96,7 @@ def _prefix(number: int) -> str:
     return f"{event_types.PREFIX}k{number}."
 
 
-def _plain(number: int, shape: Shape) -> Iterator[dict[str, Any]]:
+def _plain(number: int, shape: CurveShape) -> Iterator[dict[str, Any]]:
     for endpoint in range(shape.groups * shape.fan_out):
         yield {
             "id": f"k{number}-s{endpoint}",
@@ -106,7 +106,7 @@ def _plain(number: int, shape: Shape) -> Iterator[dict[str, Any]]:
         }
 
 
-def _filtered(number: int, shape: Shape) -> Iterator[dict[str, Any]]:
+def _filtered(number: int, shape: CurveShape) -> Iterator[dict[str, Any]]:
     """Yield the subscriptions that no event matches. Half of the filters compare a text, half of them a number."""
     for rank in range(shape.filters):
         pattern = {"currency": [f"currency-{rank}"]} if rank % 2 else {"amount": [{"numeric": ["<", -rank]}]}

@@ -77,7 +77,7 @@ def micro_batches(log: Iterable[bytes], lane: str) -> Iterator[MicroBatch]:
             yield MicroBatch(ended_at_s, entry["records"], entry["duration_ms"])
 
 
-def requests(report: receiver.Report) -> Iterator[Request]:
+def requests(report: receiver.ReceiverReport) -> Iterator[Request]:
     """Yield the requests of a report in the order of arrival, except requests without an event."""
     ends = itertools.accumulate(report.requests, initial=0)
     for first, end in itertools.pairwise(ends):
@@ -85,13 +85,13 @@ def requests(report: receiver.Report) -> Iterator[Request]:
             yield Request(report.endpoints[first], report.numbers[first:end], report.ages_ms[first:end])
 
 
-def requests_between(report: receiver.Report, first: int, end: int) -> int:
+def requests_between(report: receiver.ReceiverReport, first: int, end: int) -> int:
     """Return the number of requests whose first event is among the arrivals `first` to `end` - 1, counted from 0."""
     starts = list(itertools.accumulate(report.requests, initial=0))[:-1]
     return sum(first <= start < end for start in starts)
 
 
-def delivered(report: receiver.Report, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, int]:
+def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, int]:
     """Return the numbers of lost, repeated, unexpected and unverified deliveries.
 
     A delivery is unexpected at an endpoint to which its event is not due. `unverified` counts requests with a wrong signature.
@@ -114,7 +114,7 @@ def delivered(report: receiver.Report, due: Sequence[int], fan_out: Sequence[int
     }
 
 
-def overtook(report: receiver.Report, endpoints: Collection[int]) -> int:
+def overtook(report: receiver.ReceiverReport, endpoints: Collection[int]) -> int:
     """Return the most events that one event overtook: earlier events of its endpoint that arrived later. Ignore repeats."""
     arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
@@ -135,7 +135,7 @@ def _overtook(numbers: Sequence[int]) -> int:
     return most
 
 
-def reconciled(account: accounting.Account, report: receiver.Report) -> dict[str, Any]:
+def reconciled(account: accounting.Account, report: receiver.ReceiverReport) -> dict[str, Any]:
     """Return the numbers of deliveries by outcome, as the topics say.
 
     `holds` is True if the topics have no finding, and `delivered` is the number of different deliveries that the receiver got.
@@ -160,13 +160,13 @@ def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
     }
 
 
-def of_receiver(report: receiver.Report) -> dict[str, Any]:
+def of_receiver(report: receiver.ReceiverReport) -> dict[str, Any]:
     """Return the CPU seconds of the receiver for a million events, and its number of connections."""
     per_million = 1e6 / len(report.numbers)
     return {"cpu_s_per_million": round(report.cpu_s * per_million, 1), "connections": report.connections}
 
 
-def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool] = lambda _: True) -> dict[str, int]:
+def latency_ms(report: receiver.ReceiverReport, numbers: range, at: Callable[[int], bool] = lambda _: True) -> dict[str, int]:
     """Return percentiles, in ms, of the age at arrival, of the events with these numbers at endpoints where `at` is True."""
     arrived = zip(report.numbers, report.endpoints, report.ages_ms, strict=True)
     return percentiles(age for number, endpoint, age in arrived if number in numbers and at(endpoint))

@@ -37,7 +37,7 @@ class Scene(NamedTuple):
     say: Callable[[str], None]
 
 
-class Beside(Protocol):
+class BesideLoad(Protocol):
     """A load beside the events of a phase."""
 
     def reset(self) -> None:
@@ -59,13 +59,13 @@ class Nothing:
 
 
 @contextlib.contextmanager
-def nothing(_: Scene) -> Iterator[Beside]:
+def nothing(_: Scene) -> Iterator[BesideLoad]:
     """Add no load to a phase."""
     yield Nothing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class MeasuredPhase:
     """One phase: its events, and the load beside them."""
 
     per_s: int
@@ -76,7 +76,7 @@ class Phase:
     """Additional records a second that are not events."""
     hangs: int | None = None
     """Endpoint that accepts requests and never answers, until the end of the phase."""
-    around: Callable[[Scene], contextlib.AbstractContextManager[Beside]] = nothing
+    around: Callable[[Scene], contextlib.AbstractContextManager[BesideLoad]] = nothing
     """Context in which the load beside the events runs."""
     settle_s: int = 0
     """Seconds of the phase before its measurement."""
@@ -87,8 +87,8 @@ class Plan:
     """Parameters of a comparison: both phases, and what they have in common."""
 
     customers: traffic.Customers
-    first: Phase
-    second: Phase
+    first: MeasuredPhase
+    second: MeasuredPhase
     seconds: int
     """Measured seconds of each phase."""
     warm_up: int
@@ -121,7 +121,7 @@ class Compared(NamedTuple):
     second: Measured
     recovered_s: float
     """Seconds from the end of the second phase until the deliveries that waited for a hanging endpoint had arrived."""
-    report: receiver.Report
+    report: receiver.ReceiverReport
     outcome: Mapping[str, Any]
     """Figures of the whole run, as JSON values."""
 
@@ -153,7 +153,7 @@ def compare(plan: Plan, terms: stage.Terms) -> Compared:
     return Compared(first, second, recovered_s, report, outcome)
 
 
-def _measured(scene: Scene, phase: Phase, seconds: int, name: str) -> Measured:
+def _measured(scene: Scene, phase: MeasuredPhase, seconds: int, name: str) -> Measured:
     """Run a phase until all deliveries have arrived, except deliveries to a hanging endpoint; return its measurement."""
     sent, job = scene.sent, scene.job
     scene.customers.hang(phase.hangs)
@@ -170,7 +170,7 @@ def _measured(scene: Scene, phase: Phase, seconds: int, name: str) -> Measured:
     return Measured(numbers, used, took_s, left, beside_figures)
 
 
-def _publish(sent: traffic.Traffic, phase: Phase, for_s: int) -> range:
+def _publish(sent: traffic.Traffic, phase: MeasuredPhase, for_s: int) -> range:
     return sent.publish_steadily(phase.per_s, for_s, hot=phase.hot, poison_per_s=phase.poison_per_s)
 
 

@@ -44,7 +44,7 @@ _GZIP = 31
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class ReceiverReport:
     """The arrivals: number, endpoint and age of each event, in the order of arrival. Each repeat of an event is an arrival."""
 
     numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
@@ -78,7 +78,7 @@ class _Protocol(asyncio.Protocol):
     A request to the hanging endpoint is not answered.
     """
 
-    def __init__(self, seen: Report, known: set[int], shared: _Shared, disturbed: behaviour.Behaviour) -> None:
+    def __init__(self, seen: ReceiverReport, known: set[int], shared: _Shared, disturbed: behaviour.Behaviour) -> None:
         self._seen = seen
         self._shared = shared
         self._disturbed = disturbed
@@ -146,7 +146,7 @@ def _serve(pipe: Connection, shared: _Shared, disturbed: behaviour.Behaviour) ->
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        seen, known = Report(), set[int]()
+        seen, known = ReceiverReport(), set[int]()
         server = await loop.create_server(lambda: _Protocol(seen, known, shared, disturbed), "127.0.0.1", 0, backlog=4096)
         pipe.send(server.sockets[0].getsockname()[1])
         await loop.run_in_executor(None, pipe.recv)
@@ -193,8 +193,8 @@ class Receiver:
         """From now on, let endpoints answer as the behaviour says (True), or let all endpoints accept at once (False)."""
         self._shared.is_disturbed.value = is_disturbed
 
-    def report(self) -> Report:
+    def report(self) -> ReceiverReport:
         """Stop the receiver, and return the report of all arrivals. Called once, at the end."""
         self._pipe.send("report")
-        report: Report = self._pipe.recv()
+        report: ReceiverReport = self._pipe.recv()
         return report

@@ -33,7 +33,7 @@ class Terms:
     @contextlib.contextmanager
     def stage(
         self,
-        registered: traffic.Population,
+        registered: traffic.TrafficPopulation,
         *,
         seed: int,
         topics: traffic.Topics = traffic.TOPICS,

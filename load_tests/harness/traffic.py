@@ -69,7 +69,7 @@ class Drawn(NamedTuple):
     """Size of the record value. An event without a note has some 110 bytes."""
 
 
-class Population(Protocol):
+class TrafficPopulation(Protocol):
     """The registered customers, and the events of their tenants."""
 
     @property
@@ -171,7 +171,7 @@ def spoiled(document: Mapping[str, Any], reason: str) -> bytes:
 class Traffic:
     """Publish events, number them in order, and record the endpoint to which each event is due."""
 
-    def __init__(self, customers: Population, config: settings.Settings, seed: int, wanted: Topics) -> None:
+    def __init__(self, customers: TrafficPopulation, config: settings.Settings, seed: int, wanted: Topics) -> None:
         self.due: array.array[int] = array.array("l")
         """The endpoint to which each event is due, by the event's number."""
         self.poison: collections.Counter[str] = collections.Counter()

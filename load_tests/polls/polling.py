@@ -71,7 +71,7 @@ class Polls:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class PollingReport:
     """Results of the requests, by kind."""
 
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
@@ -120,13 +120,13 @@ class _Pollers:
         self._rng = random.Random(polls.seed)
         self._cursors: dict[str, str] = {}
         self._cpu_s = 0.0
-        self.seen = Report()
+        self.seen = PollingReport()
 
     def reset(self) -> None:
         """Let the results count from now on."""
-        self.seen, self._cpu_s = Report(), _cpu_s()
+        self.seen, self._cpu_s = PollingReport(), _cpu_s()
 
-    def report(self) -> Report:
+    def report(self) -> PollingReport:
         """Return the results since the last reset."""
         self.seen.cpu_s = _cpu_s() - self._cpu_s
         return self.seen
@@ -297,8 +297,8 @@ class Pollers:
         """Let the results count from now on. Called after the warm-up of the API."""
         self._pipe.send("reset")
 
-    def report(self) -> Report:
+    def report(self) -> PollingReport:
         """Stop the polls, and return the results since the last reset."""
         self._pipe.send("report")
-        report: Report = self._pipe.recv()
+        report: PollingReport = self._pipe.recv()
         return report

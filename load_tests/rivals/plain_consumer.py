@@ -140,7 +140,7 @@ class PlainConsumer:
                 if count % RECORDS_BETWEEN_IO == 0:
                     await asyncio.sleep(0)
 
-    async def _post(self, request: routed_requests.Request) -> None:
+    async def _post(self, request: routed_requests.RoutedRequest) -> None:
         """Make the only attempt at a request. A failure is counted and logged."""
         to = self._destinations.get(request.endpoint.endpoint_id) or self._destination(request.endpoint)
         async with to.free:

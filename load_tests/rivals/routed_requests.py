@@ -20,7 +20,7 @@ from delivery.webhooks.sending import payload, signing
 from fanout.kafka import topic_scanner
 
 
-class Request(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A request that is due to an endpoint. The signature is missing, because it holds the time of the attempt."""
 
     endpoint: Endpoint
@@ -36,7 +36,7 @@ def record_of(message: confluent_kafka.Message) -> Record:
     return Record(topic, partition, offset, message.timestamp()[1], message.value(), topic_scanner.headers(message))
 
 
-def requests_of(record: Record, router: matching.Router, layout: parsing.Layout) -> Iterator[Request]:
+def requests_of(record: Record, router: matching.Router, layout: parsing.Layout) -> Iterator[RoutedRequest]:
     """Yield the requests that are due to active endpoints in direct mode.
 
     Events for paused, disabled and quarantined endpoints are dropped, where the platform would keep them. Raise EventRejected
@@ -50,10 +50,10 @@ def requests_of(record: Record, router: matching.Router, layout: parsing.Layout)
         if matching.skip_reason(match.subscription) is None and _is_direct(match.endpoint):
             content = _content(event, match.endpoint.content_mode, contents)
             webhook_id = payload.webhook_id(event, match.subscription.subscription_id)
-            yield Request(match.endpoint, webhook_id, content.headers, content.body)
+            yield RoutedRequest(match.endpoint, webhook_id, content.headers, content.body)
 
 
-def headers_of(request: Request, now_s: int) -> dict[str, str]:
+def headers_of(request: RoutedRequest, now_s: int) -> dict[str, str]:
     """Return the headers of one attempt at `now_s`, seconds since the epoch, with the signature of Standard Webhooks."""
     return {
         "webhook-id": request.webhook_id,

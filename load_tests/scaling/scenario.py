@@ -43,7 +43,7 @@ DRAINED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class ScalingScenario:
     """Parameters of the simulation: the load, and the bounds of the number of executors."""
 
     base_per_s: int = 5_000
@@ -67,7 +67,7 @@ class Spike:
     ended_s: float
 
 
-def spikes(scenario: Scenario) -> list[Spike]:
+def spikes(scenario: ScalingScenario) -> list[Spike]:
     """Return the spikes of all days at random moments, at least half an hour apart, in order."""
     rng = random.Random(scenario.seed)
     slot_s = DAY_S / scenario.spikes_a_day
@@ -79,7 +79,7 @@ def spikes(scenario: Scenario) -> list[Spike]:
     return found
 
 
-def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]:
+def load_of(scenario: ScalingScenario, at: Sequence[Spike]) -> Callable[[float], float]:
     """Return the function from the time in seconds to the events a second: daily swing, and the spikes `at`."""
 
     def per_s(now_s: float) -> float:
@@ -96,7 +96,7 @@ def load_of(scenario: Scenario, at: Sequence[Spike]) -> Callable[[float], float]
     return per_s
 
 
-def run(scenario: Scenario) -> dict[str, Any]:
+def run(scenario: ScalingScenario) -> dict[str, Any]:
     """Simulate executors whose number follows the load, and a fixed number for the peak; return the figures of both."""
     at = spikes(scenario)
     per_s = load_of(scenario, at)
@@ -131,7 +131,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _history(scenario: Scenario, per_s: Callable[[float], float], *, least: int, most: int) -> list[simulation.Moment]:
+def _history(scenario: ScalingScenario, per_s: Callable[[float], float], *, least: int, most: int) -> list[simulation.Moment]:
     costs = simulation.Costs(per_executor=CORES / CPU_S_PER_EVENT, micro_batch_s=MICRO_BATCH_S, start_s=START_S, plan_s=PLAN_S)
     cluster = simulation.Cluster(
         costs, per_s, partitions=scenario.partitions, at_most=MAX_EVENTS_PER_BATCH, executors=least, seed=scenario.seed

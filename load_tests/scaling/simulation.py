@@ -50,7 +50,7 @@ class Moment:
     """Records of committed micro-batches so far."""
     executors: int
     """Registered executors."""
-    decided: decision.Decision
+    decided: decision.ScalingDecision
 
     @property
     def lag(self) -> int:
@@ -132,7 +132,7 @@ class Cluster:
 
 def history(cluster: Cluster, policy: decision.Policy, *, seconds: float, every_s: float) -> Iterator[Moment]:
     """Simulate `seconds`, with a decision every `every_s`; yield the state of the cluster at each decision."""
-    state = decision.State(wanted=policy.bounded(cluster.executors))
+    state = decision.ScalingState(wanted=policy.bounded(cluster.executors))
     for _ in range(math.ceil(seconds / every_s)):
         cluster.advance(every_s)
         seen = {LANE: cluster.seen()}

@@ -32,7 +32,7 @@ LAST_S = 180
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class AwayScenario:
     """Parameters of the scenario."""
 
     bounces: int = 5
@@ -46,7 +46,7 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: AwayScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {"logs.format": "json", **terms.overrides}
     with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):
@@ -79,7 +79,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     }
 
 
-def _bounce(scenario: Scenario, at: Scene) -> None:
+def _bounce(scenario: AwayScenario, at: Scene) -> None:
     rng, enough = random.Random(scenario.seed), threading.Event()
     with futures.ThreadPoolExecutor(max_workers=1) as pool:
         publishing = pool.submit(at.sent.publish_until, enough, scenario.per_s)

@@ -31,7 +31,7 @@ COLD_EVENTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class BatchScenario:
     """Parameters of the scenario."""
 
     events: int = 800_000
@@ -52,7 +52,7 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: BatchScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     bounds = {"max_events": scenario.max_events, "max_wait_s": scenario.max_wait_s}

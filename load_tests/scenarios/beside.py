@@ -27,7 +27,7 @@ class Load(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class BesideScenario:
     """Parameters of the scenario."""
 
     load: Load
@@ -48,28 +48,28 @@ class Scenario:
     seed: int = 1
 
 
-def first(scenario: Scenario) -> phases.Phase:
+def first(scenario: BesideScenario) -> phases.MeasuredPhase:
     """Return the first phase: the measured events alone. For the load `hot`, it has as many events as the second phase."""
-    return phases.Phase(per_s=_together(scenario), settle_s=scenario.settle_s)
+    return phases.MeasuredPhase(per_s=_together(scenario), settle_s=scenario.settle_s)
 
 
-def second(scenario: Scenario) -> phases.Phase:
+def second(scenario: BesideScenario) -> phases.MeasuredPhase:
     """Return the second phase: the measured events, and the load beside them."""
     match scenario.load:
         case Load.POISON:
-            return phases.Phase(per_s=scenario.per_s, poison_per_s=scenario.per_s, settle_s=scenario.settle_s)
+            return phases.MeasuredPhase(per_s=scenario.per_s, poison_per_s=scenario.per_s, settle_s=scenario.settle_s)
         case Load.HOT:
-            return phases.Phase(per_s=_together(scenario), hot=scenario.hot, settle_s=scenario.settle_s)
+            return phases.MeasuredPhase(per_s=_together(scenario), hot=scenario.hot, settle_s=scenario.settle_s)
         case Load.ARCHIVE:
-            return phases.Phase(per_s=scenario.per_s, around=scenario.flood.around, settle_s=scenario.settle_s)
+            return phases.MeasuredPhase(per_s=scenario.per_s, around=scenario.flood.around, settle_s=scenario.settle_s)
 
 
-def _together(scenario: Scenario) -> int:
+def _together(scenario: BesideScenario) -> int:
     """Return the events a second of both the measured and the hot tenants."""
     return round(scenario.per_s / (1 - scenario.hot)) if scenario.load is Load.HOT else scenario.per_s
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: BesideScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     is_hot = scenario.load is Load.HOT
     plan = phases.Plan(

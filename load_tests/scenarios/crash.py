@@ -32,7 +32,7 @@ LAST_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class CrashScenario:
     """Parameters of the scenario."""
 
     kills: int = 3
@@ -42,7 +42,7 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: CrashScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     rng = random.Random(scenario.seed)

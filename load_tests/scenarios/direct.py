@@ -21,7 +21,7 @@ IDLE_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class DirectScenario:
     """Parameters of the scenario."""
 
     events: int = 100_000
@@ -35,7 +35,7 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: DirectScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     with terms.stage(traffic.Customers(endpoints=scenario.endpoints), seed=scenario.seed) as (servers, customers, sent):

@@ -17,7 +17,7 @@ SETTINGS = {**phases.SETTINGS, "retry.max_probe_interval_s": "5"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class IsolationScenario:
     """Parameters of the scenario."""
 
     endpoints: int = 1_000
@@ -33,12 +33,12 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: IsolationScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     plan = phases.Plan(
         customers=traffic.Customers(endpoints=scenario.endpoints),
-        first=phases.Phase(per_s=scenario.per_s, hot=scenario.share, settle_s=scenario.settle_s),
-        second=phases.Phase(per_s=scenario.per_s, hot=scenario.share, hangs=traffic.HOT_ENDPOINT),
+        first=phases.MeasuredPhase(per_s=scenario.per_s, hot=scenario.share, settle_s=scenario.settle_s),
+        second=phases.MeasuredPhase(per_s=scenario.per_s, hot=scenario.share, hangs=traffic.HOT_ENDPOINT),
         seconds=scenario.seconds,
         warm_up=scenario.warm_up,
         seed=scenario.seed,

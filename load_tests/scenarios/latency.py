@@ -41,7 +41,7 @@ LAST_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class LatencyScenario:
     """Parameters of the scenario."""
 
     rates: Sequence[int] = (50, 200, 1000)
@@ -59,7 +59,7 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: LatencyScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     spans: dict[int, tuple[range, list[float]]] = {}
@@ -97,7 +97,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     }
 
 
-def _kill(scenario: Scenario, on: stage.Stage, chosen: Mapping[str, str], terms: stage.Terms) -> list[str]:
+def _kill(scenario: LatencyScenario, on: stage.Stage, chosen: Mapping[str, str], terms: stage.Terms) -> list[str]:
     """Kill a driver or worker of the delivering job, again and again; then wait for all events. Return the killed roles."""
     rng = random.Random(scenario.seed)
     roles = [rng.choice(ROLES) for _ in range(scenario.kills)]
@@ -125,12 +125,14 @@ def _kill(scenario: Scenario, on: stage.Stage, chosen: Mapping[str, str], terms:
     return roles
 
 
-def _cuts(report: receiver.Report, numbers: range) -> dict[str, float]:
+def _cuts(report: receiver.ReceiverReport, numbers: range) -> dict[str, float]:
     ages = (age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number in numbers)
     return {name: round(value, 1) for name, value in figures.cuts(ages).items()}
 
 
-def _boundaries(report: receiver.Report, span: tuple[range, Sequence[float]], commits: Iterable[float]) -> dict[str, Any]:
+def _boundaries(
+    report: receiver.ReceiverReport, span: tuple[range, Sequence[float]], commits: Iterable[float]
+) -> dict[str, Any]:
     """Return the longest latency near the commit of each micro-batch, and percentiles for all other events, in ms."""
     numbers, sent_at = span
     ages = {number: age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number in numbers}

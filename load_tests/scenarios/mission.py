@@ -44,7 +44,7 @@ IDLE_S = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population:
+class MissionPopulation:
     """The population of the mission: tenants, endpoints and event types. Each event is due to one endpoint, by its tenant."""
 
     topics: int
@@ -122,7 +122,7 @@ def _drawn(rng: random.Random, cumulative: Sequence[float]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class MissionScenario:
     """Parameters of the scenario."""
 
     topics: int = 500
@@ -153,7 +153,7 @@ class _Pace:
     micro_batches_ms: Mapping[str, Sequence[int]]
     """Durations in ms of the micro-batches that ended during the measurement, by lane."""
 
-    def document(self, report: receiver.Report, population: Population) -> dict[str, Any]:
+    def document(self, report: receiver.ReceiverReport, population: MissionPopulation) -> dict[str, Any]:
         """Return the measurement as JSON values. Cores are CPU seconds a second."""
         used, is_batch = self.used, population.is_batch
         return {
@@ -171,7 +171,7 @@ class _Pace:
         }
 
 
-def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: Scenario) -> _Pace:
+def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: MissionScenario) -> _Pace:
     """Publish at a pace, for `settle_s` without measurement and then with it; return the measurement."""
     sent.publish_steadily(per_s, scenario.settle_s)
     before, began_s = job.meter.read(), time.time()
@@ -184,10 +184,10 @@ def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: Scena
     return _Pace(per_s=per_s, numbers=numbers, took_s=ended_s - began_s, used=used, micro_batches_ms=micro_batches_ms)
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: MissionScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
-    population = Population(topics=scenario.topics, tenants=scenario.tenants, endpoints=scenario.endpoints)
+    population = MissionPopulation(topics=scenario.topics, tenants=scenario.tenants, endpoints=scenario.endpoints)
     registering_s = time.monotonic()
     with terms.stage(population, seed=scenario.seed, topics=traffic.Topics(partitions=1)) as (servers, customers, sent):
         terms.say(f"registered, with {scenario.topics} topics, after {time.monotonic() - registering_s:.0f} s")

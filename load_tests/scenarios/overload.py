@@ -56,7 +56,7 @@ _HOG = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class OverloadScenario:
     """Parameters of the scenario."""
 
     warm_up: int = 150_000
@@ -73,7 +73,7 @@ class Scenario:
     seed: int = 1
 
 
-class Throughput(NamedTuple):
+class OverloadThroughput(NamedTuple):
     """Throughput before and during the disturbance, in deliveries a second."""
 
     before: float
@@ -92,7 +92,7 @@ class Watch:
     """Times on the monotonic clock and numbers of delivered events, one sample a second."""
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: OverloadScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     in_batches = {"mode": "batch", "batch": {"max_events": 100, "max_wait_s": 1.0}}
@@ -130,7 +130,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     }
 
 
-def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
+def _measured(scenario: OverloadScenario, scene: Scene, watch: Watch) -> OverloadThroughput:
     """Measure the throughput, disturb the job, and measure until the throughput has recovered."""
     job, customers = scene.job, scene.customers
     job.wait_until(lambda: customers.count >= scenario.warm_up, within_s=platform.START_TIMEOUT_S + LAST_S, goal="the warm-up")
@@ -156,7 +156,7 @@ def _measured(scenario: Scenario, scene: Scene, watch: Watch) -> Throughput:
         raise errors.LocalStackError(
             "all events were delivered before the throughput could be measured, so there are no figures: use more --events"
         )
-    return Throughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))
+    return OverloadThroughput(before, during, max(0.0, time.monotonic() - ended - WINDOW_S))
 
 
 def per_s(counts: list[tuple[float, int]]) -> float:
@@ -187,7 +187,7 @@ def watching(job: platform.Job, customers: receiver.Receiver) -> Iterator[Watch]
 
 
 @contextlib.contextmanager
-def disturbed(scenario: Scenario) -> Iterator[None]:
+def disturbed(scenario: OverloadScenario) -> Iterator[None]:
     """Take CPU and memory away from all other processes while the context is open."""
     hog = _HOG.format(size=scenario.hog_mb * 1024 * 1024)
     started = [subprocess.Popen([sys.executable, "-c", code]) for code in (*[_BUSY] * scenario.busy, hog)]

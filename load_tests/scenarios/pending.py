@@ -21,7 +21,7 @@ TOO_MANY = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class PendingScenario:
     """Parameters of the scenario."""
 
     endpoints: int = 10_000
@@ -30,7 +30,7 @@ class Scenario:
     seed: int = 1
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: PendingScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**batch.SETTINGS, **terms.overrides}
     bounds = {"max_events": scenario.each * TOO_MANY, "max_wait_s": 3600, "max_bytes": 10_000_000}

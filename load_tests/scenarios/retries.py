@@ -40,7 +40,7 @@ RECOVERY_S = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class RetriesScenario:
     """Parameters of the scenario."""
 
     pending: int = 100_000
@@ -57,7 +57,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class RetriesPhase:
     """Measurement of steady work after a start, and the usage of the job at its end."""
 
     ready_s: float
@@ -78,7 +78,7 @@ class Phase:
         """Return percentiles of the durations of `batches`, in ms."""
         return figures.percentiles(batch.took_ms for batch in self.batches)
 
-    def document(self, report: receiver.Report) -> dict[str, Any]:
+    def document(self, report: receiver.ReceiverReport) -> dict[str, Any]:
         """Return the measurement as JSON values."""
         arrived = zip(report.numbers, report.ages_ms, strict=True)
         return {
@@ -92,7 +92,7 @@ class Phase:
         }
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: RetriesScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures."""
     chosen = {**SETTINGS, **terms.overrides}
     by_type = {**{key: {"status": "paused"} for key in PAUSED}, **{key: {"order_by": "tenant_id"} for key in AWAKE}}
@@ -107,7 +107,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             count = due(types)
             return job.wait_until(lambda: customers.count >= count, within_s=within_s, goal=f"{count:,} deliveries")
 
-        def work_steadily(job: platform.Job) -> Phase:
+        def work_steadily(job: platform.Job) -> RetriesPhase:
             ready_s = job.wait_until_ready()
             sent.publish_steadily(scenario.per_s, scenario.warm_up_s, types=AWAKE)
             wait_for_all(job, AWAKE, IDLE_S)  # events that came during the first micro-batches, which are long
@@ -115,7 +115,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
             numbers = sent.publish_steadily(scenario.per_s, scenario.seconds, types=AWAKE)
             wait_for_all(job, AWAKE, IDLE_S)
             used, [first, *batches] = job.meter.read().since(before), job.micro_batches("retry")
-            phase = Phase(
+            phase = RetriesPhase(
                 ready_s=ready_s,
                 numbers=numbers,
                 batches=[batch for batch in batches if batch.ended_at_s >= began_s],

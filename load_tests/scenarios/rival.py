@@ -42,7 +42,7 @@ LOG_OF = {PLATFORM: "job.log", RIVAL: rival_process.LOG}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class RivalScenario:
     """The size of each phase."""
 
     events: int = 100_000
@@ -109,7 +109,7 @@ class Turn:
         }
 
 
-def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: RivalScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run all turns and return the figures of each, the means of both sides, and their ratio."""
     chosen = {**SETTINGS, **terms.overrides}
     turns = []
@@ -135,7 +135,7 @@ def run(scenario: Scenario, terms: stage.Terms) -> dict[str, Any]:
     return document
 
 
-def _turn(side: str, scenario: Scenario, terms: stage.Terms, chosen: Mapping[str, str]) -> Turn:
+def _turn(side: str, scenario: RivalScenario, terms: stage.Terms, chosen: Mapping[str, str]) -> Turn:
     """Run the four phases with one side, and return the figures of this turn."""
     registered = traffic.Customers(endpoints=scenario.endpoints)
     with terms.stage(registered, seed=scenario.seed) as (servers, customers, sent):
@@ -193,7 +193,7 @@ def _starter(side: str, servers: platform.Platform, chosen: Mapping[str, str]) -
     return plain if side == RIVAL else whole
 
 
-def _steady(scenario: Scenario, sent: traffic.Traffic, customers: receiver.Receiver) -> tuple[range, range]:
+def _steady(scenario: RivalScenario, sent: traffic.Traffic, customers: receiver.Receiver) -> tuple[range, range]:
     """Publish at the steady pace, and wait for all events except those of a hanging endpoint.
 
     Return the numbers of the measured events, and the numbers of all events, including those before the measurement.
@@ -221,7 +221,7 @@ def arrived_after(
     return known >= due
 
 
-def arrivals(report: receiver.Report, count: int) -> Sequence[int]:
+def arrivals(report: receiver.ReceiverReport, count: int) -> Sequence[int]:
     """Return the number of arrivals of each of `count` events, by the event's number."""
     times = [0] * count
     for number in report.numbers:
@@ -238,7 +238,7 @@ def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
     return {"lost": chosen.count(0), "repeated": sum(chosen) - sum(map(bool, chosen))}
 
 
-def latency_ms(report: receiver.Report, numbers: range, at: Callable[[int], bool]) -> dict[str, float]:
+def latency_ms(report: receiver.ReceiverReport, numbers: range, at: Callable[[int], bool]) -> dict[str, float]:
     """Return percentiles, in ms, of the age at first arrival, of the events `numbers` at endpoints where `at` is True."""
     ages: dict[int, float] = {}
     for number, endpoint, age_ms in zip(report.numbers, report.endpoints, report.ages_ms, strict=True):

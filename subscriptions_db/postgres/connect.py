@@ -35,7 +35,7 @@ type"). The text of the message depends on the server's `lc_messages`."""
 
 
 @contextlib.contextmanager
-def connect(database: settings.Database, *, application_name: str = "fanout") -> Iterator[Connection]:
+def connect(database: settings.DatabaseSettings, *, application_name: str = "fanout") -> Iterator[Connection]:
     """Yield an autocommit connection whose rows are dictionaries, and close it after the block.
 
     Raise RegistryUnavailable if the connection fails, and SettingsError if the URL is invalid. Errors of statements in the
@@ -50,7 +50,7 @@ def connect(database: settings.Database, *, application_name: str = "fanout") ->
         yield connection
 
 
-def options(url: str, database: settings.Database, *, application_name: str) -> dict[str, Any]:
+def options(url: str, database: settings.DatabaseSettings, *, application_name: str) -> dict[str, Any]:
     """Return the parameters of every connection to `url`, except the URL and `row_factory`, which the caller adds.
 
     They override parameters of the same name in the URL. The exception is `options`, the settings for the server: those of the

@@ -18,7 +18,7 @@ from delivery.registry_model import EndpointId
 from delivery.webhooks.http import guard, origin
 from delivery.webhooks.http.transport import Response
 from delivery.webhooks.sending import handshake, request
-from delivery.webhooks.sending.handshake import Reply, State
+from delivery.webhooks.sending.handshake import HandshakeState, Reply
 from subscriptions_db import disclosure
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
@@ -114,18 +114,18 @@ def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Res
     3. Otherwise return the reply, or a refusal if none came.
     """
     if isinstance(answer, errors.AttemptFailed):
-        reply = Reply(State.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
+        reply = Reply(HandshakeState.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
     else:
         reply = handshake.parse_reply(asking.question, answer.headers)
     asked = open_question(connection, asking.endpoint_id, asking.token_digest)
-    if reply.state is State.PERMITTED:
+    if reply.state is HandshakeState.PERMITTED:
         is_recorded = asked is not None and permit(connection, asking.endpoint_id, asking.token_digest, asked, reply.per_minute)
         if is_recorded:
             return reply
         reason = "the endpoint was changed or asked again meanwhile, so the permission was not recorded: ask again"
-        return Reply(State.REFUSED, reason=reason)
+        return Reply(HandshakeState.REFUSED, reason=reason)
     # The receiver may have permitted deliveries by the callback before this reply arrived.
-    return Reply(State.PERMITTED) if asked is not None and asked["is_answered"] else reply
+    return Reply(HandshakeState.PERMITTED) if asked is not None and asked["is_answered"] else reply
 
 
 def audit_fields(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:

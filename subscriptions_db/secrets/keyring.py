@@ -58,7 +58,7 @@ class KeyRing:
         self._ciphers = {key_id: AESGCM(key.reveal()) for key_id, key in keys.items()}
 
     @classmethod
-    def from_settings(cls, config: settings.Keys) -> KeyRing:
+    def from_settings(cls, config: settings.KeysSettings) -> KeyRing:
         """Return the key ring of the settings; raise SettingsError, without quoting a key, if they are invalid."""
         if not config.ring:
             raise errors.SettingsError(

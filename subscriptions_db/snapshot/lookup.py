@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class PostgresReader:
     """Answer look-ups over one connection. The first look-up opens it. After an error, the next look-up opens a new one."""
 
-    def __init__(self, database: settings.Database, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
+    def __init__(self, database: settings.DatabaseSettings, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
         self._ring = ring
         self._guard = address_guard

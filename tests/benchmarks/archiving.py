@@ -56,7 +56,7 @@ def outcome(number: int, endpoint: str) -> Outcome:
     return Outcome(delivery, OutcomeKind.DELIVERED, attempts)
 
 
-def messages(lane: settings.Delivery) -> list[Message]:
+def messages(lane: settings.DeliverySettings) -> list[Message]:
     topics = topic_rows.Topics(
         attempts=lane.attempts_topic, dead_letters=lane.dead_letter_topic, rejected="rejected", retries="retries"
     )
@@ -72,7 +72,7 @@ def messages(lane: settings.Delivery) -> list[Message]:
 
 def main(entries: int) -> None:
     archiver = process.Archiver(settings.Settings(), threading.Event())
-    read, now = messages(settings.Delivery()), dt.datetime.now(dt.UTC)
+    read, now = messages(settings.DeliverySettings()), dt.datetime.now(dt.UTC)
     times = max(1, entries // (DISTINCT * IN_A_RECORD) // ROUNDS)
     mib = sum(len(message.value()) for message in read) * times / 2**20
     taken_s, attempts = [], 0

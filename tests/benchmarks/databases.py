@@ -13,13 +13,13 @@ from subscriptions_db.postgres import connect, migrate
 
 
 @contextlib.contextmanager
-def migrated() -> Iterator[tuple[settings.Database, connect.Connection]]:
+def migrated() -> Iterator[tuple[settings.DatabaseSettings, connect.Connection]]:
     """Yield the settings of a migrated database, and a connection of its owner. Postgres ends with the context."""
     with tempfile.TemporaryDirectory() as folder:
         server = postgres.EmbeddedPostgres(Path(folder) / "data")
         server.start()
         try:
-            database = settings.Database(url=server.url)
+            database = settings.DatabaseSettings(url=server.url)
             with connect.connect(database) as connection:
                 migrate.migrate(connection)
                 yield database, connection

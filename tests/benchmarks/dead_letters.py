@@ -187,7 +187,7 @@ def main(count: int) -> None:
         thread.join()
 
 
-def write_on(database: settings.Database, offset: int, stop: threading.Event) -> None:
+def write_on(database: settings.DatabaseSettings, offset: int, stop: threading.Event) -> None:
     """Archive 100 letters each 0.1 s: a thousand a second."""
     template = archive.letter_row(archive.letter(record=builders.record()))
     with connect.connect(database) as connection:

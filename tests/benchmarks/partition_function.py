@@ -117,7 +117,7 @@ def main() -> None:
         broker = kafka.EmbeddedKafka(Path(folder), libraries=libraries)
         broker.start()
         try:
-            config = settings.Settings(kafka=settings.Kafka(bootstrap_servers=broker.bootstrap_servers))
+            config = settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
             made = publishing.generated(
                 EVENTS, event_type="order.created", tenants=TENANTS, source=config.source, rng=random.Random(1)
             )

@@ -64,7 +64,7 @@ def main() -> None:
         server = postgres.EmbeddedPostgres(folder / "data")
         server.start()
         try:
-            with connect.connect(settings.Database(url=server.url)) as connection:
+            with connect.connect(settings.DatabaseSettings(url=server.url)) as connection:
                 migrate.migrate(connection)
                 connection.execute(LOGIN)
                 dead_letters.fill(connection, random.Random(1), asked.letters)

@@ -92,7 +92,7 @@ def main(rate: float, count: int, seconds: float) -> None:
         broker.start()
         server.start()
         try:
-            connection = settings.Kafka(bootstrap_servers=broker.bootstrap_servers)
+            connection = settings.KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             topics.ensure(connection, ["events.order.created"], 4)
             with (
                 world.served(

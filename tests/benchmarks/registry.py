@@ -65,7 +65,7 @@ def timed(what: str) -> Iterator[None]:
 def main() -> None:
     """Print one line for each measurement."""
     address_guard = guard.Guard()
-    ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
     with timed("check the manifest"):
         wanted = manifest.check(document(random.Random(1)), address_guard)
     with databases.migrated() as (_, connection):

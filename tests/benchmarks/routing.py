@@ -57,7 +57,7 @@ def records(count: int, rng: random.Random) -> list[Record]:
     made = []
     for offset in range(count):
         kind = event_type(rng.randrange(EVENT_TYPES))
-        (message,) = publishing.generated(1, event_type=kind, tenants=TENANTS, source=settings.Source(), rng=rng)
+        (message,) = publishing.generated(1, event_type=kind, tenants=TENANTS, source=settings.SourceSettings(), rng=rng)
         made.append(builders.record(topic=message.topic, offset=offset, value=message.value))
     return made
 

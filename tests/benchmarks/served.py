@@ -24,8 +24,8 @@ def registered() -> Iterator[tuple[settings.Settings, connect.Connection]]:
     with databases.migrated() as (database, connection):
         config = settings.Settings(
             database=database,
-            keys=settings.Keys(ring={"k1": keyring.generate()}),
-            api=service_settings.Api(port=0, database_url=login_of(database.url.get_secret_value())),
+            keys=settings.KeysSettings(ring={"k1": keyring.generate()}),
+            api=service_settings.ApiSettings(port=0, database_url=login_of(database.url.get_secret_value())),
         )
         connection.execute(LOGIN)
         wanted = manifest.check(registry.document(random.Random(1)), guard.Guard())

@@ -43,7 +43,7 @@ EVENTS_PER_S = 2_500
 """In one worker: the mission's average of 5,000 on two of them, and its peak of 50,000 on twenty."""
 TTL_S = 30.0
 TTLS_S = (5.0, 30.0, 300.0)
-MAX_ANSWERS = settings.Snapshot().lookup_max_answers
+MAX_ANSWERS = settings.SnapshotSettings().lookup_max_answers
 PROBES = 15
 PROBING_S = 60.0
 COMMITS_PER_S = 50

@@ -154,13 +154,13 @@ def path_of(endpoint: str | None, by: Granularity, length: dt.timedelta) -> str:
     )
 
 
-def read(database: settings.Database, connection: connect.Connection) -> None:
+def read(database: settings.DatabaseSettings, connection: connect.Connection) -> None:
     """Serve the API, and print the times of requests, one range after another: a day, and the longest ranges."""
     ring = {"k1": keyring.generate()}
-    own = service_settings.Api(
+    own = service_settings.ApiSettings(
         port=0, database_url=world.login_of(database.url.get_secret_value()), max_requests_per_s=1_000_000
     )
-    config = settings.Settings(database=database, keys=settings.Keys(ring=ring), api=own)
+    config = settings.Settings(database=database, keys=settings.KeysSettings(ring=ring), api=own)
     connection.execute(world.LOGIN)
     apply.apply(connection, manifest.check(REGISTERED, guard.Guard()), keyring.KeyRing.from_settings(config.keys))
     key = keys.create(connection, customer_id="c1", scope=Scope.READ_ONLY).text.reveal().decode()

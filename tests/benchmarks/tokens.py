@@ -22,7 +22,7 @@ async def main(count: int) -> None:
     """Print the CPU of one admission, the least of five rounds."""
     issuer = Issuer()
     issuer.add("curve", "EC", "P-256")
-    config = oidc_settings.Oidc(issuer=issuer.url, audience=AUDIENCE, scopes={ADMINS: "operator"})
+    config = oidc_settings.OidcSettings(issuer=issuer.url, audience=AUDIENCE, scopes={ADMINS: "operator"})
     provided = provider_keys.ProviderKeys(config)
     provided._keys, provided._read_at = provider_keys.signing_keys(issuer.key_set()), time.monotonic()
     verifier = tokens.TokenVerifier(config, provided)

@@ -39,7 +39,7 @@ SCHEMA = pa.schema([("document", pa.string())])
 class Measured:
     """The partition function, which tells at its end what its process takes."""
 
-    def __init__(self, plan: worker_plan.Plan, source: registries.Source, observe: observer.Observer) -> None:
+    def __init__(self, plan: worker_plan.Plan, source: registries.RegistrySource, observe: observer.Observer) -> None:
         self._written = sinks.Nowhere()
         tools = task_context.Tools(plan=plan, observe=observe, sink=self._written)
         self._partition = deliver_events.DeliverPartition(tools=tools, source=source)
@@ -74,7 +74,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         base = registry(Path(folder), arguments.subscriptions)
-    spark = session.start(settings.Spark(), session.Libraries(connector=jars.ensure().connector))
+    spark = session.start(settings.SparkSettings(), session.Libraries(connector=jars.ensure().connector))
     published = following.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
     source = following.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()

@@ -32,7 +32,7 @@ def test_one_job_works_on_a_checkpoint_that_outlives_the_release():
 
 @pytest.mark.parametrize("delivery", [{}, {"stop_within_s": 100}, {"lane_deadline_s": 8.5, "attempt_timeout_s": 30}])
 def test_a_stop_has_65_seconds_more_than_the_settings_grant(delivery):
-    lane = settings.Delivery.model_validate(delivery)
+    lane = settings.DeliverySettings.model_validate(delivery)
     granted = lane.stop_within_s + lane.lane_deadline_s + lane.attempt_timeout_s
     pod = driver(rendering.MINIMAL | {"config": {"delivery": delivery}})["template"]["spec"]
     assert 65 <= pod["terminationGracePeriodSeconds"] - granted < 66

@@ -149,7 +149,7 @@ def test_development_opens_the_guard_for_pods():
 def test_the_secret_of_development_is_one_that_the_platform_takes():
     documents = rendering.rendered(rendering.DEVELOPMENT)
     [secret] = rendering.of_kind("Secret", documents).values()
-    ring = keyring.KeyRing.from_settings(settings.Keys.model_validate({"ring": secret["stringData"]["ring"]}))
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings.model_validate({"ring": secret["stringData"]["ring"]}))
     assert ring.active == "development"
     assert "@here-fanout-postgres:5432/fanout" in secret["stringData"]["url"]
     for pod in rendering.specs(documents):

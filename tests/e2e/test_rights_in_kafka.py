@@ -162,7 +162,7 @@ def guarded(platform, jars, tmp_path):
 
 
 def test_the_documented_rights_suffice_and_a_customers_login_reads_nothing(platform, guarded):
-    operator = settings.Kafka(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
+    operator = settings.KafkaSettings(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
     admin = AdminClient(kafka_clients.for_librdkafka(operator))
     for made in admin.create_acls(of_the_document("fanout")).values():
         made.result(10)
@@ -182,7 +182,7 @@ def test_the_documented_rights_suffice_and_a_customers_login_reads_nothing(platf
     assert account.holds
     assert account.lanes["direct"].counts.dead_lettered == 4
 
-    customer = settings.Kafka(**login(guarded, "acme", PASSWORDS["acme"]))
+    customer = settings.KafkaSettings(**login(guarded, "acme", PASSWORDS["acme"]))
     assert not AdminClient(kafka_clients.for_librdkafka(customer)).list_topics(timeout=10).topics
     lane = platform.config.delivery
     for topic in ("events.order", lane.attempts_topic, lane.dead_letter_topic, lane.rejected_topic, lane.retries_topic):
@@ -192,13 +192,13 @@ def test_the_documented_rights_suffice_and_a_customers_login_reads_nothing(platf
 
 def test_a_customers_login_cannot_read_or_move_the_offsets_of_another_group(guarded, java_classes):
     """More than the document gives: a customer may read groups and topics of its own. The names are as close as they can be."""
-    kafka = settings.Kafka(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
+    kafka = settings.KafkaSettings(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
     let_acme_read(kafka, ResourceType.GROUP, ResourceType.TOPIC)
     topics.ensure(kafka, ["acme.orders"], 1)
     with contextlib.ExitStack() as stack:
 
         def of(user, password):
-            asked_by = Groups(java_classes, settings.Kafka(**login(guarded, user, password)))
+            asked_by = Groups(java_classes, settings.KafkaSettings(**login(guarded, user, password)))
             return stack.enter_context(contextlib.closing(asked_by))
 
         operator = of("broker", local_kafka.BROKER_PASSWORD)
@@ -219,7 +219,7 @@ def test_a_customers_login_cannot_read_or_move_the_offsets_of_another_group(guar
 
 def test_a_customers_login_fetches_nothing_of_a_topic_of_others(guarded, java_classes):
     """More than the document gives: one customer may read topics of its own. The names are as close as they can be."""
-    kafka = settings.Kafka(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
+    kafka = settings.KafkaSettings(**login(guarded, "broker", local_kafka.BROKER_PASSWORD))
     let_acme_read(kafka, ResourceType.GROUP, ResourceType.TOPIC)
     named = ("acme.letters", "acme2.letters", "acme", DEFAULTS.delivery.dead_letter_topic)
     topics.ensure(kafka, named, 1)
@@ -228,6 +228,6 @@ def test_a_customers_login_fetches_nothing_of_a_topic_of_others(guarded, java_cl
         publisher.publish(publishing.Message(topic=topic, value=topic.encode()))
     publisher.flush()
 
-    customer = settings.Kafka(**login(guarded, "acme", PASSWORDS["acme"]))
+    customer = settings.KafkaSettings(**login(guarded, "acme", PASSWORDS["acme"]))
     denied = dict.fromkeys(named[1:], "TopicAuthorizationException")
     assert {topic: fetched(java_classes, customer, topic) for topic in named} == {"acme.letters": "acme.letters"} | denied

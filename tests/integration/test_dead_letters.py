@@ -223,7 +223,7 @@ def test_reconcile_finds_missing_and_surplus_deliveries(platform):
     waits = platform.outcome(3, OutcomeKind.POSTPONED, attempts=FAILED, reason="timeout", next_attempt=NextAttempt(2**41, 1))
     platform.write(waits, receipts=[platform.receipt(3, due=4)])
     postponed = topic_rows.deferral_rows(Results(outcomes=[waits]), platform.topics, now_ms=2**41)
-    only_counts = topic_rows.Row(platform.topics.retries, b"ep1", None)  # as stands behind a large one
+    only_counts = topic_rows.TopicRow(platform.topics.retries, b"ep1", None)  # as stands behind a large one
 
     [finding] = platform.run_json("reconcile", "--settle", "0s", code=1)["findings"]
     assert (finding["kind"], finding["first_offset"], finding["subscription_id"]) == ("not_handed_over", 3, "s1")

@@ -27,7 +27,7 @@ HEADERS = (("trace", b"a"), ("content-type", b"application/cloudevents+json"))
 
 @pytest.fixture
 def connection(kafka):
-    return settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 def writer(connection):
@@ -115,7 +115,7 @@ def text(size):
 
 
 def login(broker, user, password):
-    return settings.Kafka(
+    return settings.KafkaSettings(
         bootstrap_servers=broker.bootstrap_servers,
         security_protocol="SASL_PLAINTEXT",
         sasl_mechanism="PLAIN",

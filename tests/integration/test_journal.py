@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def connection(kafka):
-    return settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 @pytest.fixture

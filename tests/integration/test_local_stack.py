@@ -44,7 +44,7 @@ def own_kafka(own_kafka, tmp_path):
 
 def test_a_restarted_broker_has_the_records_that_it_had_confirmed(own_kafka):
     servers = own_kafka.bootstrap_servers
-    topics.ensure(settings.Kafka(bootstrap_servers=servers), ["kept"], 1)
+    topics.ensure(settings.KafkaSettings(bootstrap_servers=servers), ["kept"], 1)
     producer = Producer({"bootstrap.servers": servers})
     producer.produce("kept", b"event")
     assert producer.flush(30) == 0

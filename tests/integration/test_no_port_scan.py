@@ -144,7 +144,9 @@ SAID = {"test": NO_ADDRESS, "validate": f"no answer (dns): {NO_ADDRESS}"}
 
 @pytest.fixture(scope="module")
 def served(postgres):
-    closed = settings.Delivery(allow_http=True, allow_ports=(), webhook_origin="fanout.example.com", attempt_timeout_s=1.0)
+    closed = settings.DeliverySettings(
+        allow_http=True, allow_ports=(), webhook_origin="fanout.example.com", attempt_timeout_s=1.0
+    )
     with world.served(postgres, delivery=closed) as made:
         yield made
 

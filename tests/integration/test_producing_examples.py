@@ -45,7 +45,7 @@ def topic(kafka):
 
 
 def connection(kafka):
-    return settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 def only_record(kafka, topic):

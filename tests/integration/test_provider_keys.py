@@ -21,7 +21,7 @@ def provider():
 
 
 def config_of(provider, **fields):
-    return oidc_settings.Oidc(**{"issuer": provider.issuer.url, "audience": "a", "scopes": {"v": "operator"}} | fields)
+    return oidc_settings.OidcSettings(**{"issuer": provider.issuer.url, "audience": "a", "scopes": {"v": "operator"}} | fields)
 
 
 def looked_up(config, *kids, clock=None):

@@ -13,7 +13,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health, http_endpoints
-from delivery.observability.health import Phase
+from delivery.observability.health import QueryPhase
 from fanout.admin import diagnosis
 from fanout.local import kafka as local_kafka
 from tests.support.reading import blocks
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 class Served:
     def __init__(self):
         self.port = local_kafka.free_port()
-        self.config = settings.Metrics(port=self.port)
+        self.config = settings.MetricsSettings(port=self.port)
         self.watch = health.Watch(pause_reason=lambda: self.hold, stop=threading.Event())
         self.hold = None
         http_endpoints.serve(self.config, {"direct": self.watch})
@@ -44,7 +44,7 @@ def served():
 
 
 def test_a_probe_answers_in_json_with_the_reason(served):
-    served.watch.enter(Phase.RUNNING)
+    served.watch.enter(QueryPhase.RUNNING)
     served.watch.observe(health.Backlog(lag=7))
     assert served.get("/readyz")[0] == 200
     served.hold = "Postgres"
@@ -53,12 +53,12 @@ def test_a_probe_answers_in_json_with_the_reason(served):
     lanes = {"direct": {**verdict, "phase": "running", "lag": 7}}
     assert (status, orjson.loads(body)) == (503, {**verdict, "lanes": lanes})
     assert served.get("/healthz")[0] == 200
-    served.watch.enter(Phase.ENDED)
+    served.watch.enter(QueryPhase.ENDED)
     assert served.get("/healthz")[0] == 503
 
 
 def test_the_paths_of_the_operations_document_are_served_and_no_others(served):
-    served.watch.enter(Phase.RUNNING)
+    served.watch.enter(QueryPhase.RUNNING)
     paths = {
         path for block in blocks("docs/operations.md", "sh") for path in re.findall(r"curl http://127.0.0.1:9108(/\S+)", block)
     }
@@ -86,7 +86,7 @@ def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
     ("hold", "text", "is_fine"), [(None, "ready", True), ("Postgres", "lane direct is not ready: paused: Postgres", False)]
 )
 def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
-    served.watch.enter(Phase.RUNNING)
+    served.watch.enter(QueryPhase.RUNNING)
     served.hold = hold
     config = settings.Settings(metrics=served.config)
     [finding] = diagnosis._findings(config, {"job": diagnosis._job})
@@ -121,7 +121,7 @@ def test_doctor_names_a_port_that_another_program_answers(answer):
         thread = threading.Thread(target=serve)
         thread.start()
         port = other.getsockname()[1]
-        config = settings.Settings(metrics=settings.Metrics(port=port))
+        config = settings.Settings(metrics=settings.MetricsSettings(port=port))
         [finding] = diagnosis._findings(config, {"job": diagnosis._job})
         thread.join()
     assert (finding.is_fine, finding.text) == (
@@ -135,5 +135,5 @@ def test_doctor_names_a_port_that_another_program_answers(answer):
 
 def test_doctor_does_not_mind_that_no_job_runs():
     port = local_kafka.free_port()
-    assert "no job answers" in diagnosis._job(settings.Settings(metrics=settings.Metrics(port=port)))
+    assert "no job answers" in diagnosis._job(settings.Settings(metrics=settings.MetricsSettings(port=port)))
     assert "not checked" in diagnosis._job(settings.Settings())

@@ -10,7 +10,7 @@ from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import sink, topics
 from delivery.webhooks.results import dead_letter_records
-from delivery.webhooks.results.topic_rows import Row
+from delivery.webhooks.results.topic_rows import TopicRow
 from tests.support import sinks
 
 pytestmark = pytest.mark.integration
@@ -19,7 +19,7 @@ READ_S = 20
 
 @pytest.fixture
 def connection(kafka):
-    return settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def read(connection, topic, count):
     while len(messages) < count and (some := consumer.consume(count - len(messages), READ_S)):
         messages += some
     consumer.close()
-    return [Row(message.topic(), message.key(), message.value()) for message in messages]
+    return [TopicRow(message.topic(), message.key(), message.value()) for message in messages]
 
 
 def test_all_rows_of_an_ended_task_are_in_kafka_and_in_order_within_a_key(opened, topic):
     begin, written = opened
-    rows = [Row(topic, b"ep%d" % (number % 7), b"%d" % number) for number in range(1000)]
+    rows = [TopicRow(topic, b"ep%d" % (number % 7), b"%d" % number) for number in range(1000)]
     writing = begin()
     writing.write(rows[:400])
     writing.write(rows[400:])
@@ -67,17 +67,17 @@ def test_tasks_that_share_a_process_end_each_by_what_it_wrote_itself(connection,
     begin = sink.to(kafka_clients.for_librdkafka(connection))
     for _ in range(10):
         failing, other = begin(), begin()
-        failing.write([Row(topic, b"ep1", random.randbytes(2 * 1024 * 1024))])  # more than this topic takes
-        other.write([Row(topic, b"ep1", b"small")])
+        failing.write([TopicRow(topic, b"ep1", random.randbytes(2 * 1024 * 1024))])  # more than this topic takes
+        other.write([TopicRow(topic, b"ep1", b"small")])
         with pytest.raises(errors.KafkaUnavailable, match=f"{topic} could not be written"):
             failing.finish()
         other.finish()
-    assert read(connection, topic, 10) == [Row(topic, b"ep1", b"small")] * 10
+    assert read(connection, topic, 10) == [TopicRow(topic, b"ep1", b"small")] * 10
 
 
 def test_a_topic_takes_the_largest_dead_letter(connection, topic):
     """With the configuration that Kafka gives a topic by default. Random bytes are not made shorter by compression."""
-    rows = [Row(topic, b"e" * 256, random.randbytes(dead_letter_records.MAX_BYTES))]
+    rows = [TopicRow(topic, b"e" * 256, random.randbytes(dead_letter_records.MAX_BYTES))]
     writing = sink.to(kafka_clients.for_librdkafka(connection))()
     writing.write(rows)
     writing.finish()
@@ -86,13 +86,13 @@ def test_a_topic_takes_the_largest_dead_letter(connection, topic):
 
 def test_a_row_that_no_topic_would_take_is_refused_with_its_size(connection, topic):
     with pytest.raises(errors.KafkaUnavailable, match=rf"{topic} does not take a row of {sink.MAX_REQUEST_BYTES + 1} bytes"):
-        sink.to(kafka_clients.for_librdkafka(connection))().write([Row(topic, b"", bytes(sink.MAX_REQUEST_BYTES + 1))])
+        sink.to(kafka_clients.for_librdkafka(connection))().write([TopicRow(topic, b"", bytes(sink.MAX_REQUEST_BYTES + 1))])
 
 
 def test_a_task_does_not_end_well_while_no_kafka_answers():
     options = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "delivery.timeout.ms": 200, "linger.ms": 0}
     writing = sink.to(options)()
-    writing.write([Row("attempts", b"ep1", b"{}")])
+    writing.write([TopicRow("attempts", b"ep1", b"{}")])
     with pytest.raises(errors.KafkaUnavailable, match="attempts could not be written"):
         writing.finish()
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.integration
 def config(kafka):
     name = uuid.uuid4().hex[:8]
     names = {f"{role}_topic": f"{role}-{name}" for role in ("attempts", "dead_letter", "rejected", "retries")}
-    connection = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
-    return settings.Settings(kafka=connection, delivery=settings.Delivery(**names))
+    connection = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    return settings.Settings(kafka=connection, delivery=settings.DeliverySettings(**names))
 
 
 def doctor(config):
@@ -64,6 +64,6 @@ def test_a_kafka_that_does_not_answer_is_named_by_its_address(config, monkeypatc
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        away = config.model_copy(update={"kafka": settings.Kafka(bootstrap_servers=address)})
+        away = config.model_copy(update={"kafka": settings.KafkaSettings(bootstrap_servers=address)})
         with pytest.raises(errors.KafkaUnavailable, match=f"Kafka at {address} does not answer"):
             topics.ensure_all(away)

@@ -24,7 +24,7 @@ _NUMBERS = itertools.count()
 class Load:
     """The events that were published, in order. Ids are unique in the process of the tests."""
 
-    def __init__(self, kafka: settings.Kafka, topic: str) -> None:
+    def __init__(self, kafka: settings.KafkaSettings, topic: str) -> None:
         topics.ensure(kafka, [topic], PARTITIONS)
         self._publisher = publishing.Publisher(kafka)
         self._topic = topic

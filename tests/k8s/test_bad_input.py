@@ -69,7 +69,7 @@ def unhappy(installed):
 
 def older(platform):
     """The settings of the database with the older schema."""
-    return settings.Database.model_validate({"url": platform.servers.postgres.url_of(OLDER)})
+    return settings.DatabaseSettings.model_validate({"url": platform.servers.postgres.url_of(OLDER)})
 
 
 def publish(platform):

@@ -188,7 +188,7 @@ def test_api_server_that_hangs_for_a_moment_ends_nothing(api, namespace, start):
 
 
 def leases(api, account):
-    return cluster.Leases(host="127.0.0.1", port=api.port, name="all", account=account)
+    return cluster.KubernetesLease(host="127.0.0.1", port=api.port, name="all", account=account)
 
 
 def use(all_):
@@ -215,7 +215,7 @@ def test_each_verb_is_needed_and_named(api, namespace, tmp_path, verb):
 
 def test_other_leases_are_out_of_reach(api, account):
     with pytest.raises(errors.LeaseRefused, match="this pod may not get it"):
-        cluster.Leases(host="127.0.0.1", port=api.port, name="of-others", account=account).read()
+        cluster.KubernetesLease(host="127.0.0.1", port=api.port, name="of-others", account=account).read()
 
 
 def test_write_of_an_old_version_is_a_conflict(api, account):

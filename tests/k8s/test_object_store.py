@@ -41,7 +41,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def spark(store, jars):
     url = f"s3a://{s3.BUCKET}/any"
-    config = settings.Spark(master="local[2]", driver_memory="1g", checkpoint=url, conf=store.conf)
+    config = settings.SparkSettings(master="local[2]", driver_memory="1g", checkpoint=url, conf=store.conf)
     started = session.start(config, session.Libraries(connector=jars.connector, store=jars.store))
     yield shards.session(started, 4)
     started.stop()

@@ -151,7 +151,7 @@ def test_the_order_of_arriving_segments_changes_no_batch(pending, rng):
     written = [value for each in pending for value, _ in segment.encoded([run.pending_batch(**each)])]
     shuffled = rng.sample(written, len(written))
     first, second = (
-        batcher.decide(batcher.Index(), arrived, {}.__getitem__, now_ms=NOW + 5000, look_ahead_ms=0).batches
+        batcher.decide(batcher.BatchIndex(), arrived, {}.__getitem__, now_ms=NOW + 5000, look_ahead_ms=0).batches
         for arrived in (written, shuffled)
     )
     assert first == second

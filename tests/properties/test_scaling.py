@@ -29,7 +29,7 @@ def history(load_per_s, seconds, **fields):
     partitions=st.integers(0, 50),
 )
 def test_the_number_stays_between_its_bounds(lags, handled, executors, partitions):
-    state, rules = decision.State(wanted=3), loads.policy(min_executors=2, max_executors=7)
+    state, rules = decision.ScalingState(wanted=3), loads.policy(min_executors=2, max_executors=7)
     for number, lag in enumerate(lags):
         seen = {"direct": loads.seen(number * EVERY_S, lag, handled=handled * number, partitions=partitions)}
         decided = decision.decide(state, seen, rules, executors=executors, now_s=number * EVERY_S)

@@ -248,7 +248,7 @@ class Platform:
 
     async def _delivered(
         self, process: worker.Worker, lane: direct_lane.DirectLane | batch_lane.BatchLane, given: Iterable[list[Any]]
-    ) -> AsyncIterator[list[topic_rows.Row]]:
+    ) -> AsyncIterator[list[topic_rows.TopicRow]]:
         for records in given:
             yield process.rows_of(await lane.submit(records))
         last = await lane.finish()
@@ -281,7 +281,7 @@ class Platform:
 
     async def _retried(
         self, retries: retry_lane.RetryLane, leases: list[bytes], before: completed_work.CompletedKeys
-    ) -> AsyncIterator[list[topic_rows.Row]]:
+    ) -> AsyncIterator[list[topic_rows.TopicRow]]:
         for ended in (await retries.start(leases, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
             yield list(topic_rows.rows(ended.results, worker.TOPICS))
             await asyncio.sleep(CONFIRMED_S)  # or dies: a report may make its shard forget only what was written
@@ -289,7 +289,7 @@ class Platform:
             if ended.results.gone:
                 self._disable(ended.results.gone, error_classes.GONE)
 
-    async def _lives(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> bool:
+    async def _lives(self, work: AsyncIterator[list[topic_rows.TopicRow]], *, is_fast: bool) -> bool:
         """Write what `work` yields; return True if the process lived to commit it."""
         if self._rng.random() >= self.deaths:
             await self._written(work, is_fast=is_fast)
@@ -299,13 +299,13 @@ class Platform:
         self.died += 1
         return False
 
-    async def _written(self, work: AsyncIterator[list[topic_rows.Row]], *, is_fast: bool) -> None:
+    async def _written(self, work: AsyncIterator[list[topic_rows.TopicRow]], *, is_fast: bool) -> None:
         async for rows in work:
             self._append(rows)
             if is_fast:
                 self._note_ended(rows)
 
-    def _note_ended(self, rows: list[topic_rows.Row]) -> None:
+    def _note_ended(self, rows: list[topic_rows.TopicRow]) -> None:
         """Record the deliveries that a fast lane has ended. The lane must not end one of them again."""
         found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
@@ -315,7 +315,7 @@ class Platform:
         self.repeated |= found.completed & self.ended_by_fast
         self.ended_by_fast |= found.completed
 
-    def _append(self, rows: list[topic_rows.Row]) -> None:
+    def _append(self, rows: list[topic_rows.TopicRow]) -> None:
         for row in rows:
             if row.value is not None:
                 self.topics[row.topic].append(row.value)

@@ -24,7 +24,7 @@ class BatchShard:
         self.due_ms: int | None = None
         """When the first batch is due. None: nothing waits."""
 
-    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batcher.Decision:
+    def decide(self, arrived: Iterable[bytes], at_ms: int) -> batcher.BatchingDecision:
         return batcher.decide(
             batcher.decoded(self.index),
             arrived,
@@ -33,7 +33,7 @@ class BatchShard:
             look_ahead_ms=round(PASS_THROUGH_S * 1000),
         )
 
-    def commit(self, decided: batcher.Decision) -> None:
+    def commit(self, decided: batcher.BatchingDecision) -> None:
         self.segments |= decided.append
         for number in decided.drop:
             del self.segments[number]
@@ -47,9 +47,9 @@ class Shard:
     def __init__(self) -> None:
         self.index: bytes | None = None
         self.segments: dict[int, bytes] = {}
-        self.backlog = backlog.Pending()
+        self.backlog = backlog.ShardBacklog()
 
-    def decide(self, arrived: Iterable[bytes], at_ms: int, behind_ms: int) -> shard_scheduler.Decision:
+    def decide(self, arrived: Iterable[bytes], at_ms: int, behind_ms: int) -> shard_scheduler.LeaseDecision:
         return shard_scheduler.decide(
             shard_scheduler.decoded(self.index),
             map(retry_messages.message, arrived),
@@ -60,7 +60,7 @@ class Shard:
             behind_ms=behind_ms,
         )
 
-    def commit(self, decided: shard_scheduler.Decision, now_ms: int) -> None:
+    def commit(self, decided: shard_scheduler.LeaseDecision, now_ms: int) -> None:
         self.segments |= decided.append
         for number in decided.drop:
             del self.segments[number]

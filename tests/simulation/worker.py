@@ -33,7 +33,7 @@ CLOCKS = (0.0, 0.0, 0.0, 0.4, -0.4, 600.0, -600.0)
 class Worker:
     """The state that a Python worker process keeps between micro-batches, and loses when it dies."""
 
-    def __init__(self, world: World, rng: random.Random, write: Callable[[list[topic_rows.Row]], None]) -> None:
+    def __init__(self, world: World, rng: random.Random, write: Callable[[list[topic_rows.TopicRow]], None]) -> None:
         loop = asyncio.get_running_loop()
         ahead_s = rng.choice(CLOCKS)
         self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
@@ -65,7 +65,7 @@ class Worker:
     def begin_task(self) -> None:
         self.now_s.record_stamp(now_s())
 
-    def rows_of(self, results: Results) -> list[topic_rows.Row]:
+    def rows_of(self, results: Results) -> list[topic_rows.TopicRow]:
         at_ms = round(self.now_s() * 1000)
         deferred = (
             topic_rows.deferral_rows(results, TOPICS, now_ms=at_ms),

@@ -10,7 +10,7 @@ from fanout.jvm import libraries
 
 @pytest.fixture(scope="session")
 def spark():
-    config = settings.Spark(master="local[2]", driver_memory="1g")
+    config = settings.SparkSettings(master="local[2]", driver_memory="1g")
     started = session.start(config, libraries.of(config))
-    yield shards.session(started, settings.Batch().shards)
+    yield shards.session(started, settings.BatchSettings().shards)
     started.stop()

@@ -15,7 +15,7 @@ from delivery.stages.lanes import telemetry
 from delivery.stages.registry import registry_follower, task_delta
 from delivery.stages.tasks import batch_shard, observer, route, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 from tests.support import builders, sinks
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-SHARDS = settings.Batch().shards
+SHARDS = settings.BatchSettings().shards
 COLUMNS = (
     "'events.order.created' AS topic",
     "CAST(value % 2 AS INT) AS partition",  # as the source parts them
@@ -46,7 +46,7 @@ def lane(spark, source, waits, folder, **bounds):
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     tools = task_context.Tools(
         plan=worker_plans.plan_of(settings.Settings()),
-        observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.Logs()).observer,
+        observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.LogsSettings()).observer,
         sink=folder,
     )
     routed = route.route(
@@ -69,7 +69,7 @@ def run(frame, begin, folder, micro_batches, waits):
         begin()
         batches = [segment.decoded_batch(item) for row in rows.collect() for item in shard_state.items_in_row(row.value)]
         left.append((batches, waits.value))
-        waits.value = Pending()
+        waits.value = ShardBacklog()
 
     started = frame.writeStream.option("checkpointLocation", str(folder)).foreachBatch(handle).start()
     try:
@@ -82,7 +82,7 @@ def run(frame, begin, folder, micro_batches, waits):
 
 
 def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(spark, tmp_path):
-    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+    waits = spark.sparkContext.accumulator(ShardBacklog(), observer.PendingParam())
     (tmp_path / "rows").mkdir()
     frame, begin = lane(spark, "full", waits, sinks.Folder(tmp_path / "rows"), max_events=15, max_wait_s=3600)
     first = run(frame, begin, tmp_path / "checkpoint", 3, waits)
@@ -103,7 +103,7 @@ def test_batches_leave_over_micro_batches_and_a_restart_in_the_order_of_arrival(
 def test_the_jvm_closes_the_connection_of_each_task_with_state(spark, tmp_path):
     """Regression: the JVM lost a socket in each such task, 10,000 in an hour."""
     jvm = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
-    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+    waits = spark.sparkContext.accumulator(ShardBacklog(), observer.PendingParam())
     (tmp_path / "rows").mkdir()
     frame, begin = lane(spark, "sockets", waits, sinks.Folder(tmp_path / "rows"), max_events=15, max_wait_s=3600)
     run(frame, begin, tmp_path / "checkpoint", 2, waits)
@@ -113,7 +113,7 @@ def test_the_jvm_closes_the_connection_of_each_task_with_state(spark, tmp_path):
 
 
 def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(spark, tmp_path):
-    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+    waits = spark.sparkContext.accumulator(ShardBacklog(), observer.PendingParam())
     folder = sinks.Folder(tmp_path / "rows")
     folder.path.mkdir()
     frame, begin = lane(spark, "receipts", waits, folder, max_events=1000, max_wait_s=3600)
@@ -127,7 +127,7 @@ def test_what_is_no_batch_is_written_before_its_micro_batch_leaves_the_shards(sp
 
 def test_no_code_is_compiled_for_a_micro_batch(spark, tmp_path):
     """But for the state, once: it is served by threads that know no settings."""
-    waits = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+    waits = spark.sparkContext.accumulator(ShardBacklog(), observer.PendingParam())
     (tmp_path / "rows").mkdir()
     frame, begin = lane(spark, "compiled", waits, sinks.Folder(tmp_path / "rows"), max_events=1000, max_wait_s=3600)
     compilations, counted = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME(), []

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
     [("rejected", deliver_events.COLUMNS), ("taken_apart", (*deliver_events.COLUMNS, deliver_events.KEY))],
 )
 def test_keys_are_read_only_to_take_batch_records_apart(spark, treatment, columns):
-    config = settings.Settings(source=settings.Source(batch_records=treatment, realtime_pattern="events[.]fast"))
+    config = settings.Settings(source=settings.SourceSettings(batch_records=treatment, realtime_pattern="events[.]fast"))
     read = source.read(spark, config.kafka, config.source, at_most=1)
     one_by_one = realtime_source.read_one_by_one(spark, config, {})
     in_batches = realtime_source.read_in_micro_batches(spark, config, {})

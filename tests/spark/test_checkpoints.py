@@ -60,7 +60,7 @@ class Topic:
 
     def __init__(self, spark, kafka, folder):
         self._spark, self._folder = spark, folder
-        self.kafka = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+        self.kafka = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         self.name = f"{uuid.uuid4().hex[:8]}.order"
         topics.ensure(self.kafka, [self.name], 1)
         self._client = kafka_clients.for_librdkafka(self.kafka)
@@ -88,11 +88,11 @@ class Topic:
         stop = threading.Event()
         watch = health.Watch(pause_reason=lambda: None, stop=stop)
         pattern = "|".join(re.escape(topic.name) for topic in (self, beside) if topic is not None)
-        config = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
-        lane = streaming_lane.Lane(
+        config = settings.SourceSettings(topic_pattern=pattern, starting_offsets="earliest")
+        lane = streaming_lane.StreamingLane(
             "direct", acquire=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
         )
-        spark = settings.Spark(checkpoint=str(self._folder / checkpoint))
+        spark = settings.SparkSettings(checkpoint=str(self._folder / checkpoint))
         lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
     def break_off(self, checkpoint):

@@ -26,7 +26,7 @@ TOPICS = settings.Settings().delivery
 
 @pytest.fixture
 def observer(spark):
-    return telemetry.Telemetry(spark.sparkContext, "direct", settings.Logs()).observer
+    return telemetry.Telemetry(spark.sparkContext, "direct", settings.LogsSettings()).observer
 
 
 def published(*rows, changes=None, base_id="base"):
@@ -98,7 +98,7 @@ def test_workers_can_be_made_ready_without_any_record(spark, tools):
 
 def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, kafka):
     """There are as many workers as cores, and these modules took 60 MB of each worker."""
-    config = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    config = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(config, topics.of_results(TOPICS), 1)
     of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
     writing = sink.to(kafka_clients.for_librdkafka(config))

@@ -36,17 +36,17 @@ class Lane:
         folder = str(self._folder / "direct")
         self.paused = paused_topics.PausedTopics(self._spark, folder, self.watch, self._stop, self._answers)
         pattern = "|".join(re.escape(topic.name) for topic in (self.framed, self.plain))
-        wanted = settings.Source(topic_pattern=pattern, starting_offsets="earliest")
+        wanted = settings.SourceSettings(topic_pattern=pattern, starting_offsets="earliest")
 
         def planned():
             left_out = self.paused.topics_to_leave_out()
             return source.read(self._spark, self.framed.kafka, wanted, at_most=1_000, without=left_out)
 
-        lane = streaming_lane.Lane(
+        lane = streaming_lane.StreamingLane(
             "direct", acquire=lambda: (), handle=self._take, stop=self._stop, watch=self.watch, is_kafka_back=pytest.fail,
             on_begin=self._numbers.append, paused=self.paused,
         )  # fmt: skip
-        lane.run(planned, settings.Spark(checkpoint=str(self._folder)), 0, once=True)
+        lane.run(planned, settings.SparkSettings(checkpoint=str(self._folder)), 0, once=True)
 
     def _take(self, batch, _):
         if self.paused.must_replan:

@@ -28,7 +28,7 @@ class Watch(health.Watch):
 
 
 def records_of(topic, spark):
-    wanted = settings.Source(topic_pattern=topic.name, starting_offsets="earliest")
+    wanted = settings.SourceSettings(topic_pattern=topic.name, starting_offsets="earliest")
     return source.read(spark, topic.kafka, wanted, at_most=1_000)
 
 
@@ -40,17 +40,17 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
         phases.append((watch.facts().phase, watch.has_entered.wait(1)))
         return streaming_lane.Result.COMMITTED
 
-    lane = streaming_lane.Lane(
+    lane = streaming_lane.StreamingLane(
         "batch", acquire=lambda: (), handle=handle, stop=stop, watch=watch, is_kafka_back=pytest.fail, is_woken=True
     )
     topic.publish(b"tick")
-    config = settings.Spark(checkpoint=str(tmp_path))
+    config = settings.SparkSettings(checkpoint=str(tmp_path))
     run = threading.Thread(target=lane.run, args=(lambda: records_of(topic, spark), config, 0.1), kwargs={"once": False})
     run.start()
     assert watch.has_entered.wait(30)
     stop.set()
     run.join()
-    assert phases == [(health.Phase.STARTING, False)]
+    assert phases == [(health.QueryPhase.STARTING, False)]
 
 
 def sleep_for_ever(_):
@@ -66,11 +66,11 @@ def test_a_micro_batch_that_hangs_does_not_keep_the_job_from_ending(spark, kafka
         batch.foreach(sleep_for_ever)
         return streaming_lane.Result.COMMITTED
 
-    lane = streaming_lane.Lane(
+    lane = streaming_lane.StreamingLane(
         "batch", acquire=lambda: (), handle=handle, stop=stop, watch=Watch(stop), is_kafka_back=pytest.fail, stalled_after_s=0.5
     )
     topic.publish(b"tick")
-    config = settings.Spark(checkpoint=str(tmp_path))
+    config = settings.SparkSettings(checkpoint=str(tmp_path))
     with pytest.raises(errors.LaneFailed, match=r"lane batch was asked to stop 0 s ago.* is interrupted"):
         lane.run(lambda: records_of(topic, spark), config, 0.1, once=False)
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
@@ -84,14 +84,14 @@ def test_a_lane_whose_driver_hangs_ends_and_leaves_its_query_behind(spark, kafka
         released.wait()
         return streaming_lane.Result.STOP
 
-    lane = streaming_lane.Lane(
+    lane = streaming_lane.StreamingLane(
         "batch", acquire=lambda: (), handle=handle, stop=stop, watch=Watch(stop), is_kafka_back=pytest.fail, stalled_after_s=0.5
     )
     topic.publish(b"tick")
     spark.conf.set("spark.sql.streaming.stopTimeout", "1s")
     try:
         with pytest.raises(errors.LaneFailed, match="is interrupted"):
-            lane.run(lambda: records_of(topic, spark), settings.Spark(checkpoint=str(tmp_path)), 0.1, once=False)
+            lane.run(lambda: records_of(topic, spark), settings.SparkSettings(checkpoint=str(tmp_path)), 0.1, once=False)
     finally:
         spark.conf.set("spark.sql.streaming.stopTimeout", session.STOP_TIMEOUT)
         released.set()

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 def config_of(topic, **source):
     return settings.Settings(
-        kafka=topic.kafka, source=settings.Source(topic_pattern=topic.name, realtime_pattern=topic.name, **source)
+        kafka=topic.kafka, source=settings.SourceSettings(topic_pattern=topic.name, realtime_pattern=topic.name, **source)
     )
 
 
@@ -64,9 +64,9 @@ def committed(folder, positions):
 
 def moved(spark, tmp_path, pattern, names=("direct", "realtime")):
     config = settings.Settings(
-        kafka=settings.Kafka(bootstrap_servers="127.0.0.1:1", librdkafka_options={"socket.timeout.ms": "100"}),
-        source=settings.Source(topic_pattern=".+", realtime_pattern=pattern),
-        spark=settings.Spark(checkpoint=str(tmp_path)),
+        kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1", librdkafka_options={"socket.timeout.ms": "100"}),
+        source=settings.SourceSettings(topic_pattern=".+", realtime_pattern=pattern),
+        spark=settings.SparkSettings(checkpoint=str(tmp_path)),
     )
     topic_moves.move_topics(spark, config, names)
 
@@ -160,10 +160,12 @@ def lane_of(spark, tmp_path):
 
     def make(kafka, pattern="gone"):
         config = settings.Settings(
-            kafka=settings.Kafka(bootstrap_servers=kafka),
-            source=settings.Source(topic_pattern=".+", realtime_pattern=pattern),
-            spark=settings.Spark(checkpoint=str(tmp_path)),
-            delivery=settings.Delivery(retries_topic=f"retries-{uuid.uuid4().hex}"),  # others have made that of the default
+            kafka=settings.KafkaSettings(bootstrap_servers=kafka),
+            source=settings.SourceSettings(topic_pattern=".+", realtime_pattern=pattern),
+            spark=settings.SparkSettings(checkpoint=str(tmp_path)),
+            delivery=settings.DeliverySettings(
+                retries_topic=f"retries-{uuid.uuid4().hex}"
+            ),  # others have made that of the default
         )
         registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, pause_reason=lambda: None)
         context = types.SimpleNamespace(record=lambda _: None, network=types.SimpleNamespace(is_paused=False))
@@ -182,7 +184,7 @@ def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tm
     committed(tmp_path / "realtime", '{"gone":{"0":3}}')
     monkeypatch.setattr(completed_reader, "_ASKED_S", 0.1)
     monkeypatch.setattr(start_offsets, "RETRY_S", 0.0)
-    assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is lane.Outcome.KAFKA_AWAY
+    assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is lane.QueryEnd.KAFKA_AWAY
 
 
 def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, tmp_path):
@@ -194,7 +196,7 @@ def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, 
     topics.ensure_all(made._config)
     with pytest.raises(errors.LaneFailed):
         made.run(watch, once=True)
-    assert watch.facts().phase is health.Phase.ENDED
+    assert watch.facts().phase is health.QueryPhase.ENDED
 
 
 @pytest.fixture
@@ -207,7 +209,7 @@ def query():
 
 def report(query, **fields):
     link = channel.connect(query.server.address)
-    link.send(messages.Report(task=0, **fields))
+    link.send(messages.TaskReport(task=0, **fields))
     link.receive()
     link.close()
 

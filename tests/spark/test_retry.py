@@ -9,7 +9,7 @@ from delivery.registry_model import CustomerId, EndpointId
 from delivery.stages.checkpoint import shards
 from delivery.stages.tasks import observer, retry_shard, shard_state
 from delivery.webhooks.retries import retry_messages, retry_records, window
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 from tests.support import builders
 from tests.support.leases import waiting
 
@@ -45,7 +45,7 @@ class Lane:
 
     def __init__(self, spark, folder):
         self._spark, self._folder = shards.session(spark, SHARDS), folder
-        self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+        self._pending = spark.sparkContext.accumulator(ShardBacklog(), observer.PendingParam())
         self._offset = 0
         self.breaks = False
         self.tasks = folder / "tasks"
@@ -68,7 +68,7 @@ class Lane:
         left = []
 
         def handle(frame, _):
-            self._pending.value = Pending()
+            self._pending.value = ShardBacklog()
             left.extend(turn for row in frame.collect() for turn in shard_state.items_in_row(row.value))
             if self.breaks:
                 raise RuntimeError("killed before the commit")

@@ -52,7 +52,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     written, folder = {}, sinks.Folder(tmp_path)
     tools = task_context.Tools(plan=worker_plans.plan_of(config), observe=observer, sink=folder)
     for name, kind in (("broadcast", registries.BroadcastSource), ("lookup", lookup_source.LookupSource)):
-        chosen = config.model_copy(update={"snapshot": settings.Snapshot(source=name, lookup_ttl_s=0.5)})
+        chosen = config.model_copy(update={"snapshot": settings.SnapshotSettings(source=name, lookup_ttl_s=0.5)})
         source = sources.source(chosen, stop).source(spark.sparkContext, "direct")
         assert isinstance(source, kind)
         rows = folder.take(deliver_events.deliver(records, tools, source, 2))

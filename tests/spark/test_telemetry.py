@@ -49,7 +49,7 @@ def records(spark, count, partitions):
 
 
 def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, tools_with):
-    publisher = telemetry.Telemetry(spark.sparkContext, "counted", settings.Logs())
+    publisher = telemetry.Telemetry(spark.sparkContext, "counted", settings.LogsSettings())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
     delivering = deliver_events.deliver(records(spark, 1000, 2), tools_with(publisher.observer), source, 2)
     assert delivering.rdd.getNumPartitions() == 2
@@ -68,7 +68,7 @@ def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, to
 
 def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, tools_with):
     """Spark runs it again, and what that run counts is what is known."""
-    publisher = telemetry.Telemetry(spark.sparkContext, "failing", settings.Logs())
+    publisher = telemetry.Telemetry(spark.sparkContext, "failing", settings.LogsSettings())
 
     def fail_after(observe):
         def observed(results):

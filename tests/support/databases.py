@@ -29,5 +29,5 @@ def create_migrated(server: local_postgres.EmbeddedPostgres, name: str) -> str:
 @functools.cache
 def _make_template(server: local_postgres.EmbeddedPostgres) -> None:
     server.create_database(_TEMPLATE)
-    with connect.connect(settings.Database(url=server.url_of(_TEMPLATE))) as opened:
+    with connect.connect(settings.DatabaseSettings(url=server.url_of(_TEMPLATE))) as opened:
         migrate.migrate(opened)

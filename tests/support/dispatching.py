@@ -30,7 +30,7 @@ def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Deli
 
 
 def fast_lane(
-    sender: dispatch.Sender,
+    sender: dispatch.DispatchSender,
     clock: Callable[[], float],
     *,
     suppressed: Iterable[str] = (),
@@ -68,13 +68,13 @@ def fast_lane(
     return dispatcher, deferrals
 
 
-def dispatcher_of(sender: dispatch.Sender, clock: Callable[[], float], **options: Any) -> dispatch.Dispatcher[Delivery]:
+def dispatcher_of(sender: dispatch.DispatchSender, clock: Callable[[], float], **options: Any) -> dispatch.Dispatcher[Delivery]:
     """Return the dispatcher of `fast_lane`."""
     return fast_lane(sender, clock, **options)[0]
 
 
 def run(
-    sender: dispatch.Sender, submitted: Iterable[Delivery], clock: Callable[[], float], **bounds: Any
+    sender: dispatch.DispatchSender, submitted: Iterable[Delivery], clock: Callable[[], float], **bounds: Any
 ) -> list[Outcome[Delivery]]:
     """Deliver one micro-batch through the dispatcher; return the outcomes."""
 

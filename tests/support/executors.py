@@ -79,7 +79,7 @@ def main(folder):
         (home / part.name).symlink_to(part)
     os.environ["SPARK_HOME"] = str(home)
     conf = {"spark.authenticate.secret": SecretStr(secrets.token_hex(16)), "spark.decommission.enabled": SecretStr("true")}
-    config = settings.Spark(master="local-cluster[2,1,1024]", driver_memory="1g", conf=conf)
+    config = settings.SparkSettings(master="local-cluster[2,1,1024]", driver_memory="1g", conf=conf)
     spark = session.start(config, session.Libraries())
     hold_to_contract(executors.SparkExecutors(spark.sparkContext), _eventually)
     spark.stop()

@@ -25,5 +25,5 @@ def decide(known, executors=1, now_s=1000.0, *, sufficed=(), fell_at_s=float("-i
     first, last = known.window[0], known.window[-1]
     per_s = (last.handled - first.handled) / (last.at_s - first.at_s)
     given = {"lag": last.lag, "handled": last.handled + round(5 * per_s), "partitions": last.partitions, **fields}
-    state = decision.State(wanted=executors, lanes={"direct": known}, sufficed=tuple(sufficed), fell_at_s=fell_at_s)
+    state = decision.ScalingState(wanted=executors, lanes={"direct": known}, sufficed=tuple(sufficed), fell_at_s=fell_at_s)
     return decision.decide(state, {"direct": seen(now_s, **given)}, rules or policy(), executors=executors, now_s=now_s)

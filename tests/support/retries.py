@@ -115,11 +115,11 @@ class Shard:
         self.policy = window.ShardPolicy(**policy)
         self.look_ahead_ms = look_ahead_ms
         self.bytes_written = 0
-        self.backlog: backlog.Pending
-        self.last: shard_scheduler.Decision
+        self.backlog: backlog.ShardBacklog
+        self.last: shard_scheduler.LeaseDecision
 
     @property
-    def index(self) -> shard_scheduler.Index:
+    def index(self) -> shard_scheduler.RetryIndex:
         return shard_scheduler.decoded(self.index_bytes)
 
     def step(self, *arrived: bytes, now_ms: int, behind_ms: int = 0) -> list[retry_messages.Lease]:
@@ -147,7 +147,7 @@ class Shard:
             leases = self.step(now_ms=now_ms)
         return now_ms, leases
 
-    def decided(self, arrived: Iterable[bytes], *, now_ms: int, behind_ms: int = 0) -> shard_scheduler.Decision:
+    def decided(self, arrived: Iterable[bytes], *, now_ms: int, behind_ms: int = 0) -> shard_scheduler.LeaseDecision:
         """Return a decision without applying it."""
         return shard_scheduler.decide(
             self.index,

@@ -15,10 +15,10 @@ class Shard:
         self._look_ahead_ms = look_ahead_ms
         self.segments: dict[int, bytes] = {}
         self.events_written = 0
-        self.last: batcher.Decision
+        self.last: batcher.BatchingDecision
 
     @property
-    def index(self) -> batcher.Index:
+    def index(self) -> batcher.BatchIndex:
         return batcher.decoded(self._index)
 
     def step(self, pending: Iterable[segment.PendingBatch], *, now_ms: int) -> list[segment.Batch]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from delivery.stages.tasks import task_context as stage_tasks
-from delivery.webhooks.results.topic_rows import Row
+from delivery.webhooks.results.topic_rows import TopicRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Folder:
 
     def rows(self):
         """Return all rows of the tasks that have succeeded."""
-        return [Row(*row) for file in sorted(self.path.iterdir()) for row in pickle.loads(file.read_bytes())]
+        return [TopicRow(*row) for file in sorted(self.path.iterdir()) for row in pickle.loads(file.read_bytes())]
 
     def take(self, tasks):
         """Run tasks; return the rows that they have written."""

@@ -115,15 +115,15 @@ def _lease() -> retry_messages.Lease:
     return retry_messages.Lease(EP, C, '"a"', 9, "expired", [_entry()], is_probe=True)
 
 
-def _slices() -> list[segment_store.Slice]:
-    return [segment_store.Slice(4, 1, NOW, NOW + 1000, 2), segment_store.Slice(5, 0, NOW, NOW + 2000)]
+def _slices() -> list[segment_store.SegmentSlice]:
+    return [segment_store.SegmentSlice(4, 1, NOW, NOW + 1000, 2), segment_store.SegmentSlice(5, 0, NOW, NOW + 2000)]
 
 
 def _segments() -> dict[int, compaction.StoredSegment]:
     return {4: compaction.StoredSegment(3, 1, 1000, 900), 5: compaction.StoredSegment(5, 0, 80, 80)}
 
 
-def _retry_index() -> shard_scheduler.Index:
+def _retry_index() -> shard_scheduler.RetryIndex:
     state = endpoint_state.EndpointState(
         window=window.Window(3, NOW + 500, 2, False, NOW - 9000, NOW - 10, NOW + 7, True),  # every element
         events=4,
@@ -136,7 +136,7 @@ def _retry_index() -> shard_scheduler.Index:
         written=msgspec.msgpack.encode(state), due_ms=NOW + 3, events=4, size=70, since_ms=NOW - 2, suppressed_until_ms=NOW + 4,
         is_leased=True, failing_ms=NOW, failing_since_ms=NOW - 9000, failed_ms=NOW - 10,
     )  # fmt: skip
-    return shard_scheduler.Index(
+    return shard_scheduler.RetryIndex(
         last_lease=9,
         segments=segment_store.SegmentIndex(6, _segments()),
         endpoints={"c1/ep1": summary},
@@ -147,10 +147,10 @@ def _retry_index() -> shard_scheduler.Index:
 def _retry_segment() -> bytes:
     """Return a segment with an entry of an endpoint, and with an entry of the timer wheel."""
     store = segment_store.SegmentStore(segment_store.SegmentIndex(), {}.__getitem__)
-    lists: dict[str, list[segment_store.Slice]] = {"c1/ep1": [], timer_wheel.OWNER: []}
-    store.append(lists["c1/ep1"], segment_store.Item(msgspec.msgpack.encode(_entry()), NOW, NOW + 1000))
+    lists: dict[str, list[segment_store.SegmentSlice]] = {"c1/ep1": [], timer_wheel.OWNER: []}
+    store.append(lists["c1/ep1"], segment_store.StoredItem(msgspec.msgpack.encode(_entry()), NOW, NOW + 1000))
     timed = timer_wheel.TimerEntry("c1/ep1", NOW + 60_000, NOW, msgspec.msgpack.encode(_entry()))
-    store.append(lists[timer_wheel.OWNER], segment_store.Item(msgspec.msgpack.encode(timed), NOW, NOW + 60_000))
+    store.append(lists[timer_wheel.OWNER], segment_store.StoredItem(msgspec.msgpack.encode(timed), NOW, NOW + 60_000))
     [written] = store.write(lists, lambda owner: [lists[owner]])[0].values()
     return written
 
@@ -159,7 +159,7 @@ def _pending() -> segment.PendingBatch:
     bounds = segment.Bounds(100, 5000, 1_000_000)
     made = segment.PendingBatch(endpoint_id=EP, customer_id=C, bounds=bounds, mark=segment.Mark.FULL)
     for packed, subscription in zip(_every_packed(), itertools.cycle((S1, S2)), strict=False):
-        made.add(segment.Item(packed, 300, NOW), subscription)
+        made.add(segment.SegmentItem(packed, 300, NOW), subscription)
     return made
 
 
@@ -173,9 +173,9 @@ def _batch_segment() -> bytes:
     return written
 
 
-def _batch_index() -> batcher.Index:
+def _batch_index() -> batcher.BatchIndex:
     events = batcher.EndpointEvents(segment.Bounds(100, 5000, 1_000_000), 3, 900, NOW, [4, 5])
-    return batcher.Index(6, {"c1/ep1": events}, _segments())
+    return batcher.BatchIndex(6, {"c1/ep1": events}, _segments())
 
 
 if __name__ == "__main__":

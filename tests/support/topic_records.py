@@ -13,7 +13,7 @@ def record_of(message: confluent_kafka.Message) -> tuple[Record, bytes | None]:
     return Record(*place, message.value(), topic_scanner.headers(message)), message.key()
 
 
-def records(kafka: settings.Kafka, topic: str) -> list[tuple[Record, bytes | None]]:
+def records(kafka: settings.KafkaSettings, topic: str) -> list[tuple[Record, bytes | None]]:
     """Return all records that the topic has now, and their keys."""
     found: list[tuple[Record, bytes | None]] = []
     scanner = topic_scanner.Scanner(kafka)

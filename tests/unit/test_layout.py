@@ -1,6 +1,7 @@
 """The rules of files, folders and names (CONTRIBUTING.md)."""
 
 import ast
+import collections
 import re
 
 import pytest
@@ -30,6 +31,16 @@ def test_a_file_has_at_most_400_lines():
     """A longer file has a second idea, which belongs into a file of its own."""
     sizes = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     assert {path: size for path, size in sizes.items() if size > 400} == {}
+
+
+def test_a_class_name_occurs_once_in_a_package():
+    found = collections.Counter(
+        f"{path.relative_to(ROOT).parts[0]}: {node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in found.items() if count > 1} == set()
 
 
 def test_a_test_name_has_at_most_75_characters():

@@ -49,7 +49,7 @@ class Conflict(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leases:
+class KubernetesLease:
     """A client for one Lease at the API server. The Lease `name` may not exist yet.
 
     `read` and `write` raise Unavailable if the API server does not answer, or answers with an error that may pass. They raise
@@ -63,12 +63,12 @@ class Leases:
     account: Path
     """Folder with the files of the pod's service account."""
 
-    def read(self) -> election.Record | None:
+    def read(self) -> election.LeaseRecord | None:
         """Return the Lease; None if it does not exist."""
         status, document = self._call("get", "GET", f"/{self.name}")
         return None if status is HTTPStatus.NOT_FOUND else self._record(document)
 
-    def write(self, record: election.Record) -> election.Record:
+    def write(self, record: election.LeaseRecord) -> election.LeaseRecord:
         """Create the Lease if `record.version` is empty, else update the Lease at that version; return the Lease as stored.
 
         Raise Conflict if the Lease is no longer at that version, or exists when it is to be created.
@@ -112,10 +112,10 @@ class Leases:
         except ValueError as exc:
             raise self._not_the_api_server("in JSON") from exc
 
-    def _record(self, document: Any) -> election.Record:
+    def _record(self, document: Any) -> election.LeaseRecord:
         try:
             spec = document.get("spec") or {}
-            return election.Record(
+            return election.LeaseRecord(
                 holder=spec.get("holderIdentity") or "",
                 duration_s=float(spec.get("leaseDurationSeconds") or election.LEASE_S),
                 version=document["metadata"]["resourceVersion"],
@@ -157,7 +157,7 @@ class Leases:
         )
 
 
-def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
+def of_this_pod(name: str, environ: Mapping[str, str]) -> KubernetesLease:
     """Return a client for the Lease `name` at the API server that Kubernetes names in the environment of each pod.
 
     Raise LeaseRefused if this process does not run in a pod.
@@ -169,10 +169,10 @@ def of_this_pod(name: str, environ: Mapping[str, str]) -> Leases:
             f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST or _PORT): leave "
             "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks. Nothing was started"
         ) from None
-    return Leases(host=host, port=port, name=name, account=ACCOUNT)
+    return KubernetesLease(host=host, port=port, name=name, account=ACCOUNT)
 
 
-def _document(name: str, record: election.Record) -> bytes:
+def _document(name: str, record: election.LeaseRecord) -> bytes:
     now = micro_time()
     spec = {
         "holderIdentity": record.holder,

@@ -20,7 +20,7 @@ RETRY_S = 2.0
 """Seconds between two renewals, or two reads of another driver's Lease: four renewals are tried before the deadline."""
 
 
-class Decision(enum.Enum):
+class ElectionStep(enum.Enum):
     """The next step of a driver that needs the Lease."""
 
     ACQUIRE = "acquire"
@@ -34,7 +34,7 @@ class Decision(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """The content of a Lease, as the API server returned it or as a driver writes it."""
 
     holder: str
@@ -54,18 +54,18 @@ class Record:
 class Observed:
     """The Lease as this driver last saw it."""
 
-    record: Record | None
+    record: LeaseRecord | None
     """The Lease when it was last read; None: it does not exist."""
     since: float
     """When this driver first saw this version of the record; seconds of its own monotonic clock."""
 
-    def updated(self, record: Record | None, now: float) -> Observed:
+    def updated(self, record: LeaseRecord | None, now: float) -> Observed:
         """Return the observation after one more read. An unchanged record keeps the time at which it was first seen."""
         is_same = record is not None and self.record is not None and record.version == self.record.version
         return self if is_same else Observed(record=record, since=now)
 
 
-def decide(identity: str, observed: Observed, renewed_at: float | None, now: float) -> Decision:
+def decide(identity: str, observed: Observed, renewed_at: float | None, now: float) -> ElectionStep:
     """Return the next step of the driver `identity`, by the Lease as this driver last saw it.
 
     `now` and `renewed_at` are seconds of this driver's monotonic clock. `renewed_at` is when this driver sent its last
@@ -83,11 +83,11 @@ def decide(identity: str, observed: Observed, renewed_at: float | None, now: flo
     record = observed.record
     if renewed_at is not None:
         if is_overdue(renewed_at, now) or (record is not None and record.holder != identity):
-            return Decision.LOST
-        return Decision.RENEW
+            return ElectionStep.LOST
+        return ElectionStep.RENEW
     if record is None or record.holder in {"", identity}:
-        return Decision.ACQUIRE
-    return Decision.ACQUIRE if now - observed.since >= record.duration_s else Decision.WAIT
+        return ElectionStep.ACQUIRE
+    return ElectionStep.ACQUIRE if now - observed.since >= record.duration_s else ElectionStep.WAIT
 
 
 def is_overdue(renewed_at: float, now: float) -> bool:
@@ -95,21 +95,21 @@ def is_overdue(renewed_at: float, now: float) -> bool:
     return now - renewed_at >= RENEW_DEADLINE_S
 
 
-def claimed(identity: str, observed: Observed, at: str) -> Record:
+def claimed(identity: str, observed: Observed, at: str) -> LeaseRecord:
     """Return the record with which the driver `identity` acquires or renews the Lease.
 
     `at` is the present time, as `cluster.micro_time` returns it.
     """
     before = observed.record
     if before is not None and before.holder == identity:
-        return Record(
+        return LeaseRecord(
             holder=identity,
             duration_s=LEASE_S,
             version=before.version,
             acquired=before.acquired,
             transitions=before.transitions,
         )
-    return Record(
+    return LeaseRecord(
         holder=identity,
         duration_s=LEASE_S,
         version="" if before is None else before.version,
@@ -118,6 +118,8 @@ def claimed(identity: str, observed: Observed, at: str) -> Record:
     )
 
 
-def released(before: Record) -> Record:
+def released(before: LeaseRecord) -> LeaseRecord:
     """Return the record with which the holder of `before` releases the Lease: the next driver may take the Lease at once."""
-    return Record(holder="", duration_s=1, version=before.version, acquired=before.acquired, transitions=before.transitions)
+    return LeaseRecord(
+        holder="", duration_s=1, version=before.version, acquired=before.acquired, transitions=before.transitions
+    )

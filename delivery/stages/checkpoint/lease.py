@@ -26,17 +26,17 @@ LAST_WORDS_S = 1.0
 """Seconds for writing the last log line. A reader of the log that has stopped reading must not keep the process alive."""
 
 
-class Leases(Protocol):
-    """A client for one Lease at the API server, such as `cluster.Leases`. `read` and `write` may raise the same errors."""
+class LeaseClient(Protocol):
+    """A client for one Lease at the API server, such as `cluster.KubernetesLease`. `read` and `write` may raise its errors."""
 
     @property
     def name(self) -> str:
         """The name of the Lease."""
 
-    def read(self) -> election.Record | None:
+    def read(self) -> election.LeaseRecord | None:
         """Return the Lease; None if it does not exist."""
 
-    def write(self, record: election.Record) -> election.Record:
+    def write(self, record: election.LeaseRecord) -> election.LeaseRecord:
         """Store the record, and return the stored one. Raise Conflict if the Lease is not at the version in `record`."""
 
 
@@ -47,7 +47,7 @@ class Holder:
     delivers for this driver, at once. `kill_workers` must not wait.
     """
 
-    def __init__(self, leases: Leases, identity: str, kill_workers: Callable[[], None]) -> None:
+    def __init__(self, leases: LeaseClient, identity: str, kill_workers: Callable[[], None]) -> None:
         self._leases, self._identity, self._kill_workers = leases, identity, kill_workers
         self._observed = election.Observed(record=None, since=time.monotonic())
         self._renewed_at: float | None = None
@@ -123,7 +123,7 @@ class Holder:
     def _try_to_acquire(self) -> bool:
         try:
             self._observe()
-            if election.decide(self._identity, self._observed, None, time.monotonic()) is election.Decision.ACQUIRE:
+            if election.decide(self._identity, self._observed, None, time.monotonic()) is election.ElectionStep.ACQUIRE:
                 self._write()
                 return True
         except cluster.Unavailable as exc:
@@ -178,7 +178,7 @@ class Holder:
             self._renew_or_fence()
 
     def _renew_or_fence(self) -> None:
-        if election.decide(self._identity, self._observed, self._renewed_at, time.monotonic()) is election.Decision.LOST:
+        if election.decide(self._identity, self._observed, self._renewed_at, time.monotonic()) is election.ElectionStep.LOST:
             self._fence()
         elif not self._released.is_set():
             self._write()

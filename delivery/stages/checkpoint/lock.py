@@ -24,7 +24,7 @@ class Lock:
     SettingsError if the checkpoint cannot be written, and LeaseRefused if a Lease is set and this process runs in no pod.
     """
 
-    def __init__(self, config: settings.Spark, lanes: Iterable[str]) -> None:
+    def __init__(self, config: settings.SparkSettings, lanes: Iterable[str]) -> None:
         file_lock.acquire(config.checkpoint, lanes)
         self._holder: lease.Holder | None = None
         if name := config.checkpoint_lease:

@@ -23,7 +23,7 @@ from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneL
 log = logging.getLogger(__name__)
 
 
-class Uncommitted(NamedTuple):
+class InterruptedBatch(NamedTuple):
     """A micro-batch that was started and not committed, so it runs again."""
 
     batch_id: int
@@ -31,7 +31,7 @@ class Uncommitted(NamedTuple):
     """When the micro-batch first started; milliseconds since the epoch."""
 
 
-def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
+def uncommitted(spark: SparkSession, checkpoint: str) -> InterruptedBatch | None:
     """Return the interrupted micro-batch of a lane, which runs again. `checkpoint` is the lane's folder.
 
     None: every micro-batch was committed, or the file of the interrupted one has no start time.
@@ -40,7 +40,7 @@ def uncommitted(spark: SparkSession, checkpoint: str) -> Uncommitted | None:
     if begun <= committed:
         return None
     logged = spark.read.text(f"{checkpoint}/offsets/{begun}").where(F.col("value").startswith('{"batchWatermarkMs"')).collect()
-    return Uncommitted(begun, int(json.loads(logged[0][0])["batchTimestampMs"])) if logged else None
+    return InterruptedBatch(begun, int(json.loads(logged[0][0])["batchTimestampMs"])) if logged else None
 
 
 def require_whole(spark: SparkSession, checkpoint: str) -> None:

@@ -56,7 +56,7 @@ class WriteEvents(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kafka:
+class KafkaEventWriter:
     """The job's WriteEvents."""
 
     client: sink.Client = field(repr=False)
@@ -77,9 +77,9 @@ class Kafka:
         return refused
 
 
-def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
+def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
     """Return the WriteEvents that connects to Kafka with `client`, as `sink.to`."""
-    return Kafka(tuple(sorted(client.items())))
+    return KafkaEventWriter(tuple(sorted(client.items())))
 
 
 def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents) -> Results:

@@ -47,7 +47,7 @@ def is_over(config: settings.Settings) -> bool:
     return _kafka_answers(config.kafka)
 
 
-def schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
+def schema_registry_answers(config: schema_settings.SchemaRegistrySettings) -> bool:
     """Return True if each request for schema 1 gets a usable answer, or if no topic has a schema registry.
 
     Usable are a schema, and the error that there is no such schema. Any other answer, such as status 401 or 500, is an outage.
@@ -65,7 +65,7 @@ def schema_registry_answers(config: schema_settings.SchemaRegistry) -> bool:
     return True
 
 
-def _kafka_answers(kafka: settings.Kafka) -> bool:
+def _kafka_answers(kafka: settings.KafkaSettings) -> bool:
     try:
         admin = kafka_clients.admin(kafka)  # must live until the answer has come
         admin.describe_cluster(request_timeout=TIMEOUT_S).result()

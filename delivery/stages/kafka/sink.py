@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from delivery import errors
-from delivery.webhooks.results.topic_rows import Row
+from delivery.webhooks.results.topic_rows import TopicRow
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -54,7 +54,7 @@ Client = tuple[tuple[str, str | int | float | bool], ...]
 class Writing(Protocol):
     """The writer of one task's rows to Kafka."""
 
-    def write(self, made: Iterable[Row]) -> None:
+    def write(self, made: Iterable[TopicRow]) -> None:
         """Enqueue rows for their topics. Waits while the producer's queue is full.
 
         Raise KafkaUnavailable if a row cannot be enqueued, or an earlier row could not be written.
@@ -72,7 +72,7 @@ Sink = Callable[[], Writing]
 
 
 @dataclass(frozen=True, slots=True)
-class Kafka:
+class KafkaSink:
     """The job's Sink: it creates writers that share the producer of their worker process."""
 
     client: Client = field(repr=False)
@@ -83,12 +83,12 @@ class Kafka:
         return _ToKafka(_producer(self.client))
 
 
-def to(client: Mapping[str, str | int | float | bool]) -> Kafka:
+def to(client: Mapping[str, str | int | float | bool]) -> KafkaSink:
     """Return a sink that connects to Kafka with `client`.
 
     `client` has the options of librdkafka, as delivery.config.kafka_clients.for_librdkafka returns them.
     """
-    return Kafka(tuple(sorted(client.items())))
+    return KafkaSink(tuple(sorted(client.items())))
 
 
 @functools.cache  # once for each worker process: connections outlive tasks
@@ -106,7 +106,7 @@ class _ToKafka:
         self._unconfirmed = 0
         self._failure: str | None = None
 
-    def write(self, made: Iterable[Row]) -> None:
+    def write(self, made: Iterable[TopicRow]) -> None:
         for row in made:
             self._produce(row)
         self._producer.poll(0)
@@ -119,7 +119,7 @@ class _ToKafka:
             self._producer.flush(_FLUSH_S)  # each row is confirmed or fails within `delivery.timeout.ms`
         self._raise_failure()
 
-    def _produce(self, row: Row) -> None:
+    def _produce(self, row: TopicRow) -> None:
         while True:
             self._raise_failure()
             try:

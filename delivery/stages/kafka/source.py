@@ -33,8 +33,8 @@ partition, fetch again by themselves. With 0 they would fetch all the time; with
 
 def read(
     spark: SparkSession,
-    kafka: settings.Kafka,
-    source: settings.Source,
+    kafka: settings.KafkaSettings,
+    source: settings.SourceSettings,
     *,
     at_most: int,
     beside: str = "",
@@ -54,7 +54,9 @@ def read(
     return _events(spark, kafka, {"subscribePattern": wanted, "maxOffsetsPerTrigger": str(at_most)}, source)
 
 
-def read_realtime(spark: SparkSession, kafka: settings.Kafka, source: settings.Source, *, at_most: int | None) -> DataFrame:
+def read_realtime(
+    spark: SparkSession, kafka: settings.KafkaSettings, source: settings.SourceSettings, *, at_most: int | None
+) -> DataFrame:
     """Return the stream of records on the topics of the real-time lane.
 
     A micro-batch has at most `at_most` records; None: the stream is for the real-time trigger, which has no such limit.
@@ -67,7 +69,7 @@ def read_realtime(spark: SparkSession, kafka: settings.Kafka, source: settings.S
     return _events(spark, kafka, options, source)
 
 
-def is_realtime(source: settings.Source, topic: str) -> bool:
+def is_realtime(source: settings.SourceSettings, topic: str) -> bool:
     """Return True if a topic belongs to the real-time lane: `realtime_pattern` and `topic_pattern` of `source` match it."""
     return (
         bool(source.realtime_pattern)
@@ -76,7 +78,9 @@ def is_realtime(source: settings.Source, topic: str) -> bool:
     )
 
 
-def _events(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str], source: settings.Source) -> DataFrame:
+def _events(
+    spark: SparkSession, kafka: settings.KafkaSettings, options: dict[str, str], source: settings.SourceSettings
+) -> DataFrame:
     options = {"startingOffsets": source.starting_offsets, "includeHeaders": "true", **options}
     return _stream(spark, kafka, options).select(
         "topic",
@@ -116,7 +120,7 @@ def read_retries(spark: SparkSession, config: settings.Settings, *, executors: i
     return _stream(spark, config.kafka, options).select("topic", "partition", "offset", appended_at_ms, "key", "value")
 
 
-def _stream(spark: SparkSession, kafka: settings.Kafka, options: dict[str, str]) -> DataFrame:
+def _stream(spark: SparkSession, kafka: settings.KafkaSettings, options: dict[str, str]) -> DataFrame:
     always = {
         "kafka.fetch.max.wait.ms": FETCH_WAIT_MS,
         "kafka.request.timeout.ms": ASK_TIMEOUT_MS,  # Kafka refuses a smaller value in the next line

@@ -68,7 +68,9 @@ def require_apart(config: settings.Settings) -> None:
         )
 
 
-def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config: Mapping[str, str] | None = None) -> None:
+def ensure(
+    kafka: settings.KafkaSettings, wanted: Iterable[str], partitions: int, config: Mapping[str, str] | None = None
+) -> None:
     """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
@@ -88,7 +90,7 @@ def ensure(kafka: settings.Kafka, wanted: Iterable[str], partitions: int, config
         raise unavailable(kafka, exc, f"to list topics and to create {', '.join(wanted)}") from exc
 
 
-def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
+def names(kafka: settings.KafkaSettings, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
     """Return the names of all topics that the login may describe.
 
     Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request.
@@ -99,7 +101,7 @@ def names(kafka: settings.Kafka, timeout_s: float = TIMEOUT_S) -> frozenset[str]
         raise unavailable(kafka, exc, "to list topics") from exc
 
 
-def require_room(kafka: settings.Kafka, name: str) -> None:
+def require_room(kafka: settings.KafkaSettings, name: str) -> None:
     """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest postponed batch.
 
     Without this check, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
@@ -130,7 +132,7 @@ def require_room(kafka: settings.Kafka, name: str) -> None:
         )
 
 
-def unavailable(kafka: settings.Kafka, exc: KafkaException, wish: str) -> errors.KafkaUnavailable:
+def unavailable(kafka: settings.KafkaSettings, exc: KafkaException, wish: str) -> errors.KafkaUnavailable:
     """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request.
 
     `wish` says after the words "a request" what was wanted, such as `to list topics`.
@@ -174,6 +176,6 @@ def _await_leaders(admin: AdminClient, created: set[str], servers: str) -> None:
             time.sleep(0.05)
 
 
-def of_results(delivery: settings.Delivery) -> list[str]:
+def of_results(delivery: settings.DeliverySettings) -> list[str]:
     """Return the names of the four topics to which the lanes write: attempts, dead letters, rejected records and retries."""
     return [delivery.attempts_topic, delivery.dead_letter_topic, delivery.rejected_topic, delivery.retries_topic]

@@ -16,7 +16,7 @@ from delivery import errors
 from delivery.config import kafka_clients, lane_areas, settings, topic_pattern
 from delivery.observability import metrics
 from delivery.stages.kafka import topics
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Waker:
         self._due_ms = 0
         threading.Thread(target=self._run, name=f"wake-ups of {self._lane}", daemon=True).start()
 
-    def update(self, pending: Pending) -> None:
+    def update(self, pending: ShardBacklog) -> None:
         """After a micro-batch: set the next due time by the lane's backlog, restart the idle time, and set the metrics."""
         metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
         metrics.PENDING_BYTES.labels(self._lane).set(pending.size)

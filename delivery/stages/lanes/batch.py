@@ -26,7 +26,7 @@ TRIGGERS_EARLY = 2
 first micro-batch after its due time."""
 
 
-class Batch(StatefulLane):
+class BatchQuery(StatefulLane):
     """The batch lane.
 
     `rejects`: True if this lane reports all rejected records, because the job runs no direct lane. False: it reports only those
@@ -51,7 +51,7 @@ class Batch(StatefulLane):
         self._rejects = rejects
 
     @staticmethod
-    def area_of(config: settings.Settings) -> settings.Batch:
+    def area_of(config: settings.Settings) -> settings.BatchSettings:
         """Return the settings area of the lane."""
         return config.batch
 

@@ -21,7 +21,7 @@ from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.routing import registries
 
 
-class Direct:
+class DirectQuery:
     """The direct lane: its tasks route events and deliver them at once."""
 
     _paused: paused_topics.PausedTopics
@@ -51,7 +51,7 @@ class Direct:
             self._size = self._context.sizing.now()  # it may have changed during the wait for the registry
             self._deliver(deliver_events.no_records(self._spark, self._size.tasks), known)
         self._paused = lane_context.paused_topics_of(self._config, self._spark, "direct", watch, self._stop)
-        lane = streaming_lane.Lane(
+        lane = streaming_lane.StreamingLane(
             "direct",
             acquire=self._acquire,
             handle=self._handle,
@@ -78,14 +78,14 @@ class Direct:
         at_most = config.max_events_per_batch * self._size.executors
         return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True, without=left_out)
 
-    def _handle(self, records: DataFrame, known: registries.Source) -> Result:
+    def _handle(self, records: DataFrame, known: registries.RegistrySource) -> Result:
         is_current = self._size == self._context.sizing.now() and not self._paused.must_replan
         if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
         self._paused.note(self._batch_id, self._deliver(records, known).paused)
         return Result.COMMITTED
 
-    def _deliver(self, records: DataFrame, known: registries.Source) -> telemetry.WorkerReport:
+    def _deliver(self, records: DataFrame, known: registries.RegistrySource) -> telemetry.WorkerReport:
         tools = self._tools.stamped(self._context.sizing.workers())
         suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
         task_context.run(

@@ -18,13 +18,13 @@ from delivery.stages.registry.endpoint_disabler import FAILING
 from delivery.stages.tasks import deliver_retries, retry_shard
 from delivery.webhooks.results.completed_work import RetryLaneLog
 from delivery.webhooks.routing import registries
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 WHOLE_LEASE_S = 300.0
 """Seconds that a task waits for its leases with `once`: longer than any lease lasts."""
 
 
-class Retry(StatefulLane):
+class RetryQuery(StatefulLane):
     """The retry lane: its shards keep postponed deliveries, and its tasks attempt the due ones."""
 
     NAME = "retry"
@@ -32,7 +32,7 @@ class Retry(StatefulLane):
     _waits_for_all = False
 
     @staticmethod
-    def area_of(config: settings.Settings) -> settings.Retry:
+    def area_of(config: settings.Settings) -> settings.RetrySettings:
         """Return the settings area of the lane."""
         return config.retry
 
@@ -74,7 +74,7 @@ class Retry(StatefulLane):
             self._apply(backlog)
         return result
 
-    def _apply(self, backlog: Pending) -> None:
+    def _apply(self, backlog: ShardBacklog) -> None:
         """Suppress in all lanes the endpoints that the shards suppress, and disable the endpoints that failed for too long."""
         self._context.suppressed.set_failing(backlog.suppressed)
         metrics.HELD_ENDPOINTS.set(len(backlog.suppressed))

@@ -138,7 +138,7 @@ class Libraries:
         return {name: value for name, value in joined.items() if value}
 
 
-def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
+def start(config: settings.SparkSettings, libraries: Libraries, besides: Mapping[str, str] | None = None) -> SparkSession:
     """Start Spark's JVM, and return a session by the settings.
 
     `besides` holds further settings of Spark. The operator's entries in `spark.conf` override `besides` and ALWAYS. The jars of
@@ -176,7 +176,9 @@ def start(config: settings.Spark, libraries: Libraries, besides: Mapping[str, st
 
 
 @contextlib.contextmanager
-def running(config: settings.Spark, libraries: Libraries, besides: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+def running(
+    config: settings.SparkSettings, libraries: Libraries, besides: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """Start Spark's JVM and a session by the settings, and end both with the context.
 
     `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark, and LaneFailed if a

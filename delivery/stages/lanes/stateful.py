@@ -23,7 +23,7 @@ from delivery.stages.lanes.streaming_lane import Result
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
 from delivery.webhooks.routing import registries
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class StatefulLane(abc.ABC):
         self._interval_s = area.trigger_interval_s
         self._seen = telemetry.Telemetry(spark.sparkContext, name, config.logs)
         self._tools = lane_context.task_tools(config, self._seen)
-        self._pending = spark.sparkContext.accumulator(Pending(), observer.PendingParam())
+        self._pending = spark.sparkContext.accumulator(ShardBacklog(), observer.PendingParam())
         self._waker = wakeups.Waker(config, name, area, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
@@ -82,7 +82,7 @@ class StatefulLane(abc.ABC):
             self._waker.wake()  # a micro-batch comes and due entries leave, even without records
         else:
             self._waker.start()
-        lane = streaming_lane.Lane(
+        lane = streaming_lane.StreamingLane(
             self.NAME,
             acquire=self._acquire,
             handle=handle,
@@ -104,7 +104,7 @@ class StatefulLane(abc.ABC):
     def _prepare_plan(self) -> None:
         self._reruns.load()
         self._size = self._context.sizing.now()
-        self._pending.value = Pending()  # an interrupted micro-batch may have reported a part
+        self._pending.value = ShardBacklog()  # an interrupted micro-batch may have reported a part
 
     def _deliver(self, due: DataFrame) -> Result:
         """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read.
@@ -127,12 +127,12 @@ class StatefulLane(abc.ABC):
         self._restarts = 0
         return Result.COMMITTED
 
-    def _take_backlog(self) -> Pending | None:
+    def _take_backlog(self) -> ShardBacklog | None:
         """Return the backlog of all shards after a micro-batch, and schedule the lane's next wake-up.
 
         None: the micro-batch had no input partitions, so the shards did not report.
         """
-        backlog, self._pending.value = self._pending.value, Pending()
+        backlog, self._pending.value = self._pending.value, ShardBacklog()
         if backlog.shards < len(self._shard_keys):  # a micro-batch without input partitions asks no shard
             return None
         self._waker.update(backlog)

@@ -86,7 +86,7 @@ def _is_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], Uncommitted))
 
 
-class Lane(Generic[Registry]):
+class StreamingLane(Generic[Registry]):
     """Run a lane as a streaming query that passes each micro-batch to `handle`. Restart the query when needed.
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
@@ -129,7 +129,9 @@ class Lane(Generic[Registry]):
         """Restarts for Kafka or for planning since the query's last progress."""
         self._begins = threading.Event()
 
-    def run(self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool) -> None:
+    def run(
+        self, planned: Callable[[], DataFrame | None], config: settings.SparkSettings, interval_s: float, *, once: bool
+    ) -> None:
         """Run queries until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
         `planned` returns the streaming plan of a query. It is called for the first query and for each restart. None: the job is
@@ -144,7 +146,7 @@ class Lane(Generic[Registry]):
                 self._paused.close()
 
     def _run_queries(
-        self, planned: Callable[[], DataFrame | None], config: settings.Spark, interval_s: float, *, once: bool
+        self, planned: Callable[[], DataFrame | None], config: settings.SparkSettings, interval_s: float, *, once: bool
     ) -> None:
         while (rows := planned()) is not None:
             result = self._run_query(rows, config, interval_s, once=once)
@@ -163,7 +165,7 @@ class Lane(Generic[Registry]):
                 return True
         return False
 
-    def _run_query(self, rows: DataFrame, config: settings.Spark, interval_s: float, *, once: bool) -> Result:
+    def _run_query(self, rows: DataFrame, config: settings.SparkSettings, interval_s: float, *, once: bool) -> Result:
         checkpoint = f"{config.checkpoint.rstrip('/')}/{self._name}"
         self._last_begun = self._handled = -1  # in this query
         self._result = Result.COMMITTED
@@ -176,7 +178,7 @@ class Lane(Generic[Registry]):
         else:
             query = writer.trigger(processingTime=f"{interval_s} seconds").start()
         if not self._is_woken:
-            self._watched.enter(health.Phase.RUNNING)
+            self._watched.enter(health.QueryPhase.RUNNING)
         try:
             self._watch(query)
             return self._result_of(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
@@ -222,7 +224,7 @@ class Lane(Generic[Registry]):
             if (last := query.lastProgress) is None or last == newest:
                 continue
             newest, self._absences = last, 0
-            self._watched.enter(health.Phase.RUNNING)
+            self._watched.enter(health.QueryPhase.RUNNING)
             for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
                 if progress["batchId"] > reported and progress["numInputRows"]:
                     reported = progress["batchId"]
@@ -255,7 +257,7 @@ class Lane(Generic[Registry]):
                 "happens often, give the driver more CPU", self._name,
             )  # fmt: skip
             return Result.REPLAN
-        self._watched.enter(health.Phase.ENDED)
+        self._watched.enter(health.QueryPhase.ENDED)
         space = disk_space.free_space(written()) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
             f"lane {self._name} ended, and all lanes stop: {cause_of(text) or type(failure).__name__}{space}. "

@@ -38,14 +38,14 @@ WITHOUT_DIRECT_LANE = (
 """Log message when the batch lane runs without the direct lane and passes over batch records."""
 
 
-class Lane(Protocol):
+class RunnableLane(Protocol):
     """A lane: the direct, batch, retry or real-time lane."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
 
 
-class Registry(Protocol):
+class RegistrySupply(Protocol):
     """The source of the registry for all lanes: a broadcast snapshot, or look-ups in Postgres."""
 
     def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
@@ -56,7 +56,7 @@ class Registry(Protocol):
 
 
 def acquirers(
-    names: Collection[str], registry: Registry, network: Network, spark: SparkSession, stop: threading.Event
+    names: Collection[str], registry: RegistrySupply, network: Network, spark: SparkSession, stop: threading.Event
 ) -> dict[str, Acquire]:
     """Return, for each named lane, the function that gets the registry for the lane's next micro-batch.
 
@@ -72,33 +72,33 @@ def build(
     acquire: Mapping[str, Acquire],
     stop: threading.Event,
     context: LaneContext,
-) -> dict[str, Lane]:
+) -> dict[str, RunnableLane]:
     """Build those of the direct, batch and retry lanes that have an entry in `acquire`; return them by name.
 
     First move the positions of paused topics back into the offset logs of these lanes.
     """
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
-    built: dict[str, Lane] = {}
+    built: dict[str, RunnableLane] = {}
     if "direct" in acquire:
-        built["direct"] = direct.Direct(config, spark, acquire["direct"], stop, context)
+        built["direct"] = direct.DirectQuery(config, spark, acquire["direct"], stop, context)
     if "batch" in acquire:
         if config.source.batch_records == "taken_apart" and "direct" not in acquire:
             log.warning(WITHOUT_DIRECT_LANE)
         # One lane reports rejected records: the direct lane where it runs.
-        built["batch"] = batch.Batch(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
+        built["batch"] = batch.BatchQuery(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
     if "retry" in acquire:
-        built["retry"] = retry.Retry(config, spark, acquire["retry"], stop, context)
+        built["retry"] = retry.RetryQuery(config, spark, acquire["retry"], stop, context)
     return built
 
 
-def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
+def run(lanes: Mapping[str, RunnableLane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
     """Run all lanes, each on its own thread, until all have ended; raise the failure of the first lane that failed.
 
     When a lane fails, or ends by itself without `once`, set `stop`, so that the other lanes end too.
     """
     failures: list[BaseException] = []
 
-    def run_one(name: str, lane: Lane) -> None:
+    def run_one(name: str, lane: RunnableLane) -> None:
         SparkSession.active().sparkContext.setLocalProperty("spark.scheduler.pool", name)
         try:
             lane.run(watches[name], once=once)
@@ -121,7 +121,7 @@ def run(lanes: Mapping[str, Lane], watches: Mapping[str, health.Watch], stop: th
         raise failures[0]
 
 
-def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, Lane]) -> None:
+def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, RunnableLane]) -> None:
     """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
     Never raises: a failure only means that the next start sends some requests again.

@@ -35,7 +35,7 @@ class WorkerReport(NamedTuple):
 class Telemetry:
     """Collect the counters of one lane's tasks, and add them to the metrics. The tasks count by calling `observer`."""
 
-    def __init__(self, context: SparkContext, lane: str, config: settings.Logs) -> None:
+    def __init__(self, context: SparkContext, lane: str, config: settings.LogsSettings) -> None:
         self._lane = lane
         self._total = context.accumulator(Counters(), observer.CountersParam())
         no_endpoints: frozenset[EndpointId] = frozenset()

@@ -51,7 +51,9 @@ class DeliverRealtime:
         link = channel.connect(self.driver)
         try:
             if attempt:
-                link.send(messages.Report(task=number, state=messages.State.FAILED, failure="Spark started it a second time"))
+                link.send(
+                    messages.TaskReport(task=number, state=messages.TaskState.FAILED, failure="Spark started it a second time")
+                )
                 raise TriedAgain
             under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s)
             try:

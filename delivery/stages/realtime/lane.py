@@ -61,7 +61,7 @@ RESTARTS = f"lane %s restarts its query at the first record without a receipt, b
 """Log message after a fault of a task: the lane and the fault."""
 
 
-class Outcome(enum.Enum):
+class QueryEnd(enum.Enum):
     """The reason why a query of the real-time lane ended."""
 
     STOP = enum.auto()
@@ -97,7 +97,7 @@ def build(
     *,
     stop: threading.Event,
     names: Collection[str],
-) -> dict[str, supervisor.Lane]:
+) -> dict[str, supervisor.RunnableLane]:
     """Return the real-time lane by its name; empty if it is not in `names`, the lanes of the job.
 
     Before that, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane cannot
@@ -165,14 +165,14 @@ class RealtimeLane:
             try:
                 outcome = self._run_query(watch, once=once)
             except errors.LaneFailed:
-                watch.enter(health.Phase.ENDED)
+                watch.enter(health.QueryPhase.ENDED)
                 raise
-            if outcome in {Outcome.STOP, Outcome.DONE} or self._stop.is_set():
+            if outcome in {QueryEnd.STOP, QueryEnd.DONE} or self._stop.is_set():
                 return
-            if outcome is Outcome.FAULT:
+            if outcome is QueryEnd.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
-            watch.wait_for(outage.AWAY if outcome is Outcome.KAFKA_AWAY else None)
-            while outcome is Outcome.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
+            watch.wait_for(outage.AWAY if outcome is QueryEnd.KAFKA_AWAY else None)
+            while outcome is QueryEnd.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
                 if outage.is_over(self._config) and outage.schema_registry_answers(self._config.schema_registry):
                     break
             self._topics.find()
@@ -180,18 +180,18 @@ class RealtimeLane:
     def _await_topics(self, watch: health.Watch) -> bool:
         """Wait until Kafka has a topic for the lane; return False when the job is asked to stop."""
         while not self._topics.partitions and not self._stop.is_set():
-            watch.enter(health.Phase.RUNNING)
+            watch.enter(health.QueryPhase.RUNNING)
             self._stop.wait(1.0)
             self._topics.find()
         return not self._stop.is_set()
 
-    def _run_query(self, watch: health.Watch, *, once: bool) -> Outcome:
+    def _run_query(self, watch: health.Watch, *, once: bool) -> QueryEnd:
         recovery.require_whole(self._in_batches, self._checkpoint)
         try:
             start = start_offsets.read(self._in_batches, self._config, self._checkpoint)
         except errors.KafkaUnavailable as exc:
             log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, exc)
-            return Outcome.KAFKA_AWAY
+            return QueryEnd.KAFKA_AWAY
         mode = self._mode_switch.mode if self._topics.have_slots() and not once else mode_switch.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
         host, bind = task_server.addresses(self._one_by_one.sparkContext)
@@ -201,14 +201,14 @@ class RealtimeLane:
             query = _Query(self._start(start, server, mode, once=once), server, mode, self._topics.total, once)
             try:
                 outcome = self._watch(query, watch)
-                if outcome is not Outcome.FAULT:
+                if outcome is not QueryEnd.FAULT:
                     self._stop_tasks(query)
             finally:
                 self._end(query.streaming_query)
                 self._collect(query, watch)
         finally:
             server.close()
-        if outcome is Outcome.FAULT:
+        if outcome is QueryEnd.FAULT:
             self._count_restart(server.fault() or "")
         return outcome
 
@@ -275,23 +275,23 @@ class RealtimeLane:
 
     # While it runs.
 
-    def _watch(self, query: _Query, watch: health.Watch) -> Outcome:
+    def _watch(self, query: _Query, watch: health.Watch) -> QueryEnd:
         looked_at, reported = time.monotonic(), -1
         while query.streaming_query.isActive:
             if self._stop.is_set():
-                return Outcome.STOP
+                return QueryEnd.STOP
             delay_s = self._collect(query, watch)
             if (fault := query.server.fault()) is not None:
                 return _outcome_after(fault)
             if self._switches_mode(query, delay_s):
-                return Outcome.REPLAN
+                return QueryEnd.REPLAN
             now = time.monotonic()
             if now - looked_at > TOPICS_EVERY_S:
                 looked_at, before = now, self._topics.partitions
                 self._topics.find()
                 if self._topics.partitions != before and query.mode is mode_switch.Mode.REALTIME:
                     log.info("lane %s restarts for %d partitions of its topics", NAME, self._topics.total)
-                    return Outcome.REPLAN
+                    return QueryEnd.REPLAN
             reported = self._report_progress(query, watch, reported)
             time.sleep(POLL_S)
         return self._outcome_of(query)
@@ -306,7 +306,7 @@ class RealtimeLane:
         if query.server.has_advanced:
             self._restarts = 0
         if query.server.running_tasks >= query.partitions or query.mode is mode_switch.Mode.CATCHING_UP:
-            watch.enter(health.Phase.RUNNING)
+            watch.enter(health.QueryPhase.RUNNING)
             watch.wait_for(None)  # a quiet lane reaches no new position
         watch.reach(query.server.positions)
         return reports.delay_s
@@ -362,15 +362,15 @@ class RealtimeLane:
         while query.streaming_query.isActive and query.server.running_tasks and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
 
-    def _outcome_of(self, query: _Query) -> Outcome:
+    def _outcome_of(self, query: _Query) -> QueryEnd:
         """Return why a query ended by itself; raise LaneFailed if a restart would not help."""
         failure = query.streaming_query.exception()
         if failure is None:
-            return Outcome.DONE
+            return QueryEnd.DONE
         text = str(failure)
         if outage.is_kafka_outage(text):
             log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
-            return Outcome.KAFKA_AWAY
+            return QueryEnd.KAFKA_AWAY
         if (fault := query.server.fault()) is not None:
             return _outcome_after(fault)
         folders = disk_space.folders(self._in_batches, self._config.spark.checkpoint)
@@ -390,10 +390,10 @@ class RealtimeLane:
             )
 
 
-def _outcome_after(fault: str) -> Outcome:
+def _outcome_after(fault: str) -> QueryEnd:
     """Log the fault of a task, and return why the query ends: KAFKA_AWAY if the schema registry did not answer, else FAULT."""
     if outage.is_schema_outage(fault):
         log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
-        return Outcome.KAFKA_AWAY
+        return QueryEnd.KAFKA_AWAY
     log.warning(RESTARTS, NAME, fault)
-    return Outcome.FAULT
+    return QueryEnd.FAULT

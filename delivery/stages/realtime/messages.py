@@ -18,7 +18,7 @@ from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChange
 from delivery.webhooks.scheduling import deferral
 
 
-class State(enum.StrEnum):
+class TaskState(enum.StrEnum):
     """The state of a task of the real-time lane."""
 
     RUNNING = "running"
@@ -27,7 +27,7 @@ class State(enum.StrEnum):
     DONE = "done"
     """The task has read all of its records, and their results are written."""
     FAILED = "failed"
-    """The task fails, for the reason in `Report.failure`. Results of some of its deliveries may be missing in Kafka."""
+    """The task fails, for the reason in `TaskReport.failure`. Results of some of its deliveries may be missing in Kafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TaskReport:
     """A task's report to the driver, about the time since its last report.
 
     The task sends its first report before it reads any record.
@@ -49,7 +49,7 @@ class Report:
 
     task: int
     """The number of the task in its stage."""
-    state: State = State.RUNNING
+    state: TaskState = TaskState.RUNNING
     failure: str = ""
     """Why the task fails: class and text of the error. Empty in any state but FAILED."""
     known: Known = field(default_factory=Known)

@@ -141,7 +141,7 @@ class RealtimeTask:
             self._task.finish()
             self._is_ended = True
             self._over.set()
-            self._send_last_report(messages.State.STOPPED if is_stopped else messages.State.DONE)
+            self._send_last_report(messages.TaskState.STOPPED if is_stopped else messages.TaskState.DONE)
 
     def await_end_of_query(self) -> None:
         """If the task was stopped or given up, wait until Spark ends this process. Otherwise do not wait.
@@ -170,7 +170,7 @@ class RealtimeTask:
             self._writer.join(DRAIN_S)
             self._task.flush()
             why = "" if self._lane.failure is None else f"{type(self._lane.failure).__name__}: {self._lane.failure}"
-            self._send_last_report(messages.State.FAILED, why or "its input ended early")
+            self._send_last_report(messages.TaskState.FAILED, why or "its input ended early")
 
     def _write(self) -> None:
         try:
@@ -211,7 +211,7 @@ class RealtimeTask:
                 self._number, exc,
             )  # fmt: skip
             self._lane.fail(exc)
-            self._send_last_report(messages.State.FAILED, f"{type(exc).__name__}: {exc}")
+            self._send_last_report(messages.TaskState.FAILED, f"{type(exc).__name__}: {exc}")
 
     def _require_well(self) -> None:
         if self._lane.failure is not None:
@@ -221,23 +221,23 @@ class RealtimeTask:
 
     def _exchange(self) -> messages.DriverUpdate:
         with self._exchanging:
-            self._link.send(self._next_report(messages.State.RUNNING))
+            self._link.send(self._next_report(messages.TaskState.RUNNING))
             update: messages.DriverUpdate = self._link.receive()
         self._here.now_s.record_stamp(update.driver_s)
         return update
 
-    def _send_last_report(self, state: messages.State, failure: str = "") -> None:
+    def _send_last_report(self, state: messages.TaskState, failure: str = "") -> None:
         try:
             with self._exchanging:
                 self._link.send(self._next_report(state, failure))
         except channel.ChannelBroken as exc:
-            if state is messages.State.DONE:
+            if state is messages.TaskState.DONE:
                 raise
             log.info("the last report of task %d of lane realtime did not reach the driver: %s", self._number, exc)
 
-    def _next_report(self, state: messages.State, failure: str = "") -> messages.Report:
+    def _next_report(self, state: messages.TaskState, failure: str = "") -> messages.TaskReport:
         total, gone, unresponsive = report_buffer.buffer().drain()
-        report = messages.Report(
+        report = messages.TaskReport(
             task=self._number,
             state=state,
             failure=failure,

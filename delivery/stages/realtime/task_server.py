@@ -41,7 +41,7 @@ def addresses(context: SparkContext) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReports:
-    """The sum of the reports of all tasks since the last `TaskServer.drain`. The fields are those of `messages.Report`."""
+    """The sum of the reports of all tasks since the last `TaskServer.drain`. The fields are those of `messages.TaskReport`."""
 
     tally: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
@@ -50,7 +50,7 @@ class TaskReports:
     delay_s: float = 0.0
     """The longest `delay_s` of all reports, in seconds."""
 
-    def plus(self, report: messages.Report) -> TaskReports:
+    def plus(self, report: messages.TaskReport) -> TaskReports:
         """Return the sum with one more report."""
         return TaskReports(
             tally=self.tally + report.tally,
@@ -199,11 +199,11 @@ class TaskServer:
                 )
                 self._record_loss(name, str(exc))
 
-    def _converse(self, name: int, with_task: channel.Channel, report: messages.Report) -> None:
+    def _converse(self, name: int, with_task: channel.Channel, report: messages.TaskReport) -> None:
         is_first = True
         while True:
             self._record(name, report)
-            if report.state is not messages.State.RUNNING:
+            if report.state is not messages.TaskState.RUNNING:
                 return
             update, is_stopping = self._update_for(report.known), self._is_stopping
             with self._lock:
@@ -225,18 +225,18 @@ class TaskServer:
                 with_task.wait_without_timeout()
             report = with_task.receive()
 
-    def _record(self, name: int, report: messages.Report) -> None:
+    def _record(self, name: int, report: messages.TaskReport) -> None:
         with self._lock:
             self._heard = self._heard.plus(report)
             for place, at in report.next_offsets.items():
                 before = self._next.get(place, 0)
                 self._has_advanced |= at > before
                 self._next[place] = max(at, before)
-            if report.state is messages.State.RUNNING:
+            if report.state is messages.TaskState.RUNNING:
                 self._running[name] = (report.task, self._clock())
                 return
             self._running.pop(name, None)
-            if report.state is messages.State.FAILED:
+            if report.state is messages.TaskState.FAILED:
                 self._faults.append(f"task {report.task} failed: {report.failure}")
 
     def _record_loss(self, name: int, why: str) -> None:

@@ -32,8 +32,8 @@ class LookupSource:
     """The settings with which a task looks up the registry in Postgres. No repr shows the secrets in `database` and `keys`."""
 
     REFRESHED: ClassVar[str] = "revision"
-    database: settings.Database
-    keys: settings.Keys
+    database: settings.DatabaseSettings
+    keys: settings.KeysSettings
     """The key ring that opens customers' secrets."""
     guard: guard.Guard
     """The rules by which a row with a forbidden address or header is quarantined."""

@@ -60,7 +60,7 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy, self._cluster, self._watches, self._clock = policy, cluster, watches, clock
-        self._state = decision.State(wanted=policy.min_executors)
+        self._state = decision.ScalingState(wanted=policy.min_executors)
         self._asked: int | None = None
         self._shuffles = size.Shuffles()
         self._planned = policy.min_executors
@@ -117,7 +117,7 @@ class Controller:
                 REMOVE_WITHIN_S,
             )
 
-    def _report(self, decided: decision.Decision, before: int, registered: int) -> None:
+    def _report(self, decided: decision.ScalingDecision, before: int, registered: int) -> None:
         metrics.EXECUTORS.set(registered)
         metrics.EXECUTORS_WANTED.set(decided.wanted)
         for reason in decision.Reason:
@@ -158,7 +158,7 @@ def _load(watch: health.Watch) -> load.Load:
     facts, backlog = watch.facts(), watch.backlog
     return load.Load(
         at_s=backlog.at_s,
-        lag=backlog.lag if facts.phase is health.Phase.RUNNING else None,
+        lag=backlog.lag if facts.phase is health.QueryPhase.RUNNING else None,
         handled=backlog.handled,
         handled_at_s=backlog.handled_at_s,
         partitions=backlog.partitions,

@@ -69,7 +69,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ScalingState:
     """The state that one decision leaves for the next."""
 
     wanted: int
@@ -84,7 +84,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ScalingDecision:
     """The wanted number of executors, and its reason."""
 
     wanted: int
@@ -94,10 +94,12 @@ class Decision:
     drain_s: float
     """Seconds until the registered executors have drained the lag of `lane`; infinite: never, or unknown. 0 also for a lane
     that has no measured throughput and is not behind."""
-    state: State
+    state: ScalingState
 
 
-def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float) -> Decision:
+def decide(
+    state: ScalingState, seen: Mapping[str, load.Load], policy: Policy, *, executors: int, now_s: float
+) -> ScalingDecision:
     """Return the decision after one more observation: the load `seen` of each lane, and the number of registered `executors`.
 
     `now_s` is the time of the observation, in monotonic seconds.
@@ -107,7 +109,7 @@ def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, execu
         if lane := next((name for name, lane_load in seen.items() if is_so(lane_load)), None):
             paused = {name: dataclasses.replace(known, window=(), measuring_since=None) for name, known in state.lanes.items()}
             after = dataclasses.replace(state, wanted=kept, lanes=paused, sufficed=())
-            return Decision(wanted=kept, reason=reason, lane=lane, drain_s=math.inf, state=after)
+            return ScalingDecision(wanted=kept, reason=reason, lane=lane, drain_s=math.inf, state=after)
     lanes = {name: state.lanes.get(name, load.Measured()).observed(newest, executors) for name, newest in seen.items()}
     needs = {name: _need(known, kept, policy, executors) for name, known in lanes.items()}
     lane = max(needs, key=lambda name: needs[name].urgency)
@@ -115,12 +117,12 @@ def decide(state: State, seen: Mapping[str, load.Load], policy: Policy, *, execu
     begins_s = now_s - policy.scale_in_after_s
     sufficed = (*((at_s, number) for at_s, number in state.sufficed if at_s > begins_s), (now_s, enough))
     older = [(at_s, number) for at_s, number in state.sufficed if at_s <= begins_s]
-    after = State(wanted=kept, lanes=lanes, sufficed=(*older[-1:], *sufficed), fell_at_s=state.fell_at_s)
+    after = ScalingState(wanted=kept, lanes=lanes, sufficed=(*older[-1:], *sufficed), fell_at_s=state.fell_at_s)
     wanted, reason = _number(needs[lane], after, policy, now_s=now_s)
     if reason is Reason.ENOUGH and any(known.lag is None for known in lanes.values()):
         reason = Reason.UNKNOWN
     after = dataclasses.replace(after, wanted=wanted, fell_at_s=now_s if wanted < kept else state.fell_at_s)
-    return Decision(wanted=wanted, reason=reason, lane=lane, drain_s=needs[lane].drain_s, state=after)
+    return ScalingDecision(wanted=wanted, reason=reason, lane=lane, drain_s=needs[lane].drain_s, state=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,7 @@ def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, ex
     return _Need(drain_s=drain_s, more=max(more, kept), useful=useful, sufficient=kept)
 
 
-def _number(need: _Need, state: State, policy: Policy, *, now_s: float) -> tuple[int, Reason]:
+def _number(need: _Need, state: ScalingState, policy: Policy, *, now_s: float) -> tuple[int, Reason]:
     kept, more = state.wanted, min(need.more, need.useful)
     if policy.bounded(more) > kept:
         return policy.bounded(more), Reason.LAG

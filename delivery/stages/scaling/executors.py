@@ -62,7 +62,7 @@ class SparkExecutors:
         return list(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(names))
 
 
-def cores(config: settings.Spark) -> int:
+def cores(config: settings.SparkSettings) -> int:
     """Return the number of tasks that an executor runs at once, by the settings of Spark.
 
     Raise SettingsError if the number of executors cannot be scaled with these settings.

@@ -17,7 +17,9 @@ from delivery.webhooks.batching import batcher
 from delivery.webhooks.state import backlog
 
 
-def batch(routed: DataFrame, look_ahead_ms: int, pending: Accumulator[backlog.Pending], tools: task_context.Tools) -> DataFrame:
+def batch(
+    routed: DataFrame, look_ahead_ms: int, pending: Accumulator[backlog.ShardBacklog], tools: task_context.Tools
+) -> DataFrame:
     """Return the batches that are due, in rows that `shard_state.items_of` reads.
 
     `routed` is the result of `route.route`. A batch may leave up to `look_ahead_ms` before its due time. The tasks add to

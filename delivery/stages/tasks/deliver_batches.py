@@ -21,7 +21,7 @@ from delivery.webhooks.scheduling import deferral
 def deliver_batches(
     batches: DataFrame,
     tools: task_context.Tools,
-    source: registries.Source,
+    source: registries.RegistrySource,
     parallelism: int,
     *,
     suppressed: deferral.SuppressedEndpoints,
@@ -44,7 +44,7 @@ class DeliverBatchesPartition:
     """The function that Spark calls for a partition of due batches: deliver them, write the results, yield no rows."""
 
     tools: task_context.Tools
-    source: registries.Source
+    source: registries.RegistrySource
     suppressed: deferral.SuppressedEndpoints
     work_log: CompletedWork
 

@@ -32,7 +32,7 @@ NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMN
 def deliver(
     records: DataFrame,
     tools: task_context.Tools,
-    source: registries.Source,
+    source: registries.RegistrySource,
     parallelism: int,
     *,
     suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
@@ -67,7 +67,7 @@ class DeliverPartition:
     """The function that Spark calls for a partition of records: deliver them, write the results, yield no rows."""
 
     tools: task_context.Tools
-    source: registries.Source
+    source: registries.RegistrySource
     suppressed: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
     work_log: CompletedWork | None = None
 

@@ -23,7 +23,7 @@ from delivery.webhooks.routing import registries
 def deliver_leases(
     leases: DataFrame,
     tools: task_context.Tools,
-    source: registries.Source,
+    source: registries.RegistrySource,
     parallelism: int,
     *,
     settle_s: float,
@@ -47,7 +47,7 @@ class DeliverLeasesPartition:
     """
 
     tools: task_context.Tools
-    source: registries.Source
+    source: registries.RegistrySource
     settle_s: float
     work_log: CompletedWork | None = None
 

@@ -22,7 +22,7 @@ from delivery.registry_model import EndpointId
 from delivery.webhooks.results import attempt_log, counters
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.results import Results
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 Term_contra = TypeVar("Term_contra", contravariant=True)
 
@@ -46,14 +46,14 @@ class CountersParam(AccumulatorParam[Counters]):
         return value1 + value2
 
 
-class PendingParam(AccumulatorParam[Pending]):
+class PendingParam(AccumulatorParam[ShardBacklog]):
     """Add the backlogs of shards in a Spark accumulator."""
 
-    def zero(self, _: Pending) -> Pending:
+    def zero(self, _: ShardBacklog) -> ShardBacklog:
         """Return an empty backlog."""
-        return Pending()
+        return ShardBacklog()
 
-    def addInPlace(self, value1: Pending, value2: Pending) -> Pending:  # noqa: N802  # Spark's name
+    def addInPlace(self, value1: ShardBacklog, value2: ShardBacklog) -> ShardBacklog:  # noqa: N802  # Spark's name
         """Return the sum of both."""
         return value1 + value2
 

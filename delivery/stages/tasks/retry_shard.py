@@ -37,7 +37,7 @@ def take_leases(
     records: DataFrame,
     policy: window.ShardPolicy,
     look_ahead_ms: int,
-    pending: Accumulator[backlog.Pending],
+    pending: Accumulator[backlog.ShardBacklog],
     tools: task_context.Tools,
     *,
     topic: str,
@@ -77,21 +77,21 @@ class SpreadPartition:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
         # Each shard checks its due times in every micro-batch, also without records.
-        yield from route.written([route.Row(key) for key in self.shard_keys])
+        yield from route.written([route.RoutedRow(key) for key in self.shard_keys])
         read_until: dict[int, int] = {}
         for batch in batches:
             columns = [batch.column(name).to_pylist() for name in COLUMNS]
             # The last record of a partition decides. The newest time would be that of the worker with the fastest clock.
             read_until |= zip(columns[0], columns[2], strict=True)
             yield from route.written(
-                route.Row(self._shard_key_of(key), key=_place.pack(partition, offset), value=value)
+                route.RoutedRow(self._shard_key_of(key), key=_place.pack(partition, offset), value=value)
                 for partition, offset, _, key, value in zip(*columns, strict=True)
                 if key is not None and value is not None
             )
         if read_until:
             # To all shards: each partition may have the report of any shard.
             least_ms = _time.pack(min(read_until.values()))
-            yield from route.written([route.Row(key, value=least_ms) for key in self.shard_keys])
+            yield from route.written([route.RoutedRow(key, value=least_ms) for key in self.shard_keys])
         task.finish()
 
     def _shard_key_of(self, key: bytes) -> int:

@@ -24,7 +24,7 @@ and the value. A row without key and value makes the shard check its due times."
 _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-class Row(NamedTuple):
+class RoutedRow(NamedTuple):
     """A row for a shard of the lane's state, with the columns of SCHEMA."""
 
     shard: int
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 def route(
     records: DataFrame,
     tools: task_context.Tools,
-    source: registries.Source,
+    source: registries.RegistrySource,
     parallelism: int,
     *,
     shard_keys: tuple[int, ...],
@@ -62,7 +62,7 @@ class RoutePartition:
     """
 
     tools: task_context.Tools
-    source: registries.Source
+    source: registries.RegistrySource
     shard_keys: tuple[int, ...]
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
@@ -73,18 +73,18 @@ class RoutePartition:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)
         # Each shard checks its due times in every micro-batch, also without records.
-        yield from written([Row(key) for key in self.shard_keys])
+        yield from written([RoutedRow(key) for key in self.shard_keys])
         read = map(deliver_events.records, batches)
         for collected in task.worker.collect(read, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
             if not self.rejects:
                 found = collected.results.rejections
                 collected.results.rejections = [rejection for rejection in found if rejection.reason in intake.LANE_SPECIFIC]
             task.write(collected.results)
-            yield from written(Row(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
+            yield from written(RoutedRow(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
         task.finish()
 
 
-def written(out: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+def written(out: Iterable[RoutedRow]) -> Iterator[pa.RecordBatch]:
     """Yield these rows as Arrow batches of SCHEMA. Each has values of at most `arrow.MAX_BATCH_BYTES`, or one larger value."""
     for chunk in chunking.chunks(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
         shards, keys, values = zip(*chunk, strict=True)

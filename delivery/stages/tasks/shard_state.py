@@ -24,7 +24,7 @@ from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from delivery.webhooks.state import chunking
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 ROW_BYTES = 256 * 1024
 """Most bytes of items in one output row; a larger item has a row of its own. A row costs about 10 µs, whatever its size, and
@@ -52,7 +52,7 @@ class Decided(NamedTuple):
     """Numbers of the segments to remove."""
     written: bytes | None
     """The new index; None: the shard did not change, and neither index nor segments are written."""
-    pending: Pending
+    pending: ShardBacklog
     """The backlog: the items that still wait in the shard."""
 
 
@@ -74,7 +74,7 @@ class Decide(Protocol):
 
 
 def decide_shards(
-    rows: DataFrame, decide: Decide, pending: Accumulator[Pending], begin: Callable[[], RunningTask]
+    rows: DataFrame, decide: Decide, pending: Accumulator[ShardBacklog], begin: Callable[[], RunningTask]
 ) -> DataFrame:
     """Return the batches or leases to deliver now, in rows that `items_of` reads. "Now" is the start of the micro-batch.
 
@@ -127,7 +127,7 @@ def _leave_open(connection: Any) -> None:
 class Shard(StatefulProcessor):
     """The processor that Spark calls for each shard in each micro-batch: read the shard's state, decide, write the state."""
 
-    def __init__(self, decide: Decide, pending: Accumulator[Pending], begin: Callable[[], RunningTask]) -> None:
+    def __init__(self, decide: Decide, pending: Accumulator[ShardBacklog], begin: Callable[[], RunningTask]) -> None:
         self._decide = decide
         self._pending = pending
         self._begin = begin

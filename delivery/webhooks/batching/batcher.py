@@ -24,7 +24,7 @@ import msgspec
 from delivery.model import LeaveReason
 from delivery.webhooks.batching import segment
 from delivery.webhooks.state import compaction, versioning
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
@@ -65,7 +65,7 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
         return self.oldest_ms + self.bounds.max_wait_ms
 
 
-class Index(msgspec.Struct, array_like=True):
+class BatchIndex(msgspec.Struct, array_like=True):
     """The state of one shard, without its segments."""
 
     next_number: int = 0
@@ -86,10 +86,10 @@ class Index(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True, kw_only=True)
-class Decision:
+class BatchingDecision:
     """The batches that a shard sends now, and the changes of its state. No number is in both `append` and `drop`."""
 
-    index: Index
+    index: BatchIndex
     changed: bool = False
     """True if the state of the shard changed and has to be written."""
     batches: list[bytes] = field(default_factory=list)
@@ -100,10 +100,10 @@ class Decision:
     """Numbers of the segments to delete."""
 
 
-def backlog_of(decision: Decision) -> Pending:
+def backlog_of(decision: BatchingDecision) -> ShardBacklog:
     """Return the events that wait in one shard after a decision: their number, bytes, oldest arrival and next due time."""
     events, size = decision.index.totals()
-    return Pending(
+    return ShardBacklog(
         shards=1,
         events=events,
         size=size,
@@ -113,27 +113,27 @@ def backlog_of(decision: Decision) -> Pending:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Index)
+_decoder = msgspec.msgpack.Decoder(BatchIndex)
 
 
-def encoded(index: Index) -> bytes:
+def encoded(index: BatchIndex) -> bytes:
     """Return the index of a shard as bytes for Spark's state."""
     return versioning.versioned(VERSION, _encoder.encode(index))
 
 
-def decoded(written: bytes | None) -> Index:
+def decoded(written: bytes | None) -> BatchIndex:
     """Return the index that `encoded` wrote. None or empty bytes: a new shard, with an empty index.
 
     Raise StateUnreadable for the bytes of another VERSION.
     """
     if not written:
-        return Index()
+        return BatchIndex()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the batch lane"))
 
 
 def decide(
-    index: Index, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, look_ahead_ms: int
-) -> Decision:
+    index: BatchIndex, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, look_ahead_ms: int
+) -> BatchingDecision:
     """Decide which batches of a shard are sent now; return them with the changes of the state. `index` is changed in place.
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment with a given number. A
@@ -147,7 +147,7 @@ def decide(
 class _Batcher:
     """Make one decision of one shard. Used once. Batches with a due time up to `until_ms` are sent."""
 
-    def __init__(self, index: Index, read: Callable[[int], bytes], until_ms: int) -> None:
+    def __init__(self, index: BatchIndex, read: Callable[[int], bytes], until_ms: int) -> None:
         self._index = index
         self._read = read
         self._until_ms = until_ms
@@ -155,9 +155,9 @@ class _Batcher:
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
         """By number of a segment: how many endpoints' events in this segment are sent now, and were not taken out yet."""
-        self._decision = Decision(index=index)
+        self._decision = BatchingDecision(index=index)
 
-    def decide(self, arrived: Iterable[bytes]) -> Decision:
+    def decide(self, arrived: Iterable[bytes]) -> BatchingDecision:
         kept = self._gathered(arrived)
         immediate = {key for key, batch in kept.items() if batch.mark == segment.Mark.IMMEDIATE}
         # If all waits are short, these are all events. They never enter the index, and are sent after the stored events.

@@ -102,7 +102,7 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
         )
 
 
-class Item(NamedTuple):
+class SegmentItem(NamedTuple):
     """A packed event, with its size and time of arrival."""
 
     packed: bytes
@@ -139,7 +139,7 @@ class PendingBatch:
     customer_id: CustomerId
     bounds: Bounds
     mark: int = Mark.WAITS
-    items: list[Item] = field(default_factory=list)
+    items: list[SegmentItem] = field(default_factory=list)
     subscription_ids: list[SubscriptionId] = field(default_factory=list)
     """For each item the subscription by which the event is due."""
     size: int = 0
@@ -152,7 +152,7 @@ class PendingBatch:
         """Return the endpoint's key: `customer id/endpoint id`. Another customer may register the same endpoint id later."""
         return f"{self.customer_id}/{self.endpoint_id}"
 
-    def add(self, item: Item, subscription_id: SubscriptionId) -> None:
+    def add(self, item: SegmentItem, subscription_id: SubscriptionId) -> None:
         """Append an item, and the subscription by which it is due."""
         self.items.append(item)
         self.subscription_ids.append(subscription_id)
@@ -254,7 +254,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     return Bounds(batching.max_events, max_wait_ms - less_ms, batching.max_bytes)
 
 
-def item(event: Event, now_ms: int) -> Item:
+def item(event: Event, now_ms: int) -> SegmentItem:
     """Return an event as an item that arrived at the time of its record or at `now_ms`, whichever is earlier."""
     topic, partition, offset, appended_at_ms, _, headers, _ = event.record
     # The bytes of a Packed. Making one first would take 1.5 times as long.
@@ -274,7 +274,7 @@ def item(event: Event, now_ms: int) -> Item:
         size += len(orjson.dumps(event.json_type))
     packed = _encoder.encode(fields)
     # Kafka headers are in no body, but travel with the event: a deferred batch is one record with all of them.
-    return Item(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
+    return SegmentItem(packed, max(size, len(packed)), min(appended_at_ms, now_ms))
 
 
 def unpacked(packed: bytes) -> Packed:
@@ -342,7 +342,7 @@ def _encoded(batches: list[PendingBatch], places: dict[int, int]) -> bytes:
 def decoded(written: bytes) -> list[PendingBatch]:
     """Return the pending batches of a segment that `encoded` wrote. Raise StateUnreadable for the bytes of another VERSION."""
     read = _segments.decode(versioning.read(written, VERSION, "a segment of the batch lane"))
-    items = list(map(Item, read.packed, read.sizes, read.arrived_at_ms))
+    items = list(map(SegmentItem, read.packed, read.sizes, read.arrived_at_ms))
     return [
         PendingBatch(
             endpoint_id=batch.endpoint_id,

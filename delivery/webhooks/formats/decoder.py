@@ -46,7 +46,7 @@ class Formats:
     """Most schemas in the cache. The least recently used are dropped."""
 
 
-class Reader(Protocol):
+class PayloadReader(Protocol):
     """Reads schemas from the schema registry. Called outside the event loop's thread, because a call may wait."""
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
@@ -67,7 +67,7 @@ class Decoder:
     """Read events from records. In topics that match `formats.topic_pattern`, decode framed values by their schema first."""
 
     def __init__(
-        self, formats: Formats, layout: parsing.Layout, reader: Reader, clock: Callable[[], float] = time.monotonic
+        self, formats: Formats, layout: parsing.Layout, reader: PayloadReader, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pattern = re.compile(formats.topic_pattern)
         self._layout = layout

@@ -91,7 +91,7 @@ class _Opening:
 _opening: contextvars.ContextVar[_Opening] = contextvars.ContextVar("opening")
 
 
-class Connection(http_connection.Connection):
+class Connection(http_connection.HttpConnection):
     """An open connection of the pool, with its origin."""
 
     origin: Origin

@@ -24,7 +24,7 @@ SWITCHING_PROTOCOLS = 101
 _NOT_HTTP = "the answer is not HTTP, or its head is beyond the bounds"
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection that carries one request at a time. aiohttp's connector creates it; httptools calls it back.
 
     Guarantee: the future of `send` ends once, with a failure or with the response to the request of that call. Bytes that no

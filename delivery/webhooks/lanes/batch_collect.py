@@ -30,17 +30,17 @@ from delivery.webhooks.sending import payload
 _owner_shard = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
-class Row(NamedTuple):
+class SegmentRow(NamedTuple):
     """A segment for one shard, as Spark shuffles it."""
 
     shard: int
     segment: bytes
 
 
-class _Due(NamedTuple):
+class _DueBatches(NamedTuple):
     """The matches of one event: those to collect in batches, and the outcomes of those that are skipped."""
 
-    collected: list[tuple[segment.Item, matching.Match]]
+    collected: list[tuple[segment.SegmentItem, matching.Match]]
     skipped: list[Outcome[Delivery]]
 
 
@@ -48,7 +48,7 @@ class _Due(NamedTuple):
 class Collected:
     """The segments with the due events of some records, and the results: skips, rejections and, at the end, receipts."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SegmentRow] = field(default_factory=list)
     results: Results = field(default_factory=Results)
 
 
@@ -115,7 +115,7 @@ class Collector:
         )
         return Collected(rows=list(self._rows(batches)), results=results)
 
-    def _add(self, item: segment.Item, match: matching.Match) -> None:
+    def _add(self, item: segment.SegmentItem, match: matching.Match) -> None:
         endpoint = match.endpoint
         batch = self._open.get(endpoint.endpoint_id) or self._new_batch(endpoint)
         bounds = batch.bounds
@@ -147,15 +147,15 @@ class Collector:
         return batch
 
     @staticmethod
-    def _rows(batches: dict[int, list[segment.PendingBatch]]) -> Iterator[Row]:
+    def _rows(batches: dict[int, list[segment.PendingBatch]]) -> Iterator[SegmentRow]:
         for shard, of_shard in batches.items():
             for written, _ in segment.encoded(of_shard):
-                yield Row(shard, written)
+                yield SegmentRow(shard, written)
 
 
-def _match_event(now_ms: int, event: Event, due: list[matching.Match]) -> _Due:
-    prepared = _Due([], [])
-    items: dict[EndpointPayload, segment.Item] = {}
+def _match_event(now_ms: int, event: Event, due: list[matching.Match]) -> _DueBatches:
+    prepared = _DueBatches([], [])
+    items: dict[EndpointPayload, segment.SegmentItem] = {}
     for match in due:
         skip = matching.skip_reason(match.subscription)
         if skip is None:

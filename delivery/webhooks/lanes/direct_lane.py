@@ -24,7 +24,7 @@ RECORDS_BETWEEN_IO = 32
 wait to be read."""
 
 
-class _Due(NamedTuple):
+class _DueDeliveries(NamedTuple):
     """The due deliveries of one event: those to attempt, and the outcomes of those that are skipped or deferred."""
 
     deliveries: list[Delivery]
@@ -102,12 +102,12 @@ class DirectLane:
         """Send nothing more, and cancel the attempts that the task awaits. Called when the results are no longer read."""
         self._dispatcher.abandon()
 
-    def _prepared(self, event: Event, due: list[matching.Match]) -> _Due:
+    def _prepared(self, event: Event, due: list[matching.Match]) -> _DueDeliveries:
         """Split the matches of an event into deliveries to attempt, and outcomes of those to skip or defer.
 
         Deliveries that an earlier run has completed are left out.
         """
-        prepared = _Due([], [])
+        prepared = _DueDeliveries([], [])
         contents: dict[tuple[ContentMode, EndpointPayload], payload.Content] = {}
         decoded = event
         for match in due:

@@ -15,7 +15,7 @@ from delivery.webhooks.scheduling import dispatch
 class DrainGate:
     """A sender for one Spark task or one slice, around `sender`. After `close`, `attempt` waits until it is cancelled."""
 
-    def __init__(self, sender: dispatch.Sender) -> None:
+    def __init__(self, sender: dispatch.DispatchSender) -> None:
         self._sender = sender
         self._in_flight = 0
         self._is_closed = False

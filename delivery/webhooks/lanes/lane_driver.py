@@ -62,7 +62,7 @@ def _unchanged(results: Results) -> Results:
     return results
 
 
-class Lane(Protocol):
+class DrivenLane(Protocol):
     """A lane in one Spark task, such as DirectLane or BatchLane. `submit`, `drain` and `finish` return each result once."""
 
     async def submit(self, chunk: Iterable[Any], /) -> Results:
@@ -82,14 +82,14 @@ class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
     `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state
-    of the worker to the results that come from the beginning of `Lane.finish` on. It is called in the event loop, because
+    of the worker to the results that come from the beginning of `DrivenLane.finish` on. It is called in the event loop, because
     attempts and other tasks change this state there.
     """
 
     def __init__(
         self,
         thread: LoopThread,
-        lane: Lane,
+        lane: DrivenLane,
         gate: drain_gate.DrainGate,
         require_jvm: Callable[[], None],
         complete: Callable[[Results], Results],

@@ -73,7 +73,7 @@ class _OpenSlice:
     """True while the slice takes records, which may wait for a schema or for the dispatcher. The slice must not end then."""
 
 
-class RealtimeLane:
+class RealtimeSlices:
     """Deliver records from the task's thread in the event loop `loop`, and queue the results.
 
     `begin` creates a slice, in the loop. `next_offsets` has, for partitions where it is known, the offset at which the task

@@ -66,7 +66,7 @@ class RetryLane:
 
     def __init__(
         self,
-        sender: lease_runner.Sender,
+        sender: lease_runner.LeaseSender,
         bounds: limits.Limits,
         *,
         paces: limits.Paces,

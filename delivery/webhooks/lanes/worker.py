@@ -159,7 +159,7 @@ class Worker:
     def deliver(
         self,
         batches: Iterable[Iterable[Record]],
-        source: registries.Source,
+        source: registries.RegistrySource,
         suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
@@ -178,7 +178,7 @@ class Worker:
         suppressed: deferral.SuppressedEndpoints,
         ended: completed_work.CompletedKeys,
         next_offsets: Mapping[realtime_lane.Place, int],
-    ) -> realtime_lane.RealtimeLane:
+    ) -> realtime_lane.RealtimeSlices:
         """Return a real-time lane for a long task.
 
         `registry` is called in the event loop each time a slice begins. `suppressed` is read in the loop for each delivery, and
@@ -189,14 +189,14 @@ class Worker:
             lane = self._lanes.direct(self._follow(registry()), suppressed, ended)
             return realtime_lane.Slice(lane, self._lanes.gate)
 
-        return realtime_lane.RealtimeLane(self._thread.loop, begin, next_offsets, self._with_worker_state)
+        return realtime_lane.RealtimeSlices(self._thread.loop, begin, next_offsets, self._with_worker_state)
 
     def call_in_loop(self, change: Callable[[], None]) -> None:
         """Schedule a call of `change` in the event loop. Called in any thread."""
         self._thread.call_soon(change)
 
     def collect(
-        self, batches: Iterable[Iterable[Record]], source: registries.Source, *, shards: int, immediate_flush_s: float
+        self, batches: Iterable[Iterable[Record]], source: registries.RegistrySource, *, shards: int, immediate_flush_s: float
     ) -> Iterator[batch_collect.Collected]:
         """Collect the records of a task of the batch lane into segments, by the registry in `source`.
 
@@ -213,7 +213,7 @@ class Worker:
     def deliver_batches(
         self,
         batches: Iterable[bytes],
-        source: registries.Source,
+        source: registries.RegistrySource,
         suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
@@ -243,7 +243,7 @@ class Worker:
     def retry(
         self,
         leases: Iterable[bytes],
-        source: registries.Source,
+        source: registries.RegistrySource,
         settle_s: float,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[retry_lane.LeaseResults]:
@@ -301,7 +301,7 @@ class Worker:
         """Return the results of background attempts that were written since the last call, for a task to count."""
         return self._background_results.written()
 
-    def _driver(self, lane: lane_driver.Lane) -> lane_driver.LaneDriver:
+    def _driver(self, lane: lane_driver.DrivenLane) -> lane_driver.LaneDriver:
         return lane_driver.LaneDriver(self._thread, lane, self._lanes.gate, self._require_jvm, self._with_worker_state)
 
     def _require_jvm(self) -> None:
@@ -323,24 +323,24 @@ class Worker:
         return results
 
     async def _begin_direct_lane(
-        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+        self, source: registries.RegistrySource, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
         return self._lanes.direct(self._registry_from(source), suppressed, ended, pauses_partitions=True)
 
     async def _begin_batch_lane(
-        self, source: registries.Source, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+        self, source: registries.RegistrySource, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         return self._lanes.batch(self._registry_from(source), suppressed, ended)
 
     async def _begin_collecting(
-        self, source: registries.Source, shards: int, immediate_flush_s: float
+        self, source: registries.RegistrySource, shards: int, immediate_flush_s: float
     ) -> batch_collect.Collector:
         return self._lanes.collector(self._registry_from(source), shards=shards, immediate_flush_s=immediate_flush_s)
 
-    async def _registry_for_leases(self, source: registries.Source) -> registries.Registry:
+    async def _registry_for_leases(self, source: registries.RegistrySource) -> registries.Registry:
         return self._registry_from(source)
 
-    def _registry_from(self, source: registries.Source) -> registries.Registry:
+    def _registry_from(self, source: registries.RegistrySource) -> registries.Registry:
         return self._follow(source.registry(self._registry))
 
     def _follow(self, registry: registries.Registry) -> registries.Registry:

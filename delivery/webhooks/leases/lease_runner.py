@@ -19,7 +19,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import host_limits, limits
 
 
-class Sender(Protocol):
+class LeaseSender(Protocol):
     """Send one attempt. Implemented by delivery.webhooks.sending.sender.Sender."""
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt: ...
@@ -33,7 +33,7 @@ class LeaseRunner:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: LeaseSender,
         bounds: limits.Limits,
         *,
         paces: limits.Paces,

@@ -48,7 +48,7 @@ MAX_BEHIND_S = 300.0
 """Longest wait, in seconds, of a retry entry that needs a newer registry than the worker has, before the entry's next lease."""
 
 
-class _Rng(Protocol):
+class Rng(Protocol):
     def uniform(self, a: float, b: float, /) -> float: ...
 
 
@@ -66,7 +66,7 @@ class QuickRetry:
     """Longest `Retry-After`, in seconds, for which the lane waits. It does not bound the wait that doubles."""
 
     def wait_s(
-        self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: _Rng = random
+        self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: Rng = random
     ) -> float | None:
         """Return the wait in seconds after the failed attempt `attempt_number` (from 1). None: no further attempt in this lane.
 
@@ -91,7 +91,7 @@ def next_attempt(
     now_ms: int,
     expires_ms: int,
     retry_after_s: float | None = None,
-    rng: _Rng = random,
+    rng: Rng = random,
 ) -> NextAttempt | None:
     """Return the next attempt in the retry lane after a failed attempt. None: the delivery is given up.
 

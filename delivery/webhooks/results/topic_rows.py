@@ -52,7 +52,7 @@ class Topics:
     retries: str
 
 
-class Row(NamedTuple):
+class TopicRow(NamedTuple):
     """A record to write to Kafka. The process that made the record writes it."""
 
     topic: str
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     """None: padding of the retries topic (`retries.retry_records`)."""
 
 
-def rows(results: Results, topics: Topics) -> Iterator[Row]:
+def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
     The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint share a
@@ -70,24 +70,24 @@ def rows(results: Results, topics: Topics) -> Iterator[Row]:
     for endpoint_id, (endpoint, entries) in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
             record = log_records.encode_log(endpoint_id, endpoint.customer_id, endpoint.mode.value, chunk)
-            yield Row(topics.attempts, endpoint_id.encode(), record)
+            yield TopicRow(topics.attempts, endpoint_id.encode(), record)
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
             key = outcome.delivery.endpoint.endpoint_id.encode()
-            yield Row(topics.dead_letters, key, dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome)))
+            yield TopicRow(topics.dead_letters, key, dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome)))
     for batch in results.batches:
         key = batch.outcome.delivery.endpoint.endpoint_id.encode()
         for letter in dead_letter_rows.dead_letters_of_batch(batch):
-            yield Row(topics.dead_letters, key, dead_letter_records.bounded(letter))
+            yield TopicRow(topics.dead_letters, key, dead_letter_records.bounded(letter))
     for rejection in results.rejections:
         rejected = rejected_records.encode(_rejected(rejection))
-        yield Row(topics.rejected, rejection.record.topic.encode(), rejected)
+        yield TopicRow(topics.rejected, rejection.record.topic.encode(), rejected)
     for receipt in results.receipts:
         key = f"{receipt.topic}:{receipt.partition}".encode()
-        yield Row(topics.attempts, key, log_records.encode(log_rows.offset_receipt(receipt)))
+        yield TopicRow(topics.attempts, key, log_records.encode(log_rows.offset_receipt(receipt)))
 
 
-def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[Row]:
+def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records of the retries topic from which the shards read the results of ended leases."""
     for report in reports:
         yield from _retry_rows(report.endpoint_id, retry_messages.encoded(report), topics)
@@ -95,7 +95,7 @@ def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Ite
 
 def deferral_rows(
     results: Results, topics: Topics, *, now_ms: int, revision: Revision = retry_messages.NO_REVISION
-) -> Iterator[Row]:
+) -> Iterator[TopicRow]:
     """Yield the Kafka records of the retries topic with the retry entries of postponed deliveries and batches.
 
     Only for results of the direct, batch and real-time lane: the retry lane requeues by reports. The caller writes these
@@ -119,7 +119,7 @@ def deferral_rows(
             yield from _retry_rows(endpoint_id, written, topics)
 
 
-def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[Row]:
+def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records that report completed background attempts to the shards of the retry lane.
 
     A record also says if the endpoint accepted one of these requests. The caller writes the records after the records with the
@@ -137,7 +137,7 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
         yield from _retry_rows(endpoint_id, retry_messages.encoded(completion), topics)
 
 
-def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[Row]:
+def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[TopicRow]:
     """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which failed without a retry.
 
     For results of the direct, batch and real-time lane. A delivery that is given up after a failed attempt leaves no retry
@@ -155,9 +155,9 @@ def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterat
         yield from _retry_rows(endpoint_id, retry_messages.encoded(hint), topics)
 
 
-def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iterator[Row]:
+def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iterator[TopicRow]:
     for record in retry_records.records(endpoint_id.encode(), written):
-        yield Row(topics.retries, record.key, record.value)
+        yield TopicRow(topics.retries, record.key, record.value)
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:

@@ -110,7 +110,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.fifos = {key: line for key, line in self.fifos.items() if line.waiting}
         self.completed = {name: at_ms for name, at_ms in self.completed.items() if at_ms + COMPLETED_KEPT_MS > now_ms}
 
-    def lists(self) -> Iterator[list[segment_store.Slice]]:
+    def lists(self) -> Iterator[list[segment_store.SegmentSlice]]:
         """Yield the slices of each FIFO, for SegmentStore.write."""
         return (line.slices for line in self.fifos.values())
 

@@ -39,7 +39,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     yet. `lease_timeout_s` counts from this time, because a worker may get a lease long after the shard has decided on it."""
     not_before_ms: int = 0
     """Earliest time of the first entry's next attempt. The entries behind the first one wait as well. 0: unknown."""
-    slices: list[segment_store.Slice] = []
+    slices: list[segment_store.SegmentSlice] = []
 
     @property
     def expires_ms(self) -> int:
@@ -139,9 +139,9 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return map(_decoder.decode, store.all_items(self.slices))
 
 
-def item(entry: RetryEntry) -> segment_store.Item:
+def item(entry: RetryEntry) -> segment_store.StoredItem:
     """Return a retry entry as an item of the segment store."""
-    return segment_store.Item(_encoder.encode(entry), entry.since_ms, entry.expires_ms)
+    return segment_store.StoredItem(_encoder.encode(entry), entry.since_ms, entry.expires_ms)
 
 
 def entry_of(item_data: bytes) -> RetryEntry:

@@ -41,7 +41,7 @@ MAX_LEASED_BYTES = 64 * 1024 * 1024
 exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at once."""
 
 
-class Index(msgspec.Struct, array_like=True):
+class RetryIndex(msgspec.Struct, array_like=True):
     """The state of one shard, without its segments."""
 
     last_lease: int = 0
@@ -54,10 +54,10 @@ class Index(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True, kw_only=True)
-class Decision:
+class LeaseDecision:
     """A decision of a shard: leases for workers, and changes of the shard's state. `append` and `drop` are disjoint."""
 
-    index: Index
+    index: RetryIndex
     policy: ShardPolicy
     look_ahead_ms: int
     leases: list[bytes] = field(default_factory=list)
@@ -71,26 +71,26 @@ class Decision:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Index)
+_decoder = msgspec.msgpack.Decoder(RetryIndex)
 
 
-def encoded(index: Index) -> bytes:
+def encoded(index: RetryIndex) -> bytes:
     """Return the index of a shard as bytes."""
     return versioning.versioned(VERSION, _encoder.encode(index))
 
 
-def decoded(written: bytes | None) -> Index:
+def decoded(written: bytes | None) -> RetryIndex:
     """Return the index of a shard from its bytes; an empty index for a new shard, which has None.
 
     Raise StateUnreadable if a newer version wrote the bytes, and msgspec.MsgspecError if they are no index.
     """
     if not written:
-        return Index()
+        return RetryIndex()
     return _decoder.decode(versioning.read(written, VERSION, "an index of the retry lane", oldest=1))
 
 
 def decide(
-    index: Index,
+    index: RetryIndex,
     messages: Iterable[Message],
     read: Callable[[int], bytes],
     policy: ShardPolicy,
@@ -98,7 +98,7 @@ def decide(
     now_ms: int,
     look_ahead_ms: int,
     behind_ms: int = 0,
-) -> Decision:
+) -> LeaseDecision:
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
@@ -106,11 +106,11 @@ def decide(
     second run with the same arguments makes the same decision. No entry is leased before it is due. Raise StateUnreadable or
     msgspec.MsgspecError if a segment is unreadable.
     """
-    decision = Decision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
+    decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms, behind_ms).decide(list(messages))
 
 
-def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
+def backlog_of(decision: LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
     """Return the backlog of a shard after a decision, with the shard's suppressed endpoints, for the driver.
 
     `failing` has the endpoints that this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms`
@@ -130,7 +130,7 @@ def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
         times.append((min(entry.due_ms, latest_ms), entry.since_ms))
         if entry.suppressed_until_ms > now_ms:
             suppressed.add(endpoint_state.endpoint_id(key))
-    return backlog.Pending(
+    return backlog.ShardBacklog(
         shards=1,
         events=events,
         size=size,
@@ -144,7 +144,7 @@ def backlog_of(decision: Decision, now_ms: int) -> backlog.Pending:
 class _Scheduler:
     """Make one decision of one shard. Used once."""
 
-    def __init__(self, decision: Decision, read: Callable[[int], bytes], now_ms: int, behind_ms: int) -> None:
+    def __init__(self, decision: LeaseDecision, read: Callable[[int], bytes], now_ms: int, behind_ms: int) -> None:
         self._decision = decision
         self._index = decision.index
         self._policy = decision.policy
@@ -155,7 +155,7 @@ class _Scheduler:
         self._open: dict[str, EndpointState] = {}
         """The endpoints whose state is decoded in this decision, by key."""
 
-    def decide(self, messages: list[Message]) -> Decision:
+    def decide(self, messages: list[Message]) -> LeaseDecision:
         """Apply what arrived and what is due, give up expired entries, then lease, and return the decision."""
         self._open_due()
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
@@ -202,7 +202,7 @@ class _Scheduler:
                 unread.append((timer_entry.owner, endpoint, entry))
                 continue
             endpoint.forget_background_attempt(entry)
-            item = segment_store.Item(timer_entry.data, entry.since_ms, entry.expires_ms)
+            item = segment_store.StoredItem(timer_entry.data, entry.since_ms, entry.expires_ms)
             self._store.append(endpoint.fifos[None].slices, item)
         for waiting in unread:
             self._put(*waiting)
@@ -390,7 +390,7 @@ class _Scheduler:
             elif self._index.endpoints.pop(key, None) is not None:
                 decision.changed = True
 
-    def _lists_of(self, owner: str) -> Iterator[list[segment_store.Slice]]:
+    def _lists_of(self, owner: str) -> Iterator[list[segment_store.SegmentSlice]]:
         if owner == timer_wheel.OWNER:
             return (bucket.slices for bucket in self._index.buckets.values())
         return self._opened(owner).lists()

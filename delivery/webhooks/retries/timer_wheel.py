@@ -47,7 +47,7 @@ class Bucket(msgspec.Struct, array_like=True, gc=False):
     """When to open the bucket: when its first entry is due. A bucket of the narrowest width: when its last entry is due."""
     since_ms: int
     """Earliest `since_ms` of the entries."""
-    slices: list[segment_store.Slice]
+    slices: list[segment_store.SegmentSlice]
 
 
 Buckets = dict[int, Bucket]
@@ -143,5 +143,5 @@ def _resent(waiting: TimerEntry, search: resends.Search, has_ended: Callable[[st
     return entry if entry.background_attempt is None else None
 
 
-def _item(entry: TimerEntry) -> segment_store.Item:
-    return segment_store.Item(_encoder.encode(entry), entry.since_ms, entry.at_ms)
+def _item(entry: TimerEntry) -> segment_store.StoredItem:
+    return segment_store.StoredItem(_encoder.encode(entry), entry.since_ms, entry.at_ms)

@@ -36,7 +36,7 @@ class Rule(enum.StrEnum):
     MATCHES = "matches"
 
 
-class Verdict(NamedTuple):
+class Explanation(NamedTuple):
     """The explanation of an event at one subscription."""
 
     is_due: bool
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     """The reason, for a person."""
 
 
-def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Verdict:
+def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Explanation:
     """Return the verdict on `event` at `subscription`: whether it is due, and the first rule that decides.
 
     The status of the event's tenant is not checked.
@@ -58,34 +58,34 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Ver
     """
     pattern = subscription.event_type
     if not matching.takes_type(pattern, event.event_type):
-        return Verdict(False, Rule.EVENT_TYPE, f"the type {event.event_type} is not {pattern}")
+        return Explanation(False, Rule.EVENT_TYPE, f"the type {event.event_type} is not {pattern}")
     scope = subscription.scope
     pair = (event.tenant_id, event.sub_tenant_id)
     is_everything = scope.everything and event.tenant_id != PLATFORM
     if not (is_everything or event.tenant_id in scope.tenants or pair in scope.sub_tenants):
-        return Verdict(False, Rule.SCOPE, "neither the tenant nor the sub-tenant is included")
+        return Explanation(False, Rule.SCOPE, "neither the tenant nor the sub-tenant is included")
     if matching.is_excluded(event, subscription):
-        return Verdict(False, Rule.EXCLUSION, "the tenant or the sub-tenant is excluded")
+        return Explanation(False, Rule.EXCLUSION, "the tenant or the sub-tenant is excluded")
     if subscription.filter_pattern is not None and not subscription.fault:
         document = matching.filter_document(event)
         if not event_pattern.compile_pattern(subscription.filter_pattern).matches(document):
-            return Verdict(False, Rule.FILTER, filter_detail(subscription.filter_pattern, event, document))
+            return Explanation(False, Rule.FILTER, filter_detail(subscription.filter_pattern, event, document))
     return _due(subscription, endpoint)
 
 
-def _due(subscription: Subscription, endpoint: Endpoint) -> Verdict:
+def _due(subscription: Subscription, endpoint: Endpoint) -> Explanation:
     match matching.skip_reason(subscription):
         case SkipReason.QUARANTINED:
-            return Verdict(True, Rule.QUARANTINED, f"it would be skipped: {subscription.fault}")
+            return Explanation(True, Rule.QUARANTINED, f"it would be skipped: {subscription.fault}")
         case SkipReason.SUBSCRIPTION_PAUSED:
-            return Verdict(True, Rule.SUBSCRIPTION_PAUSED, "it would be skipped: the subscription is paused")
+            return Explanation(True, Rule.SUBSCRIPTION_PAUSED, "it would be skipped: the subscription is paused")
     if endpoint.fault:
-        return Verdict(True, Rule.QUARANTINED, f"it would wait: {endpoint.fault}")
+        return Explanation(True, Rule.QUARANTINED, f"it would wait: {endpoint.fault}")
     if endpoint.status is EndpointStatus.PAUSED:
-        return Verdict(True, Rule.ENDPOINT_PAUSED, "it would wait: the endpoint is paused")
+        return Explanation(True, Rule.ENDPOINT_PAUSED, "it would wait: the endpoint is paused")
     if endpoint.status is EndpointStatus.DISABLED:
-        return Verdict(True, Rule.ENDPOINT_DISABLED, "it would wait: the endpoint is disabled")
-    return Verdict(True, Rule.MATCHES, "it would be sent")
+        return Explanation(True, Rule.ENDPOINT_DISABLED, "it would wait: the endpoint is disabled")
+    return Explanation(True, Rule.MATCHES, "it would be sent")
 
 
 def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[str, Any]) -> str:

@@ -212,7 +212,7 @@ class Intake(Generic[Prepared]):
         return receipt
 
 
-def _require_active(event: Event, router: registries.Router) -> None:
+def _require_active(event: Event, router: registries.EventRouter) -> None:
     if event.tenant_id == PLATFORM:
         return
     status = router.tenant_status(event.tenant_id)

@@ -28,7 +28,7 @@ MAX_SHARED_ENDPOINTS = 20_000
 and more."""
 
 
-class Reader(Protocol):
+class RegistryReader(Protocol):
     """Queries Postgres. Called from a thread, never twice at the same time. Waits while Postgres is unavailable."""
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
@@ -70,7 +70,9 @@ class LookupRegistry:
     answers.
     """
 
-    def __init__(self, reader: Reader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, reader: RegistryReader, *, ttl_s: float, max_answers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._reader = reader
         self._ttl_s = ttl_s
         self._clock = clock

@@ -28,7 +28,7 @@ from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChange
 from delivery.webhooks.state import pickling
 
 
-class Router(Protocol):
+class EventRouter(Protocol):
     """Finds the subscriptions to which an event is due. Never waits."""
 
     def tenant_status(self, tenant_id: TenantId) -> TenantStatus | None:
@@ -57,7 +57,7 @@ class Unregistered:
 
     __slots__ = ("_router",)
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: EventRouter) -> None:
         self._router = router
 
     def __contains__(self, tenant_id: object) -> bool:
@@ -75,7 +75,7 @@ class Registry(Protocol):
     def newest(self) -> Revision:
         """Return the newest revision of which a change may be in effect."""
 
-    async def router_for(self, event: Event) -> Router:
+    async def router_for(self, event: Event) -> EventRouter:
         """Return a router with all subscriptions that can match `event`. May wait for Postgres; requests in flight go on."""
 
     async def destination(
@@ -93,7 +93,7 @@ class Registry(Protocol):
         """
 
 
-class Source(Protocol):
+class RegistrySource(Protocol):
     """Gives a worker process its registry. Each task gets a source from the driver, so a source can be pickled."""
 
     def registry(self, last: Registry | None) -> Registry:
@@ -104,7 +104,7 @@ class Source(Protocol):
         """
 
 
-class RefreshedSource(Source, Protocol):
+class RefreshedSource(RegistrySource, Protocol):
     """A source that is a dataclass. The field that REFRESHED names gets a new value for each micro-batch."""
 
     REFRESHED: ClassVar[str]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from delivery.model import Attempt, NextAttempt, Outcome, OutcomeKind, Sent
 from delivery.registry_model import Endpoint, EndpointId, EndpointStatus
@@ -17,10 +16,6 @@ from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 SuppressedEndpoints = Mapping[EndpointId, str]
 """Endpoints that the driver suppresses in the fast lanes now, each with the reason (`policy.retry_reasons`)."""
 NONE_SUPPRESSED: SuppressedEndpoints = {}  # never changed
-
-
-class _Rng(Protocol):
-    def uniform(self, a: float, b: float, /) -> float: ...
 
 
 class Deferrals:
@@ -38,7 +33,7 @@ class Deferrals:
         *,
         clock: Callable[[], float],
         now_s: Callable[[], float],
-        rng: _Rng = random,
+        rng: backoff.Rng = random,
     ) -> None:
         self._suppressed = suppressed
         self._breakers = breakers

@@ -24,14 +24,14 @@ from delivery.model import Attempt, Outcome, OutcomeKind, Sendable, Sent
 from delivery.registry_model import EndpointId
 from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_queue, limits, timeouts
-from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, Pending, Queue
+from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, PendingDelivery, Queue
 
 ENOUGH_READY, FEW_READY = 16, 8
 """Numbers of endpoint queues that are ready for a slot. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it
 reads again. An event that is not read yet takes no memory, and is in the processor's cache when it is sent."""
 
 
-class Sender(Protocol):
+class DispatchSender(Protocol):
     """Make one attempt at a delivery. Implemented by delivery.webhooks.sending.sender.Sender."""
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt: ...
@@ -47,7 +47,7 @@ class Dispatcher(Generic[Sent]):
 
     def __init__(
         self,
-        sender: Sender,
+        sender: DispatchSender,
         bounds: limits.Limits,
         quick_retry: backoff.QuickRetry,
         deferrals: deferral.Deferrals,
@@ -70,7 +70,7 @@ class Dispatcher(Generic[Sent]):
         self._runners: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         """A future for each idle runner. Its result wakes the runner."""
-        self._attempts: dict[Pending[Sent], InFlight[Sent]] = {}
+        self._attempts: dict[PendingDelivery[Sent], InFlight[Sent]] = {}
         self._quick_retries: timeouts.QuickRetries[Sent] = timeouts.QuickRetries(self._enqueue)
         self._in_flight = 0
         self._unsettled = 0
@@ -90,7 +90,7 @@ class Dispatcher(Generic[Sent]):
     def submit(self, delivery: Sent) -> None:
         """Queue a delivery for its endpoint; defer it at once if the endpoint is unresponsive or has an open breaker."""
         self._unsettled += 1
-        self._enqueue(Pending(delivery))
+        self._enqueue(PendingDelivery(delivery))
 
     def drain(self) -> list[Outcome[Sent]]:
         """Return the outcomes since the last call, in the order in which the deliveries ended."""
@@ -200,7 +200,7 @@ class Dispatcher(Generic[Sent]):
                 self._defer_waiting(queue, retry_reasons.SLOW)
         self._timeouts.start_response_deadline(overdue.check_in_s)
 
-    def _continue_in_background(self, pending: Pending[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
+    def _continue_in_background(self, pending: PendingDelivery[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
         """Move an attempt to the background, and defer its delivery. The runner of the attempt ends with the attempt."""
         self._runners.discard(runner)
         self._in_flight -= 1  # this task awaits one attempt less; its endpoint keeps the slot until the attempt has ended
@@ -212,10 +212,10 @@ class Dispatcher(Generic[Sent]):
         while queue.waiting and queue.waiting[0].since <= until:
             self._defer(queue.waiting.popleft(), reason)
 
-    def _defer(self, pending: Pending[Sent], reason: str) -> None:
+    def _defer(self, pending: PendingDelivery[Sent], reason: str) -> None:
         self._end(self._deferrals.deferred_now(pending.delivery, reason, pending.attempts))
 
-    def _enqueue(self, pending: Pending[Sent]) -> None:
+    def _enqueue(self, pending: PendingDelivery[Sent]) -> None:
         if self._phase in {timeouts.Phase.FAILED, timeouts.Phase.ABANDONED}:
             return  # without an outcome: the task runs again
         endpoint = pending.delivery.endpoint
@@ -331,7 +331,7 @@ class Dispatcher(Generic[Sent]):
             host.wake()  # the reservation was not used
         return False
 
-    def _settle(self, queue: Queue[Sent], pending: Pending[Sent], attempt: Attempt, began_at: float) -> None:
+    def _settle(self, queue: Queue[Sent], pending: PendingDelivery[Sent], attempt: Attempt, began_at: float) -> None:
         """Record the result of an attempt, and decide the next step of its delivery.
 
         1. Accepted: delivered.
@@ -378,7 +378,7 @@ class Dispatcher(Generic[Sent]):
         for pending, left_s in self._quick_retries.end_scheduled():
             self._end(self._deferrals.quick_retry(pending.delivery, pending.attempts, left_s))
 
-    def _finish(self, pending: Pending[Sent], outcome: Outcome[Sent]) -> None:
+    def _finish(self, pending: PendingDelivery[Sent], outcome: Outcome[Sent]) -> None:
         """End a delivery in this task, or report the result of its background attempt."""
         if pending.name is None:
             self._end(outcome)

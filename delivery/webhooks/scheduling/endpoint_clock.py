@@ -28,8 +28,8 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-class OwnDelay(Protocol):
-    """Measure the wait of this process for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
+class MeasuredDelay(Protocol):
+    """Measure the wait of this process for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.MeasuredDelay."""
 
     def delay_since_last_call_s(self) -> float: ...
 
@@ -43,7 +43,7 @@ class EndpointClock:
        that part, but never slower than LEAST_SPEED.
     """
 
-    def __init__(self, own_delay: OwnDelay) -> None:
+    def __init__(self, own_delay: MeasuredDelay) -> None:
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self._own_delay = own_delay

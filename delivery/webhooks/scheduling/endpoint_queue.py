@@ -26,7 +26,7 @@ all tasks whether our own network is broken (delivery.webhooks.scheduling.outage
 
 
 @dataclass(slots=True, eq=False)
-class Pending(Generic[Sent]):
+class PendingDelivery(Generic[Sent]):
     """A submitted delivery that has no outcome yet, or whose attempt runs in the background."""
 
     delivery: Sent
@@ -50,7 +50,7 @@ class Queue(Generic[Sent]):
     """Host of the endpoint's URL. None: the host has no limits."""
     limit: int
     """Maximum of requests in flight now: one while `CircuitBreaker.is_suspect`, else `max_in_flight`."""
-    waiting: collections.deque[Pending[Sent]] = field(default_factory=collections.deque)
+    waiting: collections.deque[PendingDelivery[Sent]] = field(default_factory=collections.deque)
     in_flight: int = 0
     is_ready: bool = False
     """True if the queue is in line for a slot, or will be as soon as its rate or host allows."""
@@ -223,7 +223,7 @@ class InFlight(NamedTuple, Generic[Sent]):
 class Overdue(NamedTuple, Generic[Sent]):
     """Attempts whose response is overdue, and their endpoints."""
 
-    attempts: list[Pending[Sent]]
+    attempts: list[PendingDelivery[Sent]]
     unresponsive: list[tuple[Queue[Sent], float]]
     """Queues of endpoints that have sent no response since an overdue attempt began, and when the first such attempt began."""
     silent: list[Queue[Sent]]
@@ -252,13 +252,13 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
     )
 
 
-def overdue(in_flight: Mapping[Pending[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
+def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
     """Return the attempts that have waited longer than their endpoint's response deadline, which is at most `max_s`.
 
     An endpoint is left out if it has responded in this task and has waiting deliveries: it may be busy for a moment, and the
     task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
     """
-    attempts: list[Pending[Sent]] = []
+    attempts: list[PendingDelivery[Sent]] = []
     unresponsive: dict[EndpointId, tuple[Queue[Sent], float]] = {}
     silent: dict[EndpointId, Queue[Sent]] = {}
     is_suspicious = False

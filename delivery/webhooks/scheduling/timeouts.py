@@ -11,7 +11,7 @@ from typing import Generic
 from delivery.model import Sent
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.scheduling.endpoint_clock import Countdown
-from delivery.webhooks.scheduling.endpoint_queue import Pending
+from delivery.webhooks.scheduling.endpoint_queue import PendingDelivery
 
 
 class Phase(enum.Enum):
@@ -94,20 +94,20 @@ class Timeouts:
 class QuickRetries(Generic[Sent]):
     """Hold the deliveries that wait for their quick retry. `retry` is called with each delivery when its wait ends."""
 
-    def __init__(self, retry: Callable[[Pending[Sent]], None]) -> None:
+    def __init__(self, retry: Callable[[PendingDelivery[Sent]], None]) -> None:
         self._retry = retry
-        self._timers: dict[Pending[Sent], tuple[asyncio.TimerHandle, float]] = {}
+        self._timers: dict[PendingDelivery[Sent], tuple[asyncio.TimerHandle, float]] = {}
         """For each delivery, the timer that ends its wait, and the end of the wait by the event loop's clock."""
 
     def __len__(self) -> int:
         return len(self._timers)
 
-    def begin(self, pending: Pending[Sent], wait_s: float) -> None:
+    def begin(self, pending: PendingDelivery[Sent], wait_s: float) -> None:
         """Let a delivery wait for its quick retry."""
         loop = asyncio.get_running_loop()
         self._timers[pending] = loop.call_later(wait_s, self._end, pending), loop.time() + wait_s
 
-    def end_scheduled(self) -> list[tuple[Pending[Sent], float]]:
+    def end_scheduled(self) -> list[tuple[PendingDelivery[Sent], float]]:
         """End the waits for endpoints with a retry schedule; return their deliveries, each with the seconds left to wait.
 
         `retry` is not called.
@@ -122,11 +122,11 @@ class QuickRetries(Generic[Sent]):
             timer.cancel()
         self._timers.clear()
 
-    def _cancelled(self, pending: Pending[Sent], now: float) -> float:
+    def _cancelled(self, pending: PendingDelivery[Sent], now: float) -> float:
         timer, ends_at = self._timers.pop(pending)
         timer.cancel()
         return max(0.0, ends_at - now)
 
-    def _end(self, pending: Pending[Sent]) -> None:
+    def _end(self, pending: PendingDelivery[Sent]) -> None:
         del self._timers[pending]
         self._retry(pending)

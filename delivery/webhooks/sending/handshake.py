@@ -26,7 +26,7 @@ _RATE = re.compile("[1-9][0-9]*")
 _MINUTE_S = 60
 
 
-class State(enum.StrEnum):
+class HandshakeState(enum.StrEnum):
     """The result of a handshake. A closed set."""
 
     PERMITTED = "permitted"
@@ -58,7 +58,7 @@ class Question:
 class Reply(NamedTuple):
     """The receiver's response to the request for permission."""
 
-    state: State
+    state: HandshakeState
     per_minute: int | None = None
     """Permitted rate in requests a minute. None: any rate, or deliveries are not permitted."""
     reason: str = ""
@@ -84,20 +84,20 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
     origins, rates = _values(headers, ALLOWED_ORIGIN), _values(headers, ALLOWED_RATE)
     if not origins:
         if question.callback is not None:
-            return Reply(State.ASKED, reason="the receiver may permit deliveries by the callback")
-        return Reply(State.REFUSED, reason=f"the answer has no {ALLOWED_ORIGIN}: {_ASK_AGAIN}")
+            return Reply(HandshakeState.ASKED, reason="the receiver may permit deliveries by the callback")
+        return Reply(HandshakeState.REFUSED, reason=f"the answer has no {ALLOWED_ORIGIN}: {_ASK_AGAIN}")
     if len(origins) > 1 or origins[0].lower() not in {ANY, question.origin.lower()}:
         reason = f"{ALLOWED_ORIGIN} is neither our origin, {question.origin}, nor {ANY}: {_ASK_AGAIN}"
-        return Reply(State.REFUSED, reason=reason)
+        return Reply(HandshakeState.REFUSED, reason=reason)
     if not rates:
         if question.per_minute is not None:
             reason = f"{REQUEST_RATE} was sent, and the answer has no {ALLOWED_RATE}: {_ASK_AGAIN}"
-            return Reply(State.REFUSED, reason=reason)
-        return Reply(State.PERMITTED)
+            return Reply(HandshakeState.REFUSED, reason=reason)
+        return Reply(HandshakeState.PERMITTED)
     try:
-        return Reply(State.PERMITTED, per_minute(", ".join(rates)))
+        return Reply(HandshakeState.PERMITTED, per_minute(", ".join(rates)))
     except errors.RegistrationError as exc:
-        return Reply(State.REFUSED, reason=f"{exc}: {_ASK_AGAIN}")
+        return Reply(HandshakeState.REFUSED, reason=f"{exc}: {_ASK_AGAIN}")
 
 
 def per_minute(rate: str) -> int | None:

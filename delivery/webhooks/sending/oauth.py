@@ -48,7 +48,7 @@ _WRONG_AUTH = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPSt
 _CHECK = "check that server and auth.token_url"
 
 
-class Transport(Protocol):
+class TokenTransport(Protocol):
     """Post a request. Implemented by delivery.webhooks.http.transport.Transport."""
 
     async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
@@ -82,7 +82,7 @@ class Tokens:
 
     def __init__(
         self,
-        network: Transport,
+        network: TokenTransport,
         *,
         timeout_s: float,
         clock: Callable[[], float],

@@ -21,7 +21,7 @@ MAX_TARGETS = 20_000
 """Most endpoints whose prepared Target is kept in a process."""
 
 
-class Transport(Protocol):
+class RequestTransport(Protocol):
     """Post a request. Implemented by delivery.webhooks.http.transport.Transport."""
 
     async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
@@ -38,7 +38,7 @@ class Sender:
 
     def __init__(
         self,
-        network: Transport,
+        network: RequestTransport,
         address_guard: guard.Guard,
         *,
         timeout_s: float,

@@ -23,7 +23,7 @@ class Failing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class ShardBacklog:
     """The backlog of one shard or of several: the events that wait. `a + b` is the backlog of both."""
 
     shards: int = 0
@@ -42,8 +42,8 @@ class Pending:
     failing: frozenset[Failing] = frozenset()
     """Endpoints to disable, because they have accepted nothing for too long. Only the retry lane reports them."""
 
-    def __add__(self, other: Pending) -> Pending:
-        return Pending(
+    def __add__(self, other: ShardBacklog) -> ShardBacklog:
+        return ShardBacklog(
             shards=self.shards + other.shards,
             events=self.events + other.events,
             size=self.size + other.size,

@@ -30,7 +30,7 @@ MAX_CACHED_BYTES = 32 * 1024 * 1024
 """Maximum of bytes of decoded segments that stay in memory during a decision, because neighbouring owners share segments."""
 
 
-class Item(NamedTuple):
+class StoredItem(NamedTuple):
     """An item as bytes, with two times. A slice keeps the earliest of each, so that no item is decoded to learn these times."""
 
     data: bytes
@@ -40,7 +40,7 @@ class Item(NamedTuple):
     """When the owner has to look at the item: an entry of a FIFO expires, an entry of the timer wheel is due."""
 
 
-class Slice(msgspec.Struct, array_like=True, gc=False):
+class SegmentSlice(msgspec.Struct, array_like=True, gc=False):
     """Some consecutive items of one list, all in one segment."""
 
     number: int
@@ -63,7 +63,7 @@ class SegmentIndex(msgspec.Struct, array_like=True):
     segments: dict[int, compaction.StoredSegment] = {}
 
 
-class _Segment(NamedTuple):
+class _DecodedSegment(NamedTuple):
     """A decoded segment."""
 
     size: int
@@ -88,10 +88,12 @@ class SegmentStore:
         self._new_bytes: dict[int, int] = {}
         self._numbers = itertools.count(-1, -1)
         self._read = read
-        self._cached: cachetools.LRUCache[int, _Segment] = cachetools.LRUCache(MAX_CACHED_BYTES, lambda segment: segment.size)
+        self._cached: cachetools.LRUCache[int, _DecodedSegment] = cachetools.LRUCache(
+            MAX_CACHED_BYTES, lambda segment: segment.size
+        )
         self._dropped: list[int] = []
 
-    def append(self, slices: list[Slice], item: Item) -> None:
+    def append(self, slices: list[SegmentSlice], item: StoredItem) -> None:
         """Append an item to the list that consists of `slices`. Change `slices` in place."""
         last = slices[-1] if slices else None
         if last is None or last.number >= 0 or self._new_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
@@ -102,21 +104,21 @@ class SegmentStore:
         last.since_ms = min(last.since_ms, item.since_ms)
         last.expires_ms = min(last.expires_ms, item.expires_ms)
 
-    def slices(self, items: Iterable[Item]) -> list[Slice]:
+    def slices(self, items: Iterable[StoredItem]) -> list[SegmentSlice]:
         """Return new slices with these items, or no slices if there are no items. The owner puts them into one of its lists."""
         return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
 
-    def items(self, slice_: Slice) -> list[bytes]:
+    def items(self, slice_: SegmentSlice) -> list[bytes]:
         """Return the items of a slice that were not removed."""
         items = self._new[slice_.number] if slice_.number < 0 else self._segment(slice_.number).lists[slice_.place][1]
         return items[slice_.first :]
 
-    def all_items(self, slices: list[Slice]) -> Iterator[bytes]:
+    def all_items(self, slices: list[SegmentSlice]) -> Iterator[bytes]:
         """Yield the items of the list that consists of `slices`, in order. Read a segment only when its items are asked for."""
         for slice_ in slices:
             yield from self.items(slice_)
 
-    def remove_first(self, slices: list[Slice], count: int) -> None:
+    def remove_first(self, slices: list[SegmentSlice], count: int) -> None:
         """Remove the first `count` items of the list that consists of `slices`. Change `slices` in place."""
         while count:
             items = len(self.items(slices[0]))
@@ -126,12 +128,12 @@ class SegmentStore:
             self.remove(slices.pop(0))
             count -= items
 
-    def shorten(self, slice_: Slice, count: int) -> None:
+    def shorten(self, slice_: SegmentSlice, count: int) -> None:
         """Remove the first `count` items of a slice. The slice has more than `count` items."""
         self._count_removed(slice_, self.items(slice_)[:count])
         slice_.first += count
 
-    def remove(self, slice_: Slice) -> None:
+    def remove(self, slice_: SegmentSlice) -> None:
         """Remove all items of a slice. The caller takes the slice out of its list."""
         if slice_.number < 0:
             del self._new[slice_.number], self._new_bytes[slice_.number]
@@ -139,7 +141,7 @@ class SegmentStore:
             self._count_removed(slice_, self.items(slice_))
 
     def write(
-        self, changed: Iterable[str], lists_of: Callable[[str], Iterable[list[Slice]]]
+        self, changed: Iterable[str], lists_of: Callable[[str], Iterable[list[SegmentSlice]]]
     ) -> tuple[dict[int, bytes], list[int]]:
         """Return the segments to write, by number, and the numbers of segments to drop. Merge segments if a compaction is due.
 
@@ -153,7 +155,7 @@ class SegmentStore:
         new = [(owner, slice_) for owner in sorted(owners) for slices in lists_of(owner) for slice_ in self._joined(slices)]
         return self._written(new, level), self._dropped
 
-    def _segment(self, number: int) -> _Segment:
+    def _segment(self, number: int) -> _DecodedSegment:
         found = self._cached.get(number)
         if found is None:
             found = _decoded(self._read(number))
@@ -161,7 +163,7 @@ class SegmentStore:
                 self._cached[number] = found
         return found
 
-    def _take_out(self, numbers: Iterable[int], lists_of: Callable[[str], Iterable[list[Slice]]]) -> set[str]:
+    def _take_out(self, numbers: Iterable[int], lists_of: Callable[[str], Iterable[list[SegmentSlice]]]) -> set[str]:
         """Take all slices out of the segments with these numbers. Return the owners that the segments name.
 
         The slices become new slices, in their places, so that they are written again. One segment after another is read, and
@@ -169,7 +171,7 @@ class SegmentStore:
         """
         merged = frozenset(numbers)
         owners: set[str] = set()
-        slices: dict[tuple[int, int], Slice] = {}  # of these owners, by segment and place
+        slices: dict[tuple[int, int], SegmentSlice] = {}  # of these owners, by segment and place
         for number in numbers:
             segment = self._cached.pop(number, None) or _decoded(self._read(number))
             for place, (owner, items) in enumerate(segment.lists):
@@ -184,9 +186,9 @@ class SegmentStore:
                     slice_.number, slice_.place, slice_.first = self._new_number(live), 0, 0
         return owners
 
-    def _new_slice(self, items: list[Item]) -> Slice:
+    def _new_slice(self, items: list[StoredItem]) -> SegmentSlice:
         number = self._new_number([item.data for item in items])
-        return Slice(number, 0, min(item.since_ms for item in items), min(item.expires_ms for item in items))
+        return SegmentSlice(number, 0, min(item.since_ms for item in items), min(item.expires_ms for item in items))
 
     def _new_number(self, items: list[bytes]) -> int:
         number = next(self._numbers)
@@ -194,7 +196,7 @@ class SegmentStore:
         self._new_bytes[number] = sum(map(len, items))
         return number
 
-    def _count_removed(self, slice_: Slice, items: list[bytes]) -> None:
+    def _count_removed(self, slice_: SegmentSlice, items: list[bytes]) -> None:
         if slice_.number < 0:
             return
         segment = self._index.segments[slice_.number]
@@ -203,16 +205,16 @@ class SegmentStore:
             del self._index.segments[slice_.number]
             self._dropped.append(slice_.number)
 
-    def _joined(self, slices: list[Slice]) -> list[Slice]:
+    def _joined(self, slices: list[SegmentSlice]) -> list[SegmentSlice]:
         """Join neighbouring new slices, in place. Return the slices to write."""
         if not any(slice_.number < 0 for slice_ in slices):
             return []
-        joined: list[Slice] = []
-        new: list[Slice] = []
+        joined: list[SegmentSlice] = []
+        new: list[SegmentSlice] = []
         for is_new, group in itertools.groupby(slices, lambda slice_: slice_.number < 0):
             run = list(group)
             if is_new:
-                items = [Item(data, slice_.since_ms, slice_.expires_ms) for slice_ in run for data in self.items(slice_)]
+                items = [StoredItem(data, slice_.since_ms, slice_.expires_ms) for slice_ in run for data in self.items(slice_)]
                 for slice_ in run:
                     self.remove(slice_)
                 run = self.slices(items)
@@ -221,7 +223,7 @@ class SegmentStore:
         slices[:] = joined
         return new
 
-    def _written(self, new: list[tuple[str, Slice]], level: int) -> dict[int, bytes]:
+    def _written(self, new: list[tuple[str, SegmentSlice]], level: int) -> dict[int, bytes]:
         append: dict[int, bytes] = {}
         run = self._index.next_number
         for chunk in chunking.chunks(new, lambda owned: self._new_bytes[owned[1].number], MAX_SEGMENT_BYTES):
@@ -237,5 +239,5 @@ class SegmentStore:
         return append
 
 
-def _decoded(written: bytes) -> _Segment:
-    return _Segment(len(written), _decoder.decode(versioning.read(written, VERSION, "a segment of the retry lane")))
+def _decoded(written: bytes) -> _DecodedSegment:
+    return _DecodedSegment(len(written), _decoder.decode(versioning.read(written, VERSION, "a segment of the retry lane")))

@@ -19,7 +19,7 @@ NAMES = tuple(table.SCENARIOS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class ChosenSize:
     """The size of a run, from the command line. None leaves the value of the scenario."""
 
     share: float = 1.0
@@ -33,7 +33,7 @@ class Size:
     """Events before all phases."""
 
 
-def chosen(name: str, size: Size, limits: Iterable[str]) -> plan.Scenario:
+def chosen(name: str, size: ChosenSize, limits: Iterable[str]) -> plan.ScaleScenario:
     """Return the scenario of the table with this name, at this size and with these limits (`figure=limit`).
 
     Raises RegistrationError for a name that is not in the table, and for a limit that cannot be used.
@@ -55,7 +55,7 @@ def chosen(name: str, size: Size, limits: Iterable[str]) -> plan.Scenario:
     return scenario
 
 
-def run(scenario: plan.Scenario, terms: stage.Terms, *, json_file: Path | None, html_file: Path | None) -> bool:
+def run(scenario: plan.ScaleScenario, terms: stage.Terms, *, json_file: Path | None, html_file: Path | None) -> bool:
     """Run the scenario, print its figures and verdicts, and return True if all bounds hold."""
     figures = machine_speed.beside(lambda: running.run(scenario, terms))
     if json_file is not None:

@@ -15,7 +15,7 @@ PLATFORM = ("jvm", "driver", "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class MeasuredSize:
     """One measured size, and its cores."""
 
     per_s: float
@@ -37,7 +37,7 @@ class _Line(NamedTuple):
         return self.idle + self.slope * per_s
 
 
-def fitted(sizes: Sequence[Size], full_per_s: float) -> dict[str, dict[str, float]]:
+def fitted(sizes: Sequence[MeasuredSize], full_per_s: float) -> dict[str, dict[str, float]]:
     """Return for each process: idle cores, CPU µs of a delivery, the cores at full load, and the worst error of the line.
 
     The worst error is the largest distance of a measured size from the line, as a share of the measured cores. `total` adds the
@@ -58,7 +58,7 @@ def _line(rates: Sequence[float], measured: Sequence[float]) -> _Line:
     return _Line(idle, slope)
 
 
-def _described(line: _Line, sizes: Sequence[Size], roles: Sequence[str], full_per_s: float) -> dict[str, float]:
+def _described(line: _Line, sizes: Sequence[MeasuredSize], roles: Sequence[str], full_per_s: float) -> dict[str, float]:
     measured = [(size.per_s, sum(size.cores[role] for role in roles)) for size in sizes]
     errors = [abs(line.at(per_s) - cores) / cores for per_s, cores in measured if cores]
     return {
@@ -77,7 +77,7 @@ def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float
     return {**costs, "total": round(sum(costs[role] for role in PLATFORM), 1)}
 
 
-def document(sizes: Sequence[Size], full_per_s: float) -> dict[str, Any]:
+def document(sizes: Sequence[MeasuredSize], full_per_s: float) -> dict[str, Any]:
     """Return the cost model as JSON values; empty without a measured size. `full_per_s` is the load to compute cores for."""
     if not sizes:
         return {}

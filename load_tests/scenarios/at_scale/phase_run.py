@@ -15,7 +15,7 @@ from typing import Any
 
 from load_tests.harness import platform, receiver, traffic
 from load_tests.scenarios.at_scale import churn, cost_model, plan, timeline
-from load_tests.scenarios.at_scale.population import Population
+from load_tests.scenarios.at_scale.population import ZipfPopulation
 from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 
 TICKS_PER_S = 10
@@ -64,7 +64,7 @@ class PhaseRun:
         """Return True if the phase did not end early, and the undelivered events did not keep growing."""
         return not self.is_cut and not is_growing(self.samples, len(self.numbers) / self.took_s)
 
-    def document(self, ages: Sequence[float], due: Sequence[int], population: Population) -> dict[str, Any]:
+    def document(self, ages: Sequence[float], due: Sequence[int], population: ZipfPopulation) -> dict[str, Any]:
         """Return the figures of the phase as JSON values.
 
         By event number, `ages` has the age at first arrival in ms, and `due` has the endpoint.
@@ -102,18 +102,18 @@ class PhaseRun:
 class Runner:
     """Run phases one after another on a running platform."""
 
-    scenario: plan.Scenario
+    scenario: plan.ScaleScenario
     servers: platform.Platform
     customers: receiver.Receiver
     sent: traffic.Traffic
     job: platform.Job
     sampler: Sampler
-    population: Population
+    population: ZipfPopulation
     say: Callable[[str], None]
     marks: list[timeline.Mark] = field(default_factory=list)
     """One mark for each portion of published events."""
 
-    def run(self, phase: plan.Phase, before: float, capacity: plan.Capacity | None = None) -> PhaseRun:
+    def run(self, phase: plan.PlannedPhase, before: float, capacity: plan.Capacity | None = None) -> PhaseRun:
         """Run a phase; `before` is the factor of the phase before it. With `capacity`, an overload ends the phase early."""
         self.say(f"phase {phase.name}: {self.scenario.per_s * phase.factor:,.0f} events a second for {phase.seconds} s")
         self.customers.disturb(is_disturbed=phase.is_disturbed)
@@ -156,7 +156,7 @@ class Runner:
             time.sleep(0.05)
         return time.monotonic() - began
 
-    def _publish(self, phase: plan.Phase, before: float, capacity: plan.Capacity | None) -> tuple[range, bool]:
+    def _publish(self, phase: plan.PlannedPhase, before: float, capacity: plan.Capacity | None) -> tuple[range, bool]:
         """Publish the events of a phase; return their numbers, and True if an overload ended the phase early."""
         first, began, owed = len(self.sent.due), time.monotonic(), 0.0
         is_cut = False

@@ -14,7 +14,7 @@ from load_tests.scenarios.at_scale import bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class MissionShape:
     """Size of the registry and number of topics. The defaults are the mission's."""
 
     topics: int = 500
@@ -25,7 +25,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class PlannedPhase:
     """A time at one rate, after a ramp from the rate before."""
 
     name: str
@@ -63,7 +63,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class ScaleScenario:
     """One question about the platform at the mission's scale."""
 
     name: str
@@ -72,13 +72,13 @@ class Scenario:
     """Events a second of the full rate. The rate of a phase is a multiple of it."""
     bounds: tuple[bounds.Bound, ...]
     """Bounds that the figures must meet."""
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[PlannedPhase, ...] = ()
     """Phases in order. Empty for a scenario with `capacity`."""
     capacity: Capacity | None = None
     """Search for the largest share. None for a scenario with phases."""
     seconds: int = 60
     """Measured seconds of each share, for a scenario with `capacity`."""
-    shape: Shape = Shape()
+    shape: MissionShape = MissionShape()
     behaviour: behaviour.Behaviour = behaviour.HEALTHY
     """Behaviour of the endpoints in phases with `is_disturbed`."""
     settle_s: int = 20
@@ -92,7 +92,7 @@ class Scenario:
     """Settings of the job (`area.field`)."""
 
 
-def rate(before: float, phase: Phase, at_s: float) -> float:
+def rate(before: float, phase: PlannedPhase, at_s: float) -> float:
     """Return the factor on the scenario's rate, `at_s` seconds into a phase. The previous phase had the factor `before`."""
     if at_s >= phase.ramp_s:
         return phase.factor

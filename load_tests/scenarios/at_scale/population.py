@@ -24,7 +24,7 @@ RETRY = {"schedule_s": [1, 2, 5, *(10,) * 40], "timeout_s": 15}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Population(mission.Population):
+class ZipfPopulation(mission.MissionPopulation):
     """The mission's population with a hot tenant, slow or failing endpoints, and spare rows."""
 
     behaviour: behaviour.Behaviour = behaviour.HEALTHY

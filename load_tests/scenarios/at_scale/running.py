@@ -16,7 +16,7 @@ from load_tests.harness import figures, receiver, stage, traffic
 from load_tests.scenarios import mission
 from load_tests.scenarios.at_scale import bounds, cost_model, plan, timeline
 from load_tests.scenarios.at_scale.phase_run import PhaseRun, Runner
-from load_tests.scenarios.at_scale.population import Population
+from load_tests.scenarios.at_scale.population import ZipfPopulation
 from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 
 SPARE = 100
@@ -30,11 +30,11 @@ RECOVERED = 1.5
 """A spike is over when the undelivered events stay within this multiple of their largest number in the first phase."""
 
 
-def run(scenario: plan.Scenario, terms: stage.Terms) -> dict[str, Any]:
+def run(scenario: plan.ScaleScenario, terms: stage.Terms) -> dict[str, Any]:
     """Run the scenario, and return its figures, with `series` for the plots and the `verdicts` of its bounds."""
     chosen = {**scenario.settings, **terms.overrides}
     shape, is_churning = scenario.shape, any(phase.changes_per_s for phase in scenario.phases)
-    population = Population(
+    population = ZipfPopulation(
         topics=shape.topics,
         tenants=shape.tenants,
         endpoints=shape.endpoints,
@@ -83,14 +83,14 @@ def run(scenario: plan.Scenario, terms: stage.Terms) -> dict[str, Any]:
     return {**found, "verdicts": [verdict.document() for verdict in bounds.check(scenario.bounds, found)]}
 
 
-def _every_s(scenario: plan.Scenario) -> float:
+def _every_s(scenario: plan.ScaleScenario) -> float:
     return max(1.0, sum(phase.seconds for phase in scenario.phases) / SAMPLES)
 
 
 def _phases(runner: Runner) -> list[PhaseRun]:
     """Run the phases in their order, and return those that are measured."""
     runs, before = [], 1.0
-    settling = plan.Phase(name="settle", seconds=runner.scenario.settle_s, is_measured=False)
+    settling = plan.PlannedPhase(name="settle", seconds=runner.scenario.settle_s, is_measured=False)
     for phase in (settling, *runner.scenario.phases):
         done = runner.run(phase, before)
         before = phase.factor
@@ -104,10 +104,10 @@ def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
     runs: list[PhaseRun] = []
     share = capacity.first_share
     while sum(run.is_carried for run in runs) < capacity.sizes and share >= capacity.smallest_share:
-        settling = plan.Phase(name=f"{share:g}", seconds=runner.scenario.settle_s, factor=share)
+        settling = plan.PlannedPhase(name=f"{share:g}", seconds=runner.scenario.settle_s, factor=share)
         done = runner.run(settling, share, replace(capacity, overload_s=capacity.settling_overload_s))
         if not done.is_cut:
-            measured = plan.Phase(name=f"{share:g}", seconds=runner.scenario.seconds, factor=share)
+            measured = plan.PlannedPhase(name=f"{share:g}", seconds=runner.scenario.seconds, factor=share)
             done = runner.run(measured, share, capacity)
         runner.say(f"share {share:g} is {'carried' if done.is_carried else 'more than the machine carries'}")
         runs.append(done)
@@ -117,7 +117,9 @@ def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
     return runs
 
 
-def _of_phases(scenario: plan.Scenario, runner: Runner, runs: Sequence[PhaseRun], report: receiver.Report) -> dict[str, Any]:
+def _of_phases(
+    scenario: plan.ScaleScenario, runner: Runner, runs: Sequence[PhaseRun], report: receiver.ReceiverReport
+) -> dict[str, Any]:
     """Return the figures of each run, the comparison of the phases or the cost model, and the series for the plots."""
     due, population, samples = runner.sent.due, runner.population, runner.sampler.samples
     ages = timeline.first_ages_ms(report, len(due))
@@ -155,10 +157,10 @@ def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], sam
         document["recovered_s"] = timeline.recovered_s(samples, run.first.at_s, RECOVERED * base["undelivered_max"])
 
 
-def _of_sizes(scenario: plan.Scenario, runs: Sequence[PhaseRun], documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _of_sizes(scenario: plan.ScaleScenario, runs: Sequence[PhaseRun], documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all tried shares, and the cost model by the carried shares."""
     carried = [run for run in runs if run.is_carried]
-    sizes = [cost_model.Size(per_s=run.per_s, cores=run.cores) for run in carried]
+    sizes = [cost_model.MeasuredSize(per_s=run.per_s, cores=run.cores) for run in carried]
     return {
         "sizes": {run.name: {"is_carried": run.is_carried, **documents[run.name]} for run in runs},
         "sizes_carried": len(carried),
@@ -168,6 +170,6 @@ def _of_sizes(scenario: plan.Scenario, runs: Sequence[PhaseRun], documents: dict
     }
 
 
-def _of_all(report: receiver.Report, due: Sequence[int]) -> dict[str, Any]:
+def _of_all(report: receiver.ReceiverReport, due: Sequence[int]) -> dict[str, Any]:
     found = figures.delivered(report, due)
     return {"events": len(due), **found, "duplicates_share": round(found["duplicates"] / max(1, len(due)), 4)}

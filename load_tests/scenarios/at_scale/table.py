@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from load_tests.harness.behaviour import Behaviour
 from load_tests.scenarios.at_scale.bounds import Bound
-from load_tests.scenarios.at_scale.plan import Capacity, Phase, Scenario
+from load_tests.scenarios.at_scale.plan import Capacity, PlannedPhase, ScaleScenario
 
 ALWAYS = (
     Bound(figure="lost", at_most=0),
@@ -56,28 +56,28 @@ _ROLES = ("jvm", "driver", "worker")
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario(
+        ScaleScenario(
             name="average_5k",
             question="Which share of the mission's average load does this machine carry? How many cores does all of it need?",
             per_s=5_000,
             capacity=Capacity(),
             bounds=CAPACITY,
         ),
-        Scenario(
+        ScaleScenario(
             name="peak_50k",
             question="Which share of the mission's peak load does this machine carry? How many cores does all of it need?",
             per_s=50_000,
             capacity=Capacity(),
             bounds=CAPACITY,
         ),
-        Scenario(
+        ScaleScenario(
             name="spike",
             question="How late are events when the load grows ten-fold within a second, and how soon is the lag gone?",
             per_s=300,
             phases=(
-                Phase(name="before", seconds=60),
-                Phase(name="spike", seconds=60, factor=SPIKE_FACTOR, ramp_s=1),
-                Phase(name="after", seconds=60, ramp_s=2),
+                PlannedPhase(name="before", seconds=60),
+                PlannedPhase(name="spike", seconds=60, factor=SPIKE_FACTOR, ramp_s=1),
+                PlannedPhase(name="after", seconds=60, ramp_s=2),
             ),
             bounds=(
                 *ALWAYS,
@@ -87,45 +87,45 @@ SCENARIOS = {
                 Bound(figure="phases.after.recovered_s", at_most=30),
             ),
         ),
-        Scenario(
+        ScaleScenario(
             name="hot_tenant",
             question="How much longer do the other tenants wait when half of all events are one tenant's?",
             per_s=600,
-            phases=(Phase(name="even", seconds=60), Phase(name="hot", seconds=60, hot=0.5)),
+            phases=(PlannedPhase(name="even", seconds=60), PlannedPhase(name="hot", seconds=60, hot=0.5)),
             bounds=_beside("even", "hot", 1.25),
         ),
-        Scenario(
+        ScaleScenario(
             name="slow_endpoints",
             question="How much longer do the others wait when 5 % of the endpoints take 1 to 10 s?",
             per_s=600,
             behaviour=Behaviour(slow_of_100=5),
-            phases=(Phase(name="healthy", seconds=60), Phase(name="slow", seconds=120, is_disturbed=True)),
+            phases=(PlannedPhase(name="healthy", seconds=60), PlannedPhase(name="slow", seconds=120, is_disturbed=True)),
             bounds=_beside("healthy", "slow", 1.25),
         ),
-        Scenario(
+        ScaleScenario(
             name="failing_10pct",
             question="How much longer do the others wait when 10 % of the endpoints answer 503, and does all arrive later?",
             per_s=600,
             behaviour=Behaviour(failing_of_100=10),
-            phases=(Phase(name="healthy", seconds=60), Phase(name="failing", seconds=120, is_disturbed=True)),
+            phases=(PlannedPhase(name="healthy", seconds=60), PlannedPhase(name="failing", seconds=120, is_disturbed=True)),
             bounds=_beside("healthy", "failing", 1.25),
         ),
-        Scenario(
+        ScaleScenario(
             name="churn",
             question="How much longer do events wait at 100 registry changes a second, and how late is a change in effect?",
             per_s=600,
-            phases=(Phase(name="still", seconds=60), Phase(name="churn", seconds=120, changes_per_s=100)),
+            phases=(PlannedPhase(name="still", seconds=60), PlannedPhase(name="churn", seconds=120, changes_per_s=100)),
             bounds=(
                 *_beside("still", "churn", 1.5),
                 Bound(figure="phases.churn.changes_per_s", at_least=95),
                 Bound(figure="phases.churn.registry_behind_s.max", at_most=5),
             ),
         ),
-        Scenario(
+        ScaleScenario(
             name="soak",
             question="Do memory, open files, threads and latency stay flat for an hour?",
             per_s=300,
-            phases=(Phase(name="soak", seconds=3600),),
+            phases=(PlannedPhase(name="soak", seconds=3600),),
             bounds=(
                 *ALWAYS,
                 *_published("soak"),

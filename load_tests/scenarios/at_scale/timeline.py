@@ -27,7 +27,7 @@ class Mark(NamedTuple):
     number: int
 
 
-def first_ages_ms(report: receiver.Report, count: int) -> array.array[float]:
+def first_ages_ms(report: receiver.ReceiverReport, count: int) -> array.array[float]:
     """Return the age of each event at its first arrival, by the event's number; NaN for an event that did not arrive."""
     ages = array.array("d", [math.nan]) * count
     for number, age_ms in zip(report.numbers, report.ages_ms, strict=True):

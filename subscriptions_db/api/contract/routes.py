@@ -112,7 +112,7 @@ class Call:
     """In a transaction, with the rights of the principal."""
     ring: keyring.KeyRing
     guard: guard.Guard
-    bounds: service_settings.Api
+    bounds: service_settings.ApiSettings
     """The settings of the API, with its limits for customers."""
     webhook_origin: str
     """The origin that the platform states to receivers (`delivery.webhook_origin`)."""

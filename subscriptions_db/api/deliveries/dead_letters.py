@@ -122,7 +122,7 @@ class DeadLetters(DeadLetterPage):
     """The dead letters of the page."""
 
 
-class PageFields(TypedDict):
+class LetterPageFields(TypedDict):
     """The fields of a DeadLetterPage."""
 
     next_cursor: str
@@ -198,7 +198,7 @@ def list_(call: Call) -> DeadLetters | LongPoll:
     return LongPoll(answer, wanted.wait_s, answer.next_cursor)
 
 
-def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> PageFields:
+def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> LetterPageFields:
     """Return the cursors and the total of a page.
 
     `asked_cursor` is the cursor of the request. The page is complete from there to the position `until`. `has_further`: there
@@ -209,7 +209,7 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
         following, has_more, earlier = cursor.letter_cursor(place - 1), True, until if has_further else None
     else:
         following, has_more, earlier = cursor.letter_cursor(until), has_further, place + 1 if place else None
-    return PageFields(
+    return LetterPageFields(
         next_cursor=following,
         has_more=has_more,
         previous_cursor=None if earlier is None else cursor.letter_cursor_back(earlier),

@@ -71,7 +71,7 @@ class SigningKey(NamedTuple):
 class ProviderKeys:
     """The keys of one provider. Lives on the event loop."""
 
-    def __init__(self, config: oidc_settings.Oidc, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: oidc_settings.OidcSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Raise SettingsError if `oidc.ca_file` cannot be read."""
         self._issuer = config.issuer
         self._timeout_s = config.timeout_s

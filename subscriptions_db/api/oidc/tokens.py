@@ -50,7 +50,7 @@ class KnownToken(NamedTuple):
 class TokenVerifier:
     """Verify tokens, and remember the verified ones. Lives on the event loop."""
 
-    def __init__(self, config: oidc_settings.Oidc, keys: ProviderKeys, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: oidc_settings.OidcSettings, keys: ProviderKeys, *, now: Callable[[], float] = time.time) -> None:
         self._config = config
         self._keys = keys
         self._now = now

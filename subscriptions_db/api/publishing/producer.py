@@ -121,7 +121,7 @@ class _Submission:
 class EventProducer:
     """An idempotent producer that connects to Kafka for the first request that publishes. Lives on the event loop."""
 
-    def __init__(self, kafka: settings.Kafka, request_timeout_s: float) -> None:
+    def __init__(self, kafka: settings.KafkaSettings, request_timeout_s: float) -> None:
         self._kafka = kafka
         self._confirm_s = min(CONFIRM_TIMEOUT_S, request_timeout_s * REQUEST_SHARE)
         self._topics_s = min(TOPICS_TIMEOUT_S, request_timeout_s * REQUEST_SHARE / 2)

@@ -20,7 +20,7 @@ from subscriptions_db.registration import receiver_permission
 class ValidationResult(described.DescribedModel):
     """The reply of the receiver. An earlier permission stays valid, whatever the reply."""
 
-    state: handshake.State
+    state: handshake.HandshakeState
     """The result of the question. `asked`: the receiver has not answered, and may still permit deliveries by the callback."""
     permitted_per_minute: int | None
     """The permitted requests a minute. Null: any number, or the state is not `permitted`."""
@@ -31,7 +31,7 @@ class ValidationResult(described.DescribedModel):
 class PermitResult(described.DescribedModel):
     """The recorded permission."""
 
-    state: handshake.State
+    state: handshake.HandshakeState
     """The state of the permission."""
     permitted_per_minute: int | None
     """The permitted requests a minute. Null: any number."""
@@ -68,7 +68,7 @@ def _concluded(
     after = crud.existing_row(call, "endpoint", asking.endpoint_id)
     fields = receiver_permission.audit_fields(reply, after)
     audit.write(call, "validate", "endpoint", asking.endpoint_id, customer_id=before["customer"], after=fields)
-    per_minute = after["permitted_per_minute"] if reply.state is handshake.State.PERMITTED else None
+    per_minute = after["permitted_per_minute"] if reply.state is handshake.HandshakeState.PERMITTED else None
     return ValidationResult(state=reply.state, permitted_per_minute=per_minute, reason=reply.reason)
 
 
@@ -85,11 +85,11 @@ def permit(call: Call) -> PermitResult:
     if asked is None:  # a new question or a new URL has replaced it meanwhile
         raise problems.not_found("question, or it can no longer be answered")
     if asked["is_answered"]:
-        return PermitResult(state=handshake.State.PERMITTED, permitted_per_minute=before["permitted_per_minute"])
+        return PermitResult(state=handshake.HandshakeState.PERMITTED, permitted_per_minute=before["permitted_per_minute"])
     receiver_permission.permit(call.connection, endpoint_id, token, asked, per_minute)
     was, now = map(receiver_permission.permission, (before, crud.existing_row(call, "endpoint", endpoint_id)))
     audit.write(call, "permit", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=now)
-    return PermitResult(state=handshake.State.PERMITTED, permitted_per_minute=per_minute)
+    return PermitResult(state=handshake.HandshakeState.PERMITTED, permitted_per_minute=per_minute)
 
 
 _PERMIT = Route(

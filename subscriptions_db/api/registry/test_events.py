@@ -85,7 +85,7 @@ class TestEventSender:
 
     __test__ = False  # pytest must not collect it
 
-    def __init__(self, network: sender.Transport, address_guard: guard.Guard, timeout_s: float) -> None:
+    def __init__(self, network: sender.RequestTransport, address_guard: guard.Guard, timeout_s: float) -> None:
         self._network = network
         self._timeout_s = timeout_s
         self._sender = sender.Sender(network, address_guard, timeout_s=timeout_s, clock=time.time)
@@ -146,7 +146,7 @@ class TestEventSender:
 
 
 @contextlib.asynccontextmanager
-async def open_sender(config: settings.Delivery, address_guard: guard.Guard) -> AsyncIterator[TestEventSender]:
+async def open_sender(config: settings.DeliverySettings, address_guard: guard.Guard) -> AsyncIterator[TestEventSender]:
     """Yield a sender of test events with connections of its own, which are closed at the end of the context."""
     network = transport.Transport(address_guard, max_connections=MAX_AT_ONCE)
     try:

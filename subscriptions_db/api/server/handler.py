@@ -90,7 +90,7 @@ class RequestHandler:
         opened: transactions.Store,
         ring: keyring.KeyRing,
         address_guard: guard.Guard,
-        bounds: service_settings.Api,
+        bounds: service_settings.ApiSettings,
         webhook_origin: str,
     ) -> None:
         self._store = opened

@@ -40,7 +40,11 @@ class LongPolls:
     """The waiting long polls. Lives on the event loop."""
 
     def __init__(
-        self, config: service_settings.Api, answer: Answer, authenticate: Authenticate, outside_in_flight: OutsideInFlight
+        self,
+        config: service_settings.ApiSettings,
+        answer: Answer,
+        authenticate: Authenticate,
+        outside_in_flight: OutsideInFlight,
     ) -> None:
         self._config = config
         self._answer = answer

@@ -20,7 +20,7 @@ from delivery import errors
 from delivery.config import settings, worker_plans
 from delivery.observability import health
 from delivery.observability import http_endpoints as probes
-from delivery.observability.health import Phase
+from delivery.observability.health import QueryPhase
 from subscriptions_db.api.registry import test_events
 from subscriptions_db.api.server import transactions
 from subscriptions_db.api.server.app import Api
@@ -91,7 +91,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
         # The 90,000 objects of the API live as long as the process. Scanning them for garbage delayed every request by more
         # than 0.1 s.
         gc.freeze()
-        watch.enter(Phase.RUNNING)
+        watch.enter(QueryPhase.RUNNING)
         try:
             yield int(runner.addresses[0][1])
         finally:

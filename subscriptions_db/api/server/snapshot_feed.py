@@ -55,7 +55,7 @@ class SnapshotFeed:
 
     def __init__(
         self,
-        config: service_settings.Api,
+        config: service_settings.ApiSettings,
         opened: transactions.Store,
         in_thread: InThread,
         authenticate: long_polls.Authenticate,

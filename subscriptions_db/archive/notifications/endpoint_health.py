@@ -65,7 +65,7 @@ class Signal(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """The limits for operational events (delivery.config.service_settings.Operations)."""
+    """The limits for operational events (delivery.config.service_settings.OperationsSettings)."""
 
     failing_after_s: float
     backlog_events: int

@@ -48,7 +48,7 @@ def token_of(issuer, scope="fanout:admin"):
 @pytest.mark.parametrize("algorithm", KINDS)
 def test_a_token_of_a_certified_provider_opens_the_api(postgres, algorithm):
     with certified(algorithm) as issuer:
-        oidc = oidc_settings.Oidc(issuer=issuer, audience=AUDIENCE, claim="scope", scopes={"fanout:admin": "operator"})
+        oidc = oidc_settings.OidcSettings(issuer=issuer, audience=AUDIENCE, claim="scope", scopes={"fanout:admin": "operator"})
         with world.served(postgres, oidc=oidc) as served:
             ann = served.client(token_of(issuer))
             assert ann.put("/v1/tenants/t3", {}).status == 201

@@ -22,7 +22,9 @@ from tests.support import api_answers
 
 pytestmark = pytest.mark.integration
 
-OPEN = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=(), webhook_origin=example_world.ORIGIN)
+OPEN = settings.DeliverySettings(
+    allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=(), webhook_origin=example_world.ORIGIN
+)
 DOCUMENT = openapi.document(ROUTES)
 SHARED = {"deleteCustomer", "deleteTenant", "deleteEventType"}
 """Operations whose examples would delete what other examples need: they delete a row with another id."""

@@ -37,7 +37,7 @@ KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_
 @pytest.fixture(scope="module")
 def served(postgres):
     # The brokers are in the client itself. None has the topic of an invented event type.
-    kafka = settings_of_the_platform.Kafka(librdkafka_options={"test.mock.num.brokers": "1"})
+    kafka = settings_of_the_platform.KafkaSettings(librdkafka_options={"test.mock.num.brokers": "1"})
     with world.served(postgres, max_poll_s=0.01, kafka=kafka) as made:
         yield made
 

@@ -106,7 +106,7 @@ def test_a_request_makes_few_round_trips_to_postgres(acme, monkeypatch, asked, d
 @pytest.fixture
 def measured(served):
     """Serve the same API a second time, with a port for metrics and probes."""
-    metrics = settings.Metrics(port=kafka.free_port())
+    metrics = settings.MetricsSettings(port=kafka.free_port())
     with world.running(served.config.model_copy(update={"metrics": metrics})) as port:
         yield Client(port, served.keys["acme"]), Client(metrics.port, None)
 

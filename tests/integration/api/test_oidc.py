@@ -20,7 +20,7 @@ def provider():
 
 
 def settings_of(provider):
-    return oidc_settings.Oidc(
+    return oidc_settings.OidcSettings(
         issuer=provider.issuer.url, audience=AUDIENCE, scopes={ADMINS: "operator", "ci": "publisher"}, timeout_s=2
     )
 

@@ -45,14 +45,14 @@ DOCUMENTED = EXAMPLES_OF_OPENAPI["publishEvents"]
 def served(postgres, kafka):
     """Serve the API over a Kafka with some topics of events, by a prefix of this file's own."""
     prefix = f"published-{uuid.uuid4().hex[:8]}."
-    connection = settings.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    connection = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(connection, [f"{prefix}order", f"{prefix}order.created"], 2)
     limits = {"small": {"max.message.bytes": "1000"}, "compacted": {"cleanup.policy": "compact"}}
     wanted = [admin.NewTopic(f"{prefix}{name}", 1, config=config) for name, config in limits.items()]
     client = admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     for created in client.create_topics(wanted).values():
         created.result(30)
-    source = settings.Source(topic_prefix=prefix, topic_pattern=rf"{re.escape(prefix)}.+")
+    source = settings.SourceSettings(topic_prefix=prefix, topic_pattern=rf"{re.escape(prefix)}.+")
     with world.served(postgres, kafka=connection, source=source) as made:
         yield made
 
@@ -235,7 +235,7 @@ def test_all_keys_of_a_tenant_share_its_events_of_the_day(postgres):
     broker = MockKafka()
     broker.create("events.order")
     options = {"message.max.bytes": "10000"}
-    kafka = settings.Kafka(bootstrap_servers=broker.settings.bootstrap_servers, librdkafka_options=options)
+    kafka = settings.KafkaSettings(bootstrap_servers=broker.settings.bootstrap_servers, librdkafka_options=options)
     with world.served(postgres, kafka=kafka, max_tenant_events_per_day=3) as served:
         of_all, of_t1 = served.client(served.keys["publisher"]), served.client(served.keys["publisher of t1"])
         other = PLAIN | {"tenant_id": "t2"}
@@ -289,7 +289,7 @@ class MockKafka:
         options = {"test.mock.num.brokers": 1, "bootstrap.servers": "unused:1", "log_level": 0}
         self._owner = confluent_kafka.Producer(options)
         [broker] = self._owner.list_topics(timeout=10).brokers.values()
-        self.settings = settings.Kafka(bootstrap_servers=f"{broker.host}:{broker.port}")
+        self.settings = settings.KafkaSettings(bootstrap_servers=f"{broker.host}:{broker.port}")
 
     def create(self, topic):
         self._owner.produce(topic, b"")

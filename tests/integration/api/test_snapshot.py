@@ -96,7 +96,7 @@ def test_secrets_in_the_answer_are_sealed_as_in_postgres(served, reader):
     with served.registry() as opened:
         kept = {bytes(row["sealed"]) for row in opened.execute("select sealed from secrets")}
     assert {base64.b64decode(row["sealed"]) for row in json.loads(text)["secrets"]} == kept
-    other_ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
+    other_ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
     found = sealed_document.whole(json.loads(text), other_ring, GUARD)
     assert all(endpoint.fault and not endpoint.signing_keys for endpoint in found.endpoints.values())
 

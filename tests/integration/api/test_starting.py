@@ -20,7 +20,7 @@ NOT_SET_UP = "the service is misconfigured: its log tells the operator which set
 
 
 def with_ring(config, key_id="k1"):
-    return config.model_copy(update={"keys": settings.Keys(ring={key_id: keyring.generate()})})
+    return config.model_copy(update={"keys": settings.KeysSettings(ring={key_id: keyring.generate()})})
 
 
 def start(config):
@@ -58,7 +58,7 @@ def test_a_wrong_key_ring_ends_the_command_with_one_line(served):
 
 def test_an_empty_registry_accepts_any_key_ring(served, database):
     api = served.config.api.model_copy(
-        update={"database_url": service_settings.Api(database_url=world.login_of(database)).database_url}
+        update={"database_url": service_settings.ApiSettings(database_url=world.login_of(database)).database_url}
     )
     start(with_ring(served.config).model_copy(update={"api": api}))
 
@@ -82,7 +82,7 @@ def test_the_api_starts_without_postgres_and_checks_the_ring_later(own_postgres)
 
 def test_the_api_works_without_the_owners_login(served):
     """Regression: the chart gave API pods the login that owns the tables. `fanout serve` needs its own login only."""
-    nowhere = settings.Database(url="postgresql://owner@127.0.0.1:1/none")
+    nowhere = settings.DatabaseSettings(url="postgresql://owner@127.0.0.1:1/none")
     with world.running(served.config.model_copy(update={"database": nowhere})) as port:
         operator = world.Client(port, served.keys["operator"])
         assert operator.get("/readyz").status == 200
@@ -93,9 +93,9 @@ def test_the_api_works_without_the_owners_login(served):
 
 def test_an_open_address_guard_is_warned_of(served, caplog):
     """Regression: a registry in production accepted endpoints in private networks, and `fanout serve` did not warn."""
-    opened = settings.Delivery(allow_networks=("10.0.0.0/8",), allow_http=True)
+    opened = settings.DeliverySettings(allow_networks=("10.0.0.0/8",), allow_http=True)
     start(served.config.model_copy(update={"delivery": opened}))
     assert "the address guard is OPEN for development: networks 10.0.0.0/8, plain http" in caplog.text
     caplog.clear()
-    start(served.config.model_copy(update={"delivery": settings.Delivery()}))
+    start(served.config.model_copy(update={"delivery": settings.DeliverySettings()}))
     assert "OPEN" not in caplog.text

@@ -13,8 +13,8 @@ from subscriptions_db.api.registry import test_events
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
-OPEN = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=(), attempt_timeout_s=0.5)
-CLOSED = settings.Delivery(allow_http=True, allow_ports=())
+OPEN = settings.DeliverySettings(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=(), attempt_timeout_s=0.5)
+CLOSED = settings.DeliverySettings(allow_http=True, allow_ports=())
 
 
 @pytest.fixture(scope="module")

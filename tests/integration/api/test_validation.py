@@ -13,7 +13,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.registry_model import EndpointStatus
 from delivery.webhooks.http import guard
-from delivery.webhooks.sending.handshake import Reply, State
+from delivery.webhooks.sending.handshake import HandshakeState, Reply
 from fanout.admin import registry_commands
 from subscriptions_db.api.registry import test_events
 from subscriptions_db.secrets import keyring
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 ORIGIN = "fanout.example.com"
 OPENED = {"allow_networks": ("127.0.0.0/8",), "allow_http": True, "allow_ports": ()}
-OPEN = settings.Delivery(**OPENED, attempt_timeout_s=0.5, webhook_origin=ORIGIN)
+OPEN = settings.DeliverySettings(**OPENED, attempt_timeout_s=0.5, webhook_origin=ORIGIN)
 PUBLIC = "https://api.fanout.example.com"
 PERMITTED = {"WebHook-Allowed-Origin": ORIGIN, "WebHook-Allowed-Rate": "120"}
 WAITING = (EndpointStatus.PAUSED, None, None)
@@ -318,7 +318,7 @@ def test_an_endpoint_without_validation_is_not_asked(acme, receiver):
 
 
 def test_a_question_is_guarded_like_a_delivery(served, receiver, made):
-    closed = settings.Delivery(allow_http=True, allow_ports=(), webhook_origin=ORIGIN)
+    closed = settings.DeliverySettings(allow_http=True, allow_ports=(), webhook_origin=ORIGIN)
     with world.running(served.config.model_copy(update={"delivery": closed})) as port:
         answer = world.Client(port, served.keys["acme"]).post(f"{path(made)}/validate")
     assert answer.status == 409
@@ -327,7 +327,7 @@ def test_a_question_is_guarded_like_a_delivery(served, receiver, made):
 
 
 def test_a_question_needs_an_origin_and_its_callback_a_public_url(served, receiver, made):
-    bare = settings.Delivery(**OPENED)
+    bare = settings.DeliverySettings(**OPENED)
     for update, status in (({"api": served.config.api.model_copy(update={"public_url": ""})}, 200), ({"delivery": bare}, 409)):
         with world.running(served.config.model_copy(update=update)) as port:
             answer = world.Client(port, served.keys["acme"]).post(f"{path(made)}/validate")
@@ -351,12 +351,12 @@ def test_callbacks_are_limited_in_rate(postgres):
 
 def test_the_command_validates_as_the_api_does(served, receiver, made):
     receiver.answer = PERMITTED
-    assert registry_commands.validate(served.config, made["id"]) == Reply(State.PERMITTED, 120)
+    assert registry_commands.validate(served.config, made["id"]) == Reply(HandshakeState.PERMITTED, 120)
     entry = served.audit(made["id"])[-1]
     assert (entry["key_id"], entry["action"], entry["customer_id"]) == ("command", "validate", "acme")
     assert (entry["after"]["state"], entry["after"]["permitted_per_minute"]) == ("permitted", 120)
     assert as_read(served, made) == (EndpointStatus.ACTIVE, 2, ORIGIN)
-    closed = served.config.model_copy(update={"delivery": settings.Delivery(webhook_origin=ORIGIN)})
+    closed = served.config.model_copy(update={"delivery": settings.DeliverySettings(webhook_origin=ORIGIN)})
     with pytest.raises(errors.RegistrationError, match="cannot be used"):
         registry_commands.validate(closed, made["id"])
     with pytest.raises(errors.RegistrationError, match="there is no such endpoint"):

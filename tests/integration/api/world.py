@@ -72,7 +72,7 @@ REPLAYS = """
 insert into replays (replay_id, customer_id, endpoint_id, since, until)
 values (%(replay_id)s, 'acme', 'acme-orders', '2026-05-10', '2026-05-11')
 """
-NO_KAFKA = settings.Kafka(bootstrap_servers="127.0.0.1:1")
+NO_KAFKA = settings.KafkaSettings(bootstrap_servers="127.0.0.1:1")
 """Nothing listens there."""
 GRANTS = "insert into customer_tenants values ('acme', 't1'), ('acme', 't2'), ('other', null)"
 
@@ -147,7 +147,7 @@ class Served:
     @contextlib.contextmanager
     def registry(self) -> Iterator[connect.Connection]:
         """Yield a connection to the API's database, with the rights of its owner."""
-        with connect.connect(settings.Database(url=self.database)) as opened:
+        with connect.connect(settings.DatabaseSettings(url=self.database)) as opened:
             yield opened
 
     def audit(self, entity_id: str) -> list[dict[str, Any]]:
@@ -172,23 +172,23 @@ def letters(opened: connect.Connection, count: int, **fields: Any) -> None:
 def served(
     postgres: Any,
     *,
-    delivery: settings.Delivery | None = None,
-    kafka: settings.Kafka = NO_KAFKA,
-    source: settings.Source | None = None,
-    oidc: oidc_settings.Oidc | None = None,
+    delivery: settings.DeliverySettings | None = None,
+    kafka: settings.KafkaSettings = NO_KAFKA,
+    source: settings.SourceSettings | None = None,
+    oidc: oidc_settings.OidcSettings | None = None,
     **api: Any,
 ) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
     url = databases.create_migrated(postgres, f"api_{uuid.uuid4().hex[:12]}")
     ring = {"k1": keyring.generate()}
     config = settings.Settings(
-        database=settings.Database(url=url),
-        keys=settings.Keys(ring=ring),
-        delivery=delivery or settings.Delivery(),
+        database=settings.DatabaseSettings(url=url),
+        keys=settings.KeysSettings(ring=ring),
+        delivery=delivery or settings.DeliverySettings(),
         kafka=kafka,
-        source=source or settings.Source(),
-        oidc=oidc or oidc_settings.Oidc(),
-        api=service_settings.Api(
+        source=source or settings.SourceSettings(),
+        oidc=oidc or oidc_settings.OidcSettings(),
+        api=service_settings.ApiSettings(
             port=0, database_url=login_of(url), **{"max_requests_per_s": 100_000, "max_connections": 4} | api
         ),
     )

@@ -15,7 +15,7 @@ from tests.support import archive
 def opened(database):
     """Open connections to the test's own database."""
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(connect.connect(settings.Database(url=database)))
+        yield lambda: stack.enter_context(connect.connect(settings.DatabaseSettings(url=database)))
 
 
 @pytest.fixture

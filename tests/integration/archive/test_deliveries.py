@@ -225,7 +225,7 @@ def test_an_outcome_without_attempt_is_not_listed_as_attempt(connection, keep):
 
 
 def test_deliveries_of_an_older_version_are_found(empty_database):
-    with connect.connect(settings.Database(url=empty_database)) as connection:
+    with connect.connect(settings.DatabaseSettings(url=empty_database)) as connection:
         migrate.migrate(connection, [migration for migration in migrate.migrations() if migration.name < "0013"])
         connection.execute("insert into customers values ('c1')")
         connection.execute("select make_archive_day('attempts', %s)", [archive.NOW.date()])

@@ -101,7 +101,7 @@ class World:
 @pytest.fixture
 def world(kafka, opened):
     connection = opened()
-    ring = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": keyring.generate()}))
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
     apply.apply(connection, manifest.check(DOCUMENT, guard.Guard()), ring)
     return World(kafka, connection)
 

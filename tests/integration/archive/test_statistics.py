@@ -101,7 +101,7 @@ def test_roles_that_archive_may_count_after_the_migration(empty_database):
     """A role of the version before has no right on the new table. Without it, archiving would stand still."""
     wanted, role = migrate.migrations(), f"archive_{uuid.uuid4().hex[:8]}"
     [place] = [number for number, migration in enumerate(wanted) if migration.name.endswith("_statistics")]
-    with connect.connect(settings.Database(url=empty_database)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=empty_database)) as opened:
         migrate.migrate(opened, wanted[:place])
         opened.execute(f"create role {role}")
         opened.execute(f"grant insert on attempts to {role}")

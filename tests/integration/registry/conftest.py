@@ -16,19 +16,19 @@ def ring_key():
 
 @pytest.fixture
 def ring(ring_key):
-    return keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key}))
+    return keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": ring_key}))
 
 
 @pytest.fixture
 def connection(database):
-    with connect.connect(settings.Database(url=database)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=database)) as opened:
         yield opened
 
 
 @pytest.fixture
 def other(database):
     """Yield a second connection to the registry, for plain SQL."""
-    with connect.connect(settings.Database(url=database)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=database)) as opened:
         yield opened
 
 

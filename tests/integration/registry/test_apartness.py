@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 def migrated(postgres):
     """Yield one migrated database for all tests that roll back: a database for each test would take most of the time."""
     url = databases.create_migrated(postgres, "apartness")
-    with connect.connect(settings.Database(url=url)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=url)) as opened:
         yield opened
 
 

@@ -139,7 +139,7 @@ def test_creating_and_revoking_a_key_is_audited_once(registered, noted):
 
 
 def test_a_key_rotation_is_audited_with_its_secret_count(registered, ring_key, noted):
-    both = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": keyring.generate()}, active="k2"))
+    both = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": ring_key, "k2": keyring.generate()}, active="k2"))
     for _ in range(2):
         keyring.rotate(registered, both)
     [entry] = noted()

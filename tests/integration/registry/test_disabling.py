@@ -130,7 +130,7 @@ def test_an_undone_or_missed_disabling_has_no_audit_entry(connection):
 
 
 def test_the_job_disables_once_postgres_is_available_again(own_postgres, ring):
-    with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=own_postgres.url)) as opened:
         migrate.migrate(opened)
         applied(opened, ring, DOCUMENT)
     own_postgres.kill()
@@ -139,7 +139,7 @@ def test_the_job_disables_once_postgres_is_available_again(own_postgres, ring):
     try:
         running.disable(["ep1"], "gone")
         own_postgres.start()
-        with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+        with connect.connect(settings.DatabaseSettings(url=own_postgres.url)) as opened:
             asked = "select disabled_reason from endpoints where endpoint_id = 'ep1' and status = 'disabled'"
             for _ in range(1000):
                 if found := opened.execute(asked).fetchone():

@@ -229,11 +229,11 @@ def test_the_operator_sees_all_rows(two):
 def owner(empty_database):
     """Yield a registry whose owner is no superuser, as in a managed Postgres."""
     name = empty_database.partition("?")[0].rpartition("/")[2]
-    with connect.connect(settings.Database(url=empty_database)) as superuser:
+    with connect.connect(settings.DatabaseSettings(url=empty_database)) as superuser:
         superuser.execute(sql.SQL("create role {} login createrole").format(sql.Identifier(name)))
         superuser.execute(sql.SQL("grant all on schema public to {}").format(sql.Identifier(name)))
         url = empty_database.replace("postgresql://postgres:", f"postgresql://{name}:")
-        with connect.connect(settings.Database(url=url)) as opened:
+        with connect.connect(settings.DatabaseSettings(url=url)) as opened:
             migrate.migrate(opened)
             yield opened
         superuser.execute(sql.SQL("reassign owned by {} to postgres").format(sql.Identifier(name)))
@@ -277,7 +277,7 @@ def test_the_documented_backup_has_all_customers(owner, ring, tmp_path, roles, c
     applied(owner, ring, DOCUMENT)
     applied(owner, ring, OF_C2)
     login, reader = owner.info.user, sql.Identifier(f"reader_{owner.info.user}")
-    with connect.connect(settings.Database(url=conninfo.make_conninfo(owner.info.dsn, user="postgres"))) as superuser:
+    with connect.connect(settings.DatabaseSettings(url=conninfo.make_conninfo(owner.info.dsn, user="postgres"))) as superuser:
         superuser.execute(sql.SQL("create role {} login").format(reader))
         for role in roles:
             superuser.execute(sql.SQL("grant {} to {}").format(sql.Identifier(role), reader))

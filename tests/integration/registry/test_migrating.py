@@ -56,7 +56,7 @@ where expires_at <= now()
 @pytest.fixture
 def before(empty_database, ring):
     """Yield a registry of migration 0001 with two endpoints and their secrets, one of them with an expiry set by SQL."""
-    with connect.connect(settings.Database(url=empty_database)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=empty_database)) as opened:
         migrate.migrate(opened, migrate.migrations()[:1])
         opened.execute(ROWS)
         for endpoint_id in ("ep1", "ep2"):
@@ -176,7 +176,7 @@ def test_a_prepared_statement_of_changed_columns_asks_for_a_new_connection(befor
     statement = "select name from tenants"
     for _ in range(before.prepare_threshold + 1):
         before.execute(statement)
-    with connect.connect(settings.Database(url=empty_database)) as other:
+    with connect.connect(settings.DatabaseSettings(url=empty_database)) as other:
         other.execute("alter table tenants alter column name type varchar(200)")
         with pytest.raises(errors.RegistryUnavailable, match="a new connection can run it"), connect.translated_errors():
             before.execute(statement)
@@ -195,8 +195,8 @@ def test_a_migration_waits_for_a_table_without_making_others_wait(empty_database
         migrate.Migration(name="0002_both", statements="alter table one add b int; alter table two add b int"),
     ]
     with (
-        connect.connect(settings.Database(url=empty_database)) as opened,
-        connect.connect(settings.Database(url=empty_database)) as other,
+        connect.connect(settings.DatabaseSettings(url=empty_database)) as opened,
+        connect.connect(settings.DatabaseSettings(url=empty_database)) as other,
     ):
         migrate.migrate(opened, wanted[:1])
         attempts = []

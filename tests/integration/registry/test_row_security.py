@@ -51,7 +51,7 @@ def _registered(connection, ring):
 
 @contextlib.contextmanager
 def opened_by(url):
-    with connect.connect(settings.Database(url=url)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=url)) as opened:
         yield opened
 
 
@@ -78,7 +78,7 @@ def test_look_ups_of_such_a_login_are_refused(login, ring, ring_key, monkeypatch
     monkeypatch.setattr(
         connect, "retry_until_available", lambda *_: tenacity.Retrying(stop=tenacity.stop_after_attempt(1), reraise=True)
     )
-    reader = lookup.PostgresReader(settings.Database(url=url), ring, guard.Guard())
+    reader = lookup.PostgresReader(settings.DatabaseSettings(url=url), ring, guard.Guard())
     with pytest.raises(errors.RegistryUnavailable, match=REFUSED):
         reader.candidates("order", None)
     lookups = lookup_source.Lookups(config(url, {"k1": ring_key}), stop=threading.Event())
@@ -112,7 +112,7 @@ def test_a_running_job_keeps_its_registry_until_the_role_is_revoked(connection, 
 def test_an_api_without_its_roles_asks_for_a_login_of_its_own(login, ring_key):
     """Regression: the message asked to grant the roles to the login, which the job has too."""
     _, url = login()
-    api = service_settings.Api(database_url=url)
+    api = service_settings.ApiSettings(database_url=url)
     known = config(url, {"k1": ring_key}).model_copy(update={"api": api})
     with (
         transactions.Store(known) as store,

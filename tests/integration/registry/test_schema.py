@@ -25,7 +25,7 @@ insert into filters values ('s1', '{"data": {"a": [1]}}');
 
 @pytest.fixture
 def connection(database):
-    with connect.connect(settings.Database(url=database)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=database)) as opened:
         opened.execute(GOOD)
         yield opened
 
@@ -220,7 +220,7 @@ def revisions(connection):
 )
 def test_every_change_raises_the_revision_and_notifies(connection, database, statement, logged):
     before = revisions(connection)[-1]["revision"]
-    with connect.connect(settings.Database(url=database)) as listener:
+    with connect.connect(settings.DatabaseSettings(url=database)) as listener:
         listener.execute("listen fanout_registry")
         connection.execute(statement)
         assert [note.channel for note in listener.notifies(timeout=5, stop_after=1)] == ["fanout_registry"]
@@ -356,7 +356,7 @@ def test_deleting_a_customer_logs_all_deleted_rows(connection):
 
 def test_the_order_of_revisions_is_the_order_of_commits(connection, database):
     """The transaction that writes first commits last. Its revision must be the higher one, or a reader could miss it."""
-    with connect.connect(settings.Database(url=database)) as other:
+    with connect.connect(settings.DatabaseSettings(url=database)) as other:
         with connection.transaction():
             connection.execute("update tenants set name = 'slow' where tenant_id = 't1'")
             other.execute("update tenants set name = 'fast' where tenant_id = 't2'")
@@ -376,7 +376,7 @@ def test_a_second_migration_does_nothing_and_changes_are_noticed(connection):
 
 def test_a_database_without_tables_gets_a_hint_to_migrate(empty_database):
     with (
-        connect.connect(settings.Database(url=empty_database)) as empty,
+        connect.connect(settings.DatabaseSettings(url=empty_database)) as empty,
         pytest.raises(errors.RegistryOutdated, match="fanout db migrate"),
     ):
         migrate.require_current(empty)
@@ -385,7 +385,7 @@ def test_a_database_without_tables_gets_a_hint_to_migrate(empty_database):
 def test_an_unreachable_postgres_is_one_line_without_url():
     with (
         pytest.raises(errors.RegistryUnavailable) as away,
-        connect.connect(settings.Database(url="postgresql://u:hunter2@127.0.0.1:1/x")),
+        connect.connect(settings.DatabaseSettings(url="postgresql://u:hunter2@127.0.0.1:1/x")),
     ):
         pass
     assert "hunter2" not in str(away.value)

@@ -55,20 +55,26 @@ def test_a_secret_does_not_open_for_another_scheme(connection, ring):
 
 def test_after_a_key_rotation_the_old_key_is_not_needed(connection):
     old, new = stack.new_key(), stack.new_key()
-    applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), DOCUMENT)
-    before = registry_reader.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"old": old})), GUARD)
-    both = keyring.KeyRing.from_settings(settings.Keys(ring={"old": old, "new": new}, active="new"))
+    applied(connection, keyring.KeyRing.from_settings(settings.KeysSettings(ring={"old": old})), DOCUMENT)
+    before = registry_reader.read_full(
+        connection, keyring.KeyRing.from_settings(settings.KeysSettings(ring={"old": old})), GUARD
+    )
+    both = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"old": old, "new": new}, active="new"))
     assert keyring.rotate(connection, both) == 3
     assert keyring.rotate(connection, both) == 0
-    after = registry_reader.read_full(connection, keyring.KeyRing.from_settings(settings.Keys(ring={"new": new})), GUARD)
+    after = registry_reader.read_full(
+        connection, keyring.KeyRing.from_settings(settings.KeysSettings(ring={"new": new})), GUARD
+    )
     assert after.endpoints == before.endpoints
 
 
 def test_doctor_names_the_keys_that_may_not_be_removed_yet(connection, database):
     """Regression: nothing named a key that an API with the old settings still used, and the job did not start without it."""
     keys = {"old": stack.new_key(), "new": stack.new_key()}
-    applied(connection, keyring.KeyRing.from_settings(settings.Keys(ring=keys, active="old")), DOCUMENT)
-    config = settings.Settings(database=settings.Database(url=database), keys=settings.Keys(ring=keys, active="new"))
+    applied(connection, keyring.KeyRing.from_settings(settings.KeysSettings(ring=keys, active="old")), DOCUMENT)
+    config = settings.Settings(
+        database=settings.DatabaseSettings(url=database), keys=settings.KeysSettings(ring=keys, active="new")
+    )
     [found] = diagnosis._findings(config, {"registry": diagnosis._registry})
     assert found.is_fine
     assert "; keys in use beside new: old. Run `fanout keys rotate` before" in found.text
@@ -80,7 +86,7 @@ def test_doctor_names_the_keys_that_may_not_be_removed_yet(connection, database)
 def test_a_secret_that_does_not_open_blocks_no_other_resealing(connection, ring, ring_key):
     applied(connection, ring, DOCUMENT)
     connection.execute("update secrets set key_id = 'lost' where endpoint_id = 'ep2'")
-    new = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": ring_key, "k2": stack.new_key()}, active="k2"))
+    new = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": ring_key, "k2": stack.new_key()}, active="k2"))
     said = r"re-sealed 2 secrets with k2, but 1 cannot be opened and stay unchanged. The first is the signing secret of .* ep2"
     with pytest.raises(errors.SealError, match=said):
         keyring.rotate(connection, new)

@@ -12,7 +12,9 @@ URL = "https://hooks.example.com/smoke"
 
 @pytest.fixture
 def config(database, ring_key):
-    return settings.Settings(database=settings.Database(url=database), keys=settings.Keys(ring={"k1": ring_key}))
+    return settings.Settings(
+        database=settings.DatabaseSettings(url=database), keys=settings.KeysSettings(ring={"k1": ring_key})
+    )
 
 
 def registered(connection):

@@ -25,7 +25,7 @@ from tests.support import builders
 pytestmark = pytest.mark.integration
 
 GUARD = guard.Guard()
-RING = keyring.KeyRing.from_settings(settings.Keys(ring={"k1": stack.new_key()}))
+RING = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": stack.new_key()}))
 TTL_S = 30.0
 SIGNING = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 ENDPOINTS = ("ep1", "ep2", "ep3")
@@ -50,7 +50,7 @@ class Broadcast:
     """A source that reads the whole registry once, and then the changes."""
 
     def __init__(self, database):
-        self.database = settings.Database(url=database)
+        self.database = settings.DatabaseSettings(url=database)
         with connect.connect(self.database) as opened:
             self.registry = registries.WholeRegistry("base", registry_reader.read_full(opened, RING, GUARD))
 
@@ -67,7 +67,7 @@ class LookUp:
 
     def __init__(self, database):
         self.clock = Clock()
-        self.reader = PostgresReader(settings.Database(url=database), RING, GUARD)
+        self.reader = PostgresReader(settings.DatabaseSettings(url=database), RING, GUARD)
         self.registry = lookup_registry.LookupRegistry(self.reader, ttl_s=TTL_S, max_answers=10_000, clock=self.clock)
 
     def catch_up(self):
@@ -79,7 +79,7 @@ class LookUp:
 
 @pytest.fixture
 def connection(database):
-    with connect.connect(settings.Database(url=database)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=database)) as opened:
         yield opened
 
 
@@ -302,7 +302,7 @@ def test_both_sources_agree_on_every_event_after_any_changes(connection, databas
 
 
 def test_a_look_up_that_waits_does_not_block_the_event_loop(own_postgres):
-    with connect.connect(settings.Database(url=own_postgres.url)) as opened:
+    with connect.connect(settings.DatabaseSettings(url=own_postgres.url)) as opened:
         migrate.migrate(opened)
         register(opened, [{"id": "s1", "endpoint": "ep1", "event_type": "*", "everything": True}])
     own_postgres.kill()

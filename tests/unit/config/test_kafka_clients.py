@@ -43,7 +43,7 @@ def producer(kafka):
     ],
 )
 def test_a_refused_option_is_named_without_its_value(create, options, message):
-    kafka = settings.Kafka(bootstrap_servers="127.0.0.1:1", librdkafka_options=options)
+    kafka = settings.KafkaSettings(bootstrap_servers="127.0.0.1:1", librdkafka_options=options)
     with pytest.raises(errors.SettingsError, match=message) as refused:
         create(kafka)
     assert "The Kafka client was not started, and nothing was read or written" in str(refused.value)
@@ -51,7 +51,7 @@ def test_a_refused_option_is_named_without_its_value(create, options, message):
 
 
 def test_a_wrong_file_of_authorities_is_named_by_its_option():
-    kafka = settings.Kafka(security_protocol="SSL", ssl_ca_file="/no/such/file")
+    kafka = settings.KafkaSettings(security_protocol="SSL", ssl_ca_file="/no/such/file")
     with pytest.raises(errors.SettingsError, match=r"settings of \[kafka\] .*option ssl\.ca\.location: .*refuses the value"):
         kafka_clients.admin(kafka)
 
@@ -64,7 +64,7 @@ def test_a_failure_that_is_no_wrong_option_is_not_taken_for_a_wrong_setting(monk
 
     monkeypatch.setattr(confluent_kafka, "Consumer", fail)
     with pytest.raises(confluent_kafka.KafkaException):
-        consumer(settings.Kafka())
+        consumer(settings.KafkaSettings())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_failure_that_is_no_wrong_option_is_not_taken_for_a_wrong_setting(monk
         lambda config: topic_scanner.Scanner(config.kafka),
         lambda config: publishing.Publisher(config.kafka),
         lambda config: source.Source(config.kafka, ["attempts"]),
-        lambda config: ledger.Reader(config.kafka, config.delivery),
+        lambda config: ledger.RecordReader(config.kafka, config.delivery),
     ],
     ids=["ensure", "names", "require_room", "scan", "publish", "archive", "ledger"],
 )

@@ -1,13 +1,15 @@
 """The settings areas of the lanes that keep state have the names of their lanes."""
 
 from delivery.config import lane_areas, settings
-from delivery.stages.lanes.batch import Batch
-from delivery.stages.lanes.retry import Retry
+from delivery.stages.lanes.batch import BatchQuery
+from delivery.stages.lanes.retry import RetryQuery
 
 
 def test_each_lane_with_state_has_an_area_of_its_own_name():
     config = settings.Settings()
-    assert [lane.area_of(config) for lane in (Batch, Retry)] == [getattr(config, lane.NAME) for lane in (Batch, Retry)]
+    assert [lane.area_of(config) for lane in (BatchQuery, RetryQuery)] == [
+        getattr(config, lane.NAME) for lane in (BatchQuery, RetryQuery)
+    ]
 
 
 def test_wake_up_topics_are_those_of_all_areas_with_state():

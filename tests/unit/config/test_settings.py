@@ -32,7 +32,7 @@ def test_a_named_settings_file_is_the_only_one_read(folder, by):
     named = folder / "production.toml"
     named.write_text('[kafka]\nbootstrap_servers = "kafka:9092"')
     loaded = loader.read({}, named, root=folder) if by == "option" else loader.read({"FANOUT_CONFIG": str(named)}, root=folder)
-    assert loaded == settings.Settings(kafka=settings.Kafka(bootstrap_servers="kafka:9092"))
+    assert loaded == settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="kafka:9092"))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_every_setting_has_a_docstring():
 
 
 def test_both_kafka_clients_get_the_settings_of_sasl_and_tls():
-    kafka = settings.Kafka(
+    kafka = settings.KafkaSettings(
         security_protocol="SASL_SSL",
         sasl_mechanism="SCRAM-SHA-512",
         sasl_username="ann",
@@ -195,8 +195,8 @@ def test_both_kafka_clients_get_the_settings_of_sasl_and_tls():
 
 
 def test_the_guards_exceptions_for_development_are_listed():
-    assert worker_plans.opened_for_development(settings.Delivery()) == ""
-    opened = settings.Delivery(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
+    assert worker_plans.opened_for_development(settings.DeliverySettings()) == ""
+    opened = settings.DeliverySettings(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
     assert worker_plans.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"
 
 
@@ -213,7 +213,7 @@ def test_an_area_of_two_words_is_read_from_the_environment(folder):
     formats = worker_plans.formats_of(loaded.schema_registry)
     assert formats.topic_pattern == "events[.].+"
     assert (formats.access.username, formats.access.password.reveal()) == ("fanout", b"canary")
-    assert worker_plans.formats_of(schema_settings.SchemaRegistry()) is None
+    assert worker_plans.formats_of(schema_settings.SchemaRegistrySettings()) is None
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from load_tests.scenarios.at_scale import (
 )
 from load_tests.scenarios.at_scale.bounds import Bound
 from load_tests.scenarios.at_scale.churn import Change
-from load_tests.scenarios.at_scale.population import Population
+from load_tests.scenarios.at_scale.population import ZipfPopulation
 from load_tests.scenarios.at_scale.sampling import Sample
 
 
@@ -64,7 +64,7 @@ def test_the_table_has_the_eight_scenarios_at_their_rates():
     assert (table.SCENARIOS["average_5k"].per_s, table.SCENARIOS["peak_50k"].per_s) == (5_000, 50_000)
     assert (table.SCENARIOS["spike"].phases[1].factor, table.SCENARIOS["hot_tenant"].phases[1].hot) == (10, 0.5)
     assert table.SCENARIOS["soak"].phases[0].seconds == 3600
-    assert plan.Shape() == plan.Shape(topics=500, tenants=30_000, endpoints=10_000)
+    assert plan.MissionShape() == plan.MissionShape(topics=500, tenants=30_000, endpoints=10_000)
 
 
 def test_a_spike_is_ten_fold_after_a_second_and_back_after_two():
@@ -74,7 +74,7 @@ def test_a_spike_is_ten_fold_after_a_second_and_back_after_two():
 
 
 def test_a_scenario_at_another_size_keeps_its_phases():
-    spike = command.chosen("spike", command.Size(share=0.5, seconds=7, topics=20), ["lost=3"])
+    spike = command.chosen("spike", command.ChosenSize(share=0.5, seconds=7, topics=20), ["lost=3"])
     assert (spike.per_s, {phase.seconds for phase in spike.phases}, spike.shape.topics) == (150, {7}, 20)
     assert spike.shape.tenants == 30_000
     assert next(bound for bound in spike.bounds if bound.figure == "lost").at_most == 3
@@ -82,7 +82,7 @@ def test_a_scenario_at_another_size_keeps_its_phases():
 
 def test_a_capacity_search_begins_with_the_share_of_the_command_line():
     """The full rate stays, because the cost model computes the cores for it."""
-    average = command.chosen("average_5k", command.Size(share=0.25, seconds=30), [])
+    average = command.chosen("average_5k", command.ChosenSize(share=0.25, seconds=30), [])
     assert (average.per_s, average.capacity.first_share, average.seconds) == (5_000, 0.25, 30)
 
 
@@ -92,7 +92,7 @@ def test_a_capacity_search_begins_with_the_share_of_the_command_line():
 )
 def test_a_wrong_scenario_or_limit_is_refused(name, limits, says):
     with pytest.raises(errors.RegistrationError, match=says):
-        command.chosen(name, command.Size(), limits)
+        command.chosen(name, command.ChosenSize(), limits)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_slow_and_failing_endpoints_have_their_share_without_the_hot_one():
 
 
 def test_failing_endpoints_are_in_direct_and_in_batch_mode():
-    people = Population(topics=5, tenants=600, endpoints=200, behaviour=Behaviour(failing_of_100=10))
+    people = ZipfPopulation(topics=5, tenants=600, endpoints=200, behaviour=Behaviour(failing_of_100=10))
     failing = [endpoint for endpoint in range(200) if not people.behaviour.is_healthy(endpoint)]
     assert collections.Counter(map(people.is_batch, failing)) == {False: 14, True: 6}
     patient = {row["id"] for row in people.registry("http://127.0.0.1")["endpoints"] if "retry" in row}
@@ -132,7 +132,7 @@ def test_failing_endpoints_are_in_direct_and_in_batch_mode():
 
 
 def test_the_hot_tenant_has_half_of_all_events_for_one_endpoint():
-    people = Population(topics=50, tenants=3_000, endpoints=1_000)
+    people = ZipfPopulation(topics=50, tenants=3_000, endpoints=1_000)
     rng = random.Random(1)
     drawn = [people.draw(rng, (), 0.5) for _ in range(4_000)]
     hot = [event for event in drawn if event.tenant == population.HOT_TENANT]
@@ -142,7 +142,7 @@ def test_the_hot_tenant_has_half_of_all_events_for_one_endpoint():
 
 
 def test_no_event_is_due_to_a_spare_endpoint():
-    people = Population(topics=5, tenants=60, endpoints=20, spare=3)
+    people = ZipfPopulation(topics=5, tenants=60, endpoints=20, spare=3)
     manifest = people.registry("http://127.0.0.1")
     spare = [row for row in manifest["subscriptions"] if row["endpoint"].startswith("spare")]
     assert [(row["id"], row["tenants"]) for row in spare] == [(f"spare{n}", [population.SPARE_TENANT]) for n in range(3)]
@@ -192,7 +192,7 @@ def test_churn_raises_the_error_of_a_change_at_its_end(changes, monkeypatch):
 
 
 def report(*arrived):
-    made = receiver.Report()
+    made = receiver.ReceiverReport()
     for number, age_ms in arrived:
         made.numbers.append(number)
         made.ages_ms.append(age_ms)
@@ -246,7 +246,7 @@ def test_a_bound_on_growth_is_broken_with_too_few_samples():
 def test_the_cost_model_is_the_line_through_three_sizes():
     """Idle 0.2 cores and 100 µs a delivery in the JVM: 0.3, 0.4 and 0.6 cores at 1,000, 2,000 and 4,000 a second."""
     sizes = [
-        cost_model.Size(per_s=per_s, cores={"jvm": jvm, "driver": 0.1, "worker": per_s * 50e-6, "kafka": 0.2})
+        cost_model.MeasuredSize(per_s=per_s, cores={"jvm": jvm, "driver": 0.1, "worker": per_s * 50e-6, "kafka": 0.2})
         for per_s, jvm in ((1_000, 0.3), (2_000, 0.4), (4_000, 0.6))
     ]
     found = cost_model.document(sizes, 50_000)
@@ -259,7 +259,7 @@ def test_the_cost_model_is_the_line_through_three_sizes():
 
 def test_a_process_whose_cores_fall_with_the_load_counts_as_constant():
     sizes = [
-        cost_model.Size(per_s=per_s, cores={"jvm": 0.5, "driver": driver, "worker": 0.1})
+        cost_model.MeasuredSize(per_s=per_s, cores={"jvm": 0.5, "driver": driver, "worker": 0.1})
         for per_s, driver in ((1_000, 0.05), (2_000, 0.04), (4_000, 0.03))
     ]
     found = cost_model.fitted(sizes, 50_000)["driver"]
@@ -269,7 +269,7 @@ def test_a_process_whose_cores_fall_with_the_load_counts_as_constant():
 
 def test_a_cost_model_of_cores_that_are_no_line_has_an_error():
     sizes = [
-        cost_model.Size(per_s=per_s, cores={"jvm": jvm, "driver": 0.0, "worker": 0.0})
+        cost_model.MeasuredSize(per_s=per_s, cores={"jvm": jvm, "driver": 0.0, "worker": 0.0})
         for per_s, jvm in ((1_000, 0.1), (2_000, 0.2), (4_000, 1.6))
     ]
     assert cost_model.fitted(sizes, 5_000)["total"]["worst_error"] > 0.15
@@ -322,7 +322,7 @@ def test_the_page_loads_nothing_and_shows_broken_bounds():
 def test_the_page_of_a_capacity_search_draws_the_cost_model():
     plain = figures_of_a_run()
     size = {"is_carried": True, **plain["phases"]["before"]}
-    model = cost_model.document([cost_model.Size(per_s=9.0, cores=size["cores"])], 5_000)
+    model = cost_model.document([cost_model.MeasuredSize(per_s=9.0, cores=size["cores"])], 5_000)
     page = html_report.page(figures_of_a_run(phases={}, sizes={"0.5": size}, cost_model=model))
     assert (page.count("<svg"), "cores at 5,000 a second" in page) == (8, True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from load_tests.curves import axes, command, fit, measuring, plots, population, report, summary
-from load_tests.curves.axes import AXES, Axis, Shape
+from load_tests.curves.axes import AXES, Axis, CurveShape
 from load_tests.curves.measuring import JobRun, Pass
 from load_tests.harness import stage, usage
 
@@ -60,7 +60,7 @@ def test_the_values_ascend_and_each_shape_differs_in_its_variable_only(axis):
     assert [value for job in axis.jobs() for value in job] == list(axis.values)
     for value in axis.values:
         shape = axis.shape(value)
-        changed = {name for name in Shape.__slots__ if getattr(shape, name) != getattr(axis.base, name)}
+        changed = {name for name in CurveShape.__slots__ if getattr(shape, name) != getattr(axis.base, name)}
         assert changed <= {axis.variable}
 
 
@@ -90,7 +90,7 @@ def due_by_the_manifest(manifest, event_type, tenant):
 @pytest.mark.parametrize("name", ["fan_out", "filters", "payload", "endpoints"])
 def test_an_event_is_due_to_its_drawn_endpoint_and_the_following_ones(name):
     axis = AXES[name].up_to(100)
-    made = population.Population(shapes=[axis.shape(value) for value in axis.values])
+    made = population.CurvePopulation(shapes=[axis.shape(value) for value in axis.values])
     manifest = made.registry("http://127.0.0.1:1")
     rng = random.Random(1)
     for number, shape in enumerate(made.shapes):
@@ -103,7 +103,7 @@ def test_an_event_is_due_to_its_drawn_endpoint_and_the_following_ones(name):
 
 
 def test_all_endpoints_get_events_and_all_tenants_are_registered():
-    made = population.Population(shapes=[Shape(fan_out=5), Shape()])
+    made = population.CurvePopulation(shapes=[CurveShape(fan_out=5), CurveShape()])
     rng = random.Random(1)
     drawn = [made.draw(rng, range(len(made.event_types)), 0.0) for _ in range(5_000)]
     assert {event.endpoint + place for event in drawn for place in range(made.fan_out_of(event.type_number))} == set(range(100))
@@ -111,14 +111,14 @@ def test_all_endpoints_get_events_and_all_tenants_are_registered():
 
 
 def test_shapes_of_one_job_share_no_event_type():
-    made = population.Population(shapes=[Shape(topics=3), Shape(topics=2)])
+    made = population.CurvePopulation(shapes=[CurveShape(topics=3), CurveShape(topics=2)])
     assert len(set(made.event_types)) == 5
     assert (made.types_of(0), made.types_of(1)) == (range(3), range(3, 5))
 
 
 def test_subscriptions_are_spread_over_event_types_tenants_and_endpoints():
-    shape = Shape(subscriptions=10_000)
-    made = population.Population(shapes=[shape])
+    shape = CurveShape(subscriptions=10_000)
+    made = population.CurvePopulation(shapes=[shape])
     assert shape.tenants * shape.topics == 10_000
     assert made.registry("http://127.0.0.1:1")["subscriptions"] == []
     rng = random.Random(1)

@@ -20,7 +20,7 @@ DUE = array.array("l", [5, 5, 6, 7])
 
 def report(*requests, age_ms=10.0):
     """Return a receiver's report of requests, each given as (endpoint, numbers of its events)."""
-    made = receiver.Report()
+    made = receiver.ReceiverReport()
     for endpoint, numbers in requests:
         made.numbers.extend(numbers)
         made.endpoints.extend([endpoint] * len(numbers))
@@ -118,7 +118,7 @@ def test_an_event_is_due_to_one_endpoint_and_no_endpoint_is_idle(endpoints):
 
 
 def test_each_event_of_the_mission_is_due_to_one_endpoint():
-    population = mission.Population(topics=5, tenants=60, endpoints=20)
+    population = mission.MissionPopulation(topics=5, tenants=60, endpoints=20)
     subscriptions = population.registry("http://127.0.0.1")["subscriptions"]
     rng, endpoints = random.Random(1), set()
     for _ in range(2000):

@@ -21,7 +21,7 @@ DOCUMENT = {"id": "e1", "tenant_id": "t1", "sent_at_ms": 1, "amount": 5, "note":
 
 def report(*arrived):
     """Return a receiver's report of arrivals, each given as (number, endpoint, age in ms)."""
-    made = receiver.Report()
+    made = receiver.ReceiverReport()
     for number, endpoint, age_ms in arrived:
         made.numbers.append(number)
         made.endpoints.append(endpoint)
@@ -46,19 +46,19 @@ def test_poison_that_was_not_rejected_is_counted_by_its_reason():
 @pytest.mark.parametrize("hot", [0.5, 0.8, 0.9])
 def test_beside_a_hot_tenant_the_other_tenants_keep_their_pace(hot):
     """The first phase has as many events as the second, without the hot tenant."""
-    scenario = beside.Scenario(load=Load.HOT, per_s=1000, hot=hot)
+    scenario = beside.BesideScenario(load=Load.HOT, per_s=1000, hot=hot)
     phase = beside.second(scenario)
     assert phase.per_s * (1 - phase.hot) == pytest.approx(1000)
     assert beside.first(scenario) == dataclasses.replace(phase, hot=0.0)
 
 
 def test_poison_comes_as_often_as_events():
-    phase = beside.second(beside.Scenario(load=Load.POISON, per_s=1000))
+    phase = beside.second(beside.BesideScenario(load=Load.POISON, per_s=1000))
     assert (phase.per_s, phase.poison_per_s) == (1000, 1000)
 
 
 def test_the_flood_of_polls_runs_beside_the_same_events():
-    scenario = beside.Scenario(load=Load.ARCHIVE, per_s=1000)
+    scenario = beside.BesideScenario(load=Load.ARCHIVE, per_s=1000)
     phase = beside.second(scenario)
     assert (phase.per_s, phase.hot, phase.poison_per_s) == (1000, 0.0, 0)
     assert phase.around == scenario.flood.around
@@ -86,7 +86,7 @@ def test_polls_are_due_at_a_fixed_pace():
 
 
 def test_the_report_of_polls_has_answers_by_kind():
-    seen = polling.Report()
+    seen = polling.PollingReport()
     for kind, status in [("page", 200), ("page", 503), ("lease", 200), ("lease", 500), ("greedy", 429), ("greedy", 429)]:
         seen.statuses[kind, status] += 1
     seen.latencies_ms["page"] += [1.04, 3.0]
@@ -112,12 +112,12 @@ def test_the_report_of_polls_has_answers_by_kind():
 )
 def test_a_request_fails_by_its_status_and_its_kind(kind, status, failed):
     """Requests within the limits fail without a 200. Greedy and slow requests fail with a 5xx."""
-    seen = polling.Report()
+    seen = polling.PollingReport()
     seen.statuses[kind, status] += 1
     assert seen.failed == failed
 
 
 def test_an_unanswered_request_fails_except_for_slow_readers():
-    seen = polling.Report()
+    seen = polling.PollingReport()
     seen.broken.update(["page", "slow"])
     assert seen.failed == 1

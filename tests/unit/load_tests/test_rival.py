@@ -68,7 +68,7 @@ def test_the_rivals_signature_is_that_of_standard_webhooks():
 
 
 def report(*numbers):
-    made = receiver.Report()
+    made = receiver.ReceiverReport()
     made.numbers.extend(numbers)
     return made
 

@@ -4,7 +4,7 @@ import orjson
 
 from load_tests.scaling import plots, scenario, simulation
 
-SCENARIO = scenario.Scenario(days=1, spikes_a_day=2)
+SCENARIO = scenario.ScalingScenario(days=1, spikes_a_day=2)
 
 
 def test_the_same_seed_gives_the_same_figures_and_the_same_plot(tmp_path):

@@ -5,14 +5,14 @@ import threading
 import pytest
 
 from delivery.observability import health
-from delivery.observability.health import Facts, Phase
+from delivery.observability.health import Facts, QueryPhase
 from delivery.stages.kafka import lag
 from tests.support import fakes
 
 STALLED_AFTER_S = 300
 
 
-def facts(phase=Phase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, is_source_up=True):
+def facts(phase=QueryPhase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, is_source_up=True):
     return Facts(phase=phase, pause_reason=pause_reason, lag=lag, stalled_s=stalled_s, is_source_up=is_source_up)
 
 
@@ -25,14 +25,16 @@ def facts(phase=Phase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, is_so
         pytest.param(facts(lag=5, stalled_s=301), False, id="work, and nothing was committed in time"),
         pytest.param(facts(lag=5, stalled_s=301, pause_reason="Postgres"), True, id="work, held on purpose"),
         pytest.param(facts(lag=None, stalled_s=301, is_source_up=False), True, id="Kafka does not answer"),
-        pytest.param(facts(Phase.STARTING, lag=None, stalled_s=300), True, id="starting"),
-        pytest.param(facts(Phase.STARTING, lag=None, stalled_s=301), False, id="starting for too long"),
+        pytest.param(facts(QueryPhase.STARTING, lag=None, stalled_s=300), True, id="starting"),
+        pytest.param(facts(QueryPhase.STARTING, lag=None, stalled_s=301), False, id="starting for too long"),
         pytest.param(
-            facts(Phase.STARTING, lag=None, stalled_s=301, pause_reason="Postgres"), True, id="waiting for the first registry"
+            facts(QueryPhase.STARTING, lag=None, stalled_s=301, pause_reason="Postgres"),
+            True,
+            id="waiting for the first registry",
         ),
-        pytest.param(facts(Phase.STOPPING, lag=5, stalled_s=301), True, id="asked to stop"),
-        pytest.param(facts(Phase.ENDED), False, id="the query has ended"),
-        pytest.param(facts(Phase.ENDED, pause_reason="Postgres"), False, id="the query has ended while Postgres is away"),
+        pytest.param(facts(QueryPhase.STOPPING, lag=5, stalled_s=301), True, id="asked to stop"),
+        pytest.param(facts(QueryPhase.ENDED), False, id="the query has ended"),
+        pytest.param(facts(QueryPhase.ENDED, pause_reason="Postgres"), False, id="the query has ended while Postgres is away"),
     ],
 )
 def test_a_lane_is_healthy_unless_a_restart_would_help(known, is_healthy):
@@ -51,15 +53,15 @@ def test_a_lane_is_healthy_unless_a_restart_would_help(known, is_healthy):
         ),
         (facts(lag=None), True, "running"),
         (facts(lag=None, is_source_up=False), False, health.SOURCE_AWAY),
-        (facts(Phase.STARTING, is_source_up=False), False, "starting"),
-        (facts(Phase.STARTING), False, "starting"),
+        (facts(QueryPhase.STARTING, is_source_up=False), False, "starting"),
+        (facts(QueryPhase.STARTING), False, "starting"),
         (
-            facts(Phase.STARTING, pause_reason="the registry has not been read yet"),
+            facts(QueryPhase.STARTING, pause_reason="the registry has not been read yet"),
             False,
             "paused: the registry has not been read yet",
         ),
-        (facts(Phase.STOPPING, pause_reason="Postgres"), False, "stopping"),
-        (facts(Phase.ENDED), False, "ended"),
+        (facts(QueryPhase.STOPPING, pause_reason="Postgres"), False, "stopping"),
+        (facts(QueryPhase.ENDED), False, "ended"),
     ],
 )
 def test_a_lane_is_ready_if_it_would_deliver_an_event_now(known, is_ready, reason):
@@ -87,7 +89,7 @@ class Lane:
 @pytest.fixture
 def lane():
     made = Lane()
-    made.watch.enter(Phase.RUNNING)
+    made.watch.enter(QueryPhase.RUNNING)
     return made
 
 
@@ -114,14 +116,14 @@ def test_time_without_the_schema_registry_is_no_stall(lane):
 
 
 def test_time_without_kafka_at_the_start_is_no_stall(lane):
-    lane.watch.enter(Phase.STARTING)
+    lane.watch.enter(QueryPhase.STARTING)
     assert lane.after(3600, lag=None, is_source_up=False).stalled_s == 0
     assert lane.after(30, lag=None).stalled_s == 30
 
 
 def test_a_query_that_starts_again_makes_no_progress(lane):
     assert lane.after(100, lag=5).stalled_s == 100
-    lane.watch.enter(Phase.RUNNING)
+    lane.watch.enter(QueryPhase.RUNNING)
     assert lane.watch.facts().stalled_s == 100
 
 
@@ -136,9 +138,9 @@ def test_only_new_positions_are_progress(lane):
 
 def test_a_stopped_lane_is_stopping_until_its_query_has_ended(lane):
     lane.stop.set()
-    assert lane.watch.facts().phase is Phase.STOPPING
-    lane.watch.enter(Phase.ENDED)
-    assert lane.watch.facts().phase is Phase.ENDED
+    assert lane.watch.facts().phase is QueryPhase.STOPPING
+    lane.watch.enter(QueryPhase.ENDED)
+    assert lane.watch.facts().phase is QueryPhase.ENDED
 
 
 def test_the_lag_is_the_ends_of_partitions_minus_the_positions():

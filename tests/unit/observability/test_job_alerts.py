@@ -12,7 +12,7 @@ import yaml
 from delivery import job
 from delivery.config import settings
 from delivery.observability import health, http_endpoints
-from delivery.observability.health import Phase
+from delivery.observability.health import QueryPhase
 from fanout.archiver import process
 from subscriptions_db.api.server import run
 from tests.support.reading import ROOT
@@ -90,6 +90,6 @@ def test_restarts_do_not_reset_the_alert_about_lanes_that_are_not_ready():
 
 def test_each_lane_has_a_readiness_of_its_own():
     watches = {name: health.Watch(pause_reason=lambda: None, stop=threading.Event()) for name in ("ready", "starting")}
-    watches["ready"].enter(Phase.RUNNING)
-    http_endpoints.serve(settings.Metrics(), watches)
+    watches["ready"].enter(QueryPhase.RUNNING)
+    http_endpoints.serve(settings.MetricsSettings(), watches)
     assert [prometheus_client.REGISTRY.get_sample_value("fanout_ready", {"lane": name}) for name in watches] == [1, 0]

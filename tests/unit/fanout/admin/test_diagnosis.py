@@ -41,7 +41,7 @@ def test_an_unresolvable_host_name_is_shown_with_sparks_address(monkeypatch):
 
 def test_the_area_of_a_setting_stays_in_the_advice(monkeypatch):
     """Regression: "the settings of [kafka]" was taken for markup, and shown as "the settings of "."""
-    fault = diagnosis.Finding(subject="kafka", is_fine=False, text="correct the settings of [kafka]: addresses")
+    fault = diagnosis.Diagnosis(subject="kafka", is_fine=False, text="correct the settings of [kafka]: addresses")
     monkeypatch.setattr(diagnosis, "examine", lambda _: [fault])
     assert "!!  kafka: correct the settings of [kafka]: addresses" in CliRunner().invoke(main.app, ["doctor"]).stdout
 
@@ -49,7 +49,7 @@ def test_the_area_of_a_setting_stays_in_the_advice(monkeypatch):
 def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job(monkeypatch):
     """Regression: the finding said that the job would wait, and a job that was started then ended."""
     monkeypatch.setattr(topics, "TIMEOUT_S", 0.2)
-    away = settings.Settings(kafka=settings.Kafka(bootstrap_servers="127.0.0.1:1"))
+    away = settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     [found] = diagnosis._findings(away, {"kafka": diagnosis._kafka})
     assert not found.is_fine
     assert "A job that starts now ends with exit code 1; a running job waits for Kafka." in found.text

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from delivery import errors
-from delivery.webhooks.sending.handshake import Reply, State
+from delivery.webhooks.sending.handshake import HandshakeState, Reply
 from fanout.admin import registry_commands
 from fanout.cli import main
 from fanout.terminal import commands
@@ -54,9 +54,9 @@ def test_apply_shows_endpoints_that_wait_for_their_receivers():
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
-        (Reply(State.PERMITTED), "ep1: permitted\n"),
-        (Reply(State.PERMITTED, 90), "ep1: permitted, at most 90 requests a minute\n"),
-        (Reply(State.REFUSED, reason="no [b]answer[/b]"), "ep1: refused (no [b]answer[/b])\n"),
+        (Reply(HandshakeState.PERMITTED), "ep1: permitted\n"),
+        (Reply(HandshakeState.PERMITTED, 90), "ep1: permitted, at most 90 requests a minute\n"),
+        (Reply(HandshakeState.REFUSED, reason="no [b]answer[/b]"), "ep1: refused (no [b]answer[/b])\n"),
     ],
 )
 def test_the_reply_of_a_receiver_is_printed_as_one_line(reply, text):

@@ -11,7 +11,7 @@ from fanout.archiver import notify_step, process, redrive_step
 from tests.support.fakes import Clock
 
 TOPIC = "events.fanout.operational"
-CONFIG = settings.Settings(operations=service_settings.Operations(topic=TOPIC))
+CONFIG = settings.Settings(operations=service_settings.OperationsSettings(topic=TOPIC))
 REFUSAL = "Kafka at … refuses a request (Broker: Topic authorization failed)"
 
 

@@ -7,7 +7,7 @@ import rich.console
 from fanout.demo import expected_account, report
 
 README = pathlib.Path(__file__).parents[4] / "README.md"
-LANE = expected_account.LaneAccount(
+LANE = expected_account.ExpectedLane(
     due=4,
     delivered=4,
     redriven=0,
@@ -41,7 +41,7 @@ def shown(**fields):
     }
     console = rich.console.Console(width=200)
     with console.capture() as captured:
-        report.show(console, expected_account.Account(**defaults | fields))
+        report.show(console, expected_account.ExpectedAccount(**defaults | fields))
     return captured.get()
 
 

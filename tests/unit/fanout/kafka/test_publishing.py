@@ -58,7 +58,7 @@ def test_a_line_that_the_job_would_reject_is_published_unchecked():
 
 def test_a_record_that_is_too_large_for_kafka_is_named_with_its_size():
     """Regression: the KafkaException MSG_SIZE_TOO_LARGE ended `fanout publish --unchecked` in a traceback."""
-    publisher = publishing.Publisher(settings.Kafka(bootstrap_servers="127.0.0.1:1"))
+    publisher = publishing.Publisher(settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"))
     said = r"refused a record.*topic events\.a: a record with a value of 2000000 bytes is too large.*make the value smaller"
     with pytest.raises(errors.KafkaUnavailable, match=said):
         publisher.publish(publishing.Message(topic="events.a", value=b"x" * 2_000_000))

@@ -3,13 +3,13 @@
 import pytest
 
 from delivery.stages.checkpoint import election
-from delivery.stages.checkpoint.election import Decision
+from delivery.stages.checkpoint.election import ElectionStep
 
 NOW = 1000.0
 
 
 def record(holder="other", version="7", duration_s=15):
-    return election.Record(holder=holder, duration_s=duration_s, version=version, acquired="then", transitions=3)
+    return election.LeaseRecord(holder=holder, duration_s=duration_s, version=version, acquired="then", transitions=3)
 
 
 def observed(record=None, ago=0.0):
@@ -19,14 +19,14 @@ def observed(record=None, ago=0.0):
 @pytest.mark.parametrize(
     ("seen", "decision"),
     [
-        (observed(), Decision.ACQUIRE),
-        (observed(record("")), Decision.ACQUIRE),
-        (observed(record("me")), Decision.ACQUIRE),  # the answer to its first write was lost
-        (observed(record()), Decision.WAIT),
-        (observed(record(), ago=14.9), Decision.WAIT),
-        (observed(record(), ago=15), Decision.ACQUIRE),
-        (observed(record(duration_s=60), ago=15), Decision.WAIT),  # the holder's claim counts, not ours
-        (observed(record(duration_s=60), ago=60), Decision.ACQUIRE),
+        (observed(), ElectionStep.ACQUIRE),
+        (observed(record("")), ElectionStep.ACQUIRE),
+        (observed(record("me")), ElectionStep.ACQUIRE),  # the answer to its first write was lost
+        (observed(record()), ElectionStep.WAIT),
+        (observed(record(), ago=14.9), ElectionStep.WAIT),
+        (observed(record(), ago=15), ElectionStep.ACQUIRE),
+        (observed(record(duration_s=60), ago=15), ElectionStep.WAIT),  # the holder's claim counts, not ours
+        (observed(record(duration_s=60), ago=60), ElectionStep.ACQUIRE),
     ],
 )
 def test_a_driver_without_the_lease_waits_or_acquires(seen, decision):
@@ -36,14 +36,14 @@ def test_a_driver_without_the_lease_waits_or_acquires(seen, decision):
 @pytest.mark.parametrize(
     ("seen", "renewed_ago", "decision"),
     [
-        (observed(record("me")), 2, Decision.RENEW),
-        (observed(record("me")), 9.9, Decision.RENEW),
-        (observed(record("me")), 10, Decision.LOST),
-        (observed(record("me")), 3600, Decision.LOST),  # stopped for an hour, and nobody took the Lease
-        (observed(record("other")), 2, Decision.LOST),
-        (observed(record("")), 2, Decision.LOST),
-        (observed(None), 2, Decision.RENEW),  # deleted: it is created again, unless another driver does first
-        (observed(None), 10, Decision.LOST),
+        (observed(record("me")), 2, ElectionStep.RENEW),
+        (observed(record("me")), 9.9, ElectionStep.RENEW),
+        (observed(record("me")), 10, ElectionStep.LOST),
+        (observed(record("me")), 3600, ElectionStep.LOST),  # stopped for an hour, and nobody took the Lease
+        (observed(record("other")), 2, ElectionStep.LOST),
+        (observed(record("")), 2, ElectionStep.LOST),
+        (observed(None), 2, ElectionStep.RENEW),  # deleted: it is created again, unless another driver does first
+        (observed(None), 10, ElectionStep.LOST),
     ],
 )
 def test_a_holder_renews_or_has_lost(seen, renewed_ago, decision):
@@ -58,10 +58,10 @@ def test_only_a_changed_record_counts_as_a_renewal():
 
 
 def test_an_acquired_record_names_the_version_it_replaces_and_counts_the_change():
-    assert election.claimed("me", observed(record("other")), "now") == election.Record(
+    assert election.claimed("me", observed(record("other")), "now") == election.LeaseRecord(
         holder="me", duration_s=election.LEASE_S, version="7", acquired="now", transitions=4
     )
-    assert election.claimed("me", observed(), "now") == election.Record(
+    assert election.claimed("me", observed(), "now") == election.LeaseRecord(
         holder="me", duration_s=election.LEASE_S, version="", acquired="now", transitions=0
     )
 
@@ -72,7 +72,7 @@ def test_a_renewed_record_keeps_when_it_was_acquired():
 
 
 def test_a_released_lease_is_acquired_at_once():
-    assert election.decide("next", observed(election.released(record("me"))), None, NOW) is Decision.ACQUIRE
+    assert election.decide("next", observed(election.released(record("me"))), None, NOW) is ElectionStep.ACQUIRE
 
 
 def test_a_fenced_driver_has_ended_before_another_may_acquire():

@@ -21,7 +21,7 @@ class OthersLease:
     name = "all"
 
     def __init__(self):
-        self.record = election.Record(holder="other", duration_s=15, version="0")
+        self.record = election.LeaseRecord(holder="other", duration_s=15, version="0")
 
     def read(self):
         self.record = dataclasses.replace(self.record, version=f"{int(self.record.version) + 1}")
@@ -59,14 +59,14 @@ def test_a_waiting_driver_names_the_holder_and_can_be_stopped(monkeypatch, caplo
 def test_a_lease_outside_a_pod_is_refused_with_the_way_out(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(errors.LeaseRefused, match=r"runs in no pod of Kubernetes .*: leave spark\.checkpoint_lease empty here"):
-        lock.Lock(settings.Spark(checkpoint="s3a://bucket/all", checkpoint_lease="all"), ["direct"])
+        lock.Lock(settings.SparkSettings(checkpoint="s3a://bucket/all", checkpoint_lease="all"), ["direct"])
 
 
 @pytest.mark.parametrize("missing", ["token", "namespace", "ca.crt"])
 def test_a_missing_file_of_the_service_account_is_named(account, missing):
     (account / missing).unlink(missing_ok=True)
     with pytest.raises(errors.LeaseRefused, match=f"{missing} cannot be read .*give the driver's pod a service account"):
-        cluster.Leases(host="127.0.0.1", port=1, name="all", account=account).read()
+        cluster.KubernetesLease(host="127.0.0.1", port=1, name="all", account=account).read()
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def answered(account, monkeypatch):
         connection = types.SimpleNamespace(request=lambda *_: None, getresponse=lambda: answer, close=lambda: None)
         monkeypatch.setattr(http.client, "HTTPSConnection", lambda *_, **__: connection)
         monkeypatch.setattr(ssl, "create_default_context", lambda **_: types.SimpleNamespace(verify_flags=0))
-        return cluster.Leases(host="127.0.0.1", port=1, name="all", account=account)
+        return cluster.KubernetesLease(host="127.0.0.1", port=1, name="all", account=account)
 
     return make
 
@@ -100,7 +100,7 @@ def test_each_refusal_names_its_own_cure(answered, status, message):
 def test_an_answer_that_is_no_lease_is_worth_asking_again(answered, body):
     """Regression: a proxy's JSON ended the renewing thread, and the driver killed itself without naming the cause."""
     all_ = answered(200, body)
-    for request in (all_.read, lambda: all_.write(election.Record(holder="me", duration_s=15, version="1"))):
+    for request in (all_.read, lambda: all_.write(election.LeaseRecord(holder="me", duration_s=15, version="1"))):
         with pytest.raises(cluster.Unavailable, match=r"127\.0\.0\.1:1 answers, but not with a Lease"):
             request()
 
@@ -142,13 +142,13 @@ def test_each_problem_of_a_renewal_is_logged_once(monkeypatch, caplog):
 
 def test_a_refused_driver_says_that_nothing_was_started(account):
     (account / "token").unlink()
-    refused = cluster.Leases(host="127.0.0.1", port=1, name="all", account=account)
+    refused = cluster.KubernetesLease(host="127.0.0.1", port=1, name="all", account=account)
     with pytest.raises(errors.LeaseRefused, match=r"token cannot be read .*\. Nothing was started$"):
         lease.Holder(refused, "me", pytest.fail).acquire(threading.Event())
 
 
 def test_without_a_lease_nothing_is_waited_for(tmp_path):
-    mine = lock.Lock(settings.Spark(checkpoint=str(tmp_path)), ["direct"])
+    mine = lock.Lock(settings.SparkSettings(checkpoint=str(tmp_path)), ["direct"])
     assert mine.pause_reason() is None
     with mine.acquired(threading.Event()) as is_held:
         assert is_held
@@ -158,4 +158,4 @@ def test_an_api_server_that_is_away_is_worth_asking_again(account):
     (account / "ca.crt").write_text(certificates.authority().pem)
     port = free_port()
     with pytest.raises(cluster.Unavailable, match=f"127.0.0.1:{port} does not answer .*Connection refused"):
-        cluster.Leases(host="127.0.0.1", port=port, name="all", account=account).read()
+        cluster.KubernetesLease(host="127.0.0.1", port=port, name="all", account=account).read()

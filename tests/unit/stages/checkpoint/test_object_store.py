@@ -25,7 +25,7 @@ def test_a_checkpoint_is_written_as_its_place_allows(checkpoint, manager, given,
     made = object_store.session_settings(checkpoint).get(object_store.FILE_MANAGER, "")
     assert made.rpartition(".")[2] == manager
     monkeypatch.setattr(jars, "ensure", lambda: FOUND)
-    assert libraries.of(settings.Spark(checkpoint=checkpoint)).store == given
+    assert libraries.of(settings.SparkSettings(checkpoint=checkpoint)).store == given
 
 
 @pytest.mark.parametrize(

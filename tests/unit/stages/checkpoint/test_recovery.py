@@ -30,7 +30,7 @@ def reruns(monkeypatch, found):
 
 
 def test_the_tasks_of_the_micro_batch_that_was_broken_off_know_what_had_ended(monkeypatch, read):
-    made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
+    made = reruns(monkeypatch, recovery.InterruptedBatch(7, 1000))
     assert read == [1000]
     for _ in range(2):  # it is handed back, and begins again
         made.begin(7)
@@ -49,13 +49,13 @@ def test_a_micro_batch_that_is_handed_back_untouched_needs_no_journal(monkeypatc
     monkeypatch.setattr(recovery, "uncommitted", lambda *_: pytest.fail("the checkpoint is not asked"))
     made.load()
     assert read == []
-    monkeypatch.setattr(recovery, "uncommitted", lambda *_: recovery.Uncommitted(3, 1000))
+    monkeypatch.setattr(recovery, "uncommitted", lambda *_: recovery.InterruptedBatch(3, 1000))
     made.load()
     assert read == [1000]
 
 
 def test_an_untouched_micro_batch_keeps_the_completed_work_of_its_first_run(monkeypatch, read):
-    made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
+    made = reruns(monkeypatch, recovery.InterruptedBatch(7, 1000))
     made.begin(7)
     made.mark_untouched()
     made.load()
@@ -71,7 +71,7 @@ def test_where_nothing_was_broken_off_nothing_is_read_until_a_task_runs_again(mo
 
 
 def test_a_retried_task_of_a_rerun_micro_batch_reads_from_the_first_start(monkeypatch, read):
-    made = reruns(monkeypatch, recovery.Uncommitted(7, 1000))
+    made = reruns(monkeypatch, recovery.InterruptedBatch(7, 1000))
     made.begin(7)
     made.work_log.ended(attempt_number=1)
     assert read == [1000, 1000]

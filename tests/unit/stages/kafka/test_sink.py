@@ -4,7 +4,7 @@ import pytest
 
 from delivery import errors
 from delivery.stages.kafka import sink
-from delivery.webhooks.results.topic_rows import Row
+from delivery.webhooks.results.topic_rows import TopicRow
 
 
 class Message:
@@ -47,7 +47,7 @@ def written_at(monkeypatch):
     return begin
 
 
-ROWS = [Row("attempts", b"ep1", b"one"), Row("attempts", b"ep1", b"two")]
+ROWS = [TopicRow("attempts", b"ep1", b"one"), TopicRow("attempts", b"ep1", b"two")]
 
 
 def test_rows_are_written_when_the_broker_has_said_where_each_is(written_at):

@@ -23,7 +23,9 @@ from delivery.stages.kafka import topics
 )
 def test_a_refusal_is_not_taken_for_an_absence(code, message):
     """A login without a right was told that Kafka does not answer."""
-    exc = topics.unavailable(settings.Kafka(bootstrap_servers="k:1"), KafkaException(KafkaError(code)), "to list topics")
+    exc = topics.unavailable(
+        settings.KafkaSettings(bootstrap_servers="k:1"), KafkaException(KafkaError(code)), "to list topics"
+    )
     assert str(exc).startswith(message)
 
 
@@ -32,7 +34,7 @@ def stalled(monkeypatch):
     """Connection settings of a Kafka that has listed its topics, none, and answers nothing more."""
     monkeypatch.setattr(topics, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(topics.AdminClient, "list_topics", lambda *_, **__: SimpleNamespace(topics={}))
-    return settings.Kafka(bootstrap_servers="127.0.0.1:1")
+    return settings.KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -55,10 +57,10 @@ def test_a_start_without_kafka_says_that_the_job_did_not_start(stalled):
 @pytest.mark.parametrize("name", ["attempts", "dead-letters", "rejected-events", "retries"])
 def test_a_job_that_would_read_its_own_results_does_not_start(name):
     """Regression: only `fanout doctor` reported it. The job read its results as events, of some topics without end."""
-    source = settings.Source(topic_pattern=rf"events\..+|fanout\.{name}")
+    source = settings.SourceSettings(topic_pattern=rf"events\..+|fanout\.{name}")
     message = rf"source\.topic_pattern: .* matches fanout\.{name}, to which the job writes\. .* does not start"
     with pytest.raises(errors.SettingsError, match=message):
-        topics.prepare(settings.Settings(kafka=settings.Kafka(bootstrap_servers="127.0.0.1:1"), source=source))
+        topics.prepare(settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"), source=source))
 
 
 def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):

@@ -8,7 +8,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.kafka import wakeups
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 
 @pytest.mark.parametrize(
@@ -32,19 +32,21 @@ def test_a_lane_that_has_long_been_quiet_is_woken_before_spark_ends_its_workers(
 
 @pytest.mark.parametrize(("lane", "topic"), [("batch", "ticks"), ("retry", "retry-ticks")])
 def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic):
-    config = settings.Settings(source=settings.Source(topic_pattern=r"fanout\..+"))
+    config = settings.Settings(source=settings.SourceSettings(topic_pattern=r"fanout\..+"))
     message = rf"{lane}\.ticks_topic: fanout\.{topic} matches source\.topic_pattern"
     with pytest.raises(errors.SettingsError, match=message):
         wakeups.Waker(config, lane, getattr(config, lane), threading.Event())
 
 
 def test_pending_work_is_summed_over_shards_and_the_earliest_due_time_counts():
-    first = Pending(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
-    second = Pending(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
-    assert Pending() + first + second + Pending(shards=1) == Pending(shards=3, events=3, size=15, oldest_ms=5, due_ms=50)
+    first = ShardBacklog(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
+    second = ShardBacklog(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
+    assert ShardBacklog() + first + second + ShardBacklog(shards=1) == ShardBacklog(
+        shards=3, events=3, size=15, oldest_ms=5, due_ms=50
+    )
 
 
 def test_the_process_is_as_well_as_the_lane_that_is_worst():
-    well, ill = health.Verdict(ok=True, reason="running"), health.Verdict(ok=False, reason="the query has ended")
+    well, ill = health.ProbeAnswer(ok=True, reason="running"), health.ProbeAnswer(ok=False, reason="the query has ended")
     assert health.worst_of({"direct": well, "batch": well}) == well
     assert health.worst_of({"direct": well, "batch": ill}) == ill

@@ -91,7 +91,7 @@ class Query:
 def lane():
     watch = SimpleNamespace(enter=lambda _: None, reach=lambda positions: reached.append(positions["events"][0]))
     reached = []
-    lane = streaming_lane.Lane(
+    lane = streaming_lane.StreamingLane(
         "direct",
         acquire=lambda: (),
         handle=lambda *_: Result.COMMITTED,
@@ -228,7 +228,7 @@ def test_a_lane_that_is_planned_anew_is_at_rest_until_a_micro_batch_begins(lane,
     lane._last_begun = 7
     rows = SimpleNamespace(sparkSession=None, writeStream=None)
     with pytest.raises(AttributeError):  # there is no Spark
-        lane._run_query(rows, settings.Spark(checkpoint="/nowhere"), 1.0, once=False)
+        lane._run_query(rows, settings.SparkSettings(checkpoint="/nowhere"), 1.0, once=False)
     assert lane._is_at_rest(Query(lane, []))
 
 

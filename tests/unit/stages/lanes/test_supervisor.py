@@ -19,9 +19,13 @@ from delivery.stages.lanes import supervisor
 )
 def test_the_batch_lane_alone_warns_of_batch_records_that_it_passes_over(monkeypatch, caplog, names, treatment, is_warned):
     monkeypatch.setattr(supervisor.paused_topics, "restore", lambda *_: None)
-    for module, lane in ((supervisor.direct, "Direct"), (supervisor.batch, "Batch"), (supervisor.retry, "Retry")):
+    for module, lane in (
+        (supervisor.direct, "DirectQuery"),
+        (supervisor.batch, "BatchQuery"),
+        (supervisor.retry, "RetryQuery"),
+    ):
         monkeypatch.setattr(module, lane, lambda *_, **__: None)
-    config = settings.Settings(source=settings.Source(batch_records=treatment))
+    config = settings.Settings(source=settings.SourceSettings(batch_records=treatment))
     with caplog.at_level(logging.WARNING):
         assert set(supervisor.build(config, None, dict.fromkeys(names), None, None)) == set(names)
     assert (supervisor.WITHOUT_DIRECT_LANE in caplog.messages) is is_warned

@@ -11,7 +11,7 @@ from delivery.stages.realtime import channel, messages, task_server
 from delivery.webhooks.results.counters import Counters
 from tests.support.waiting import assert_becomes
 
-FIRST = messages.Report(task=3)
+FIRST = messages.TaskReport(task=3)
 AGAIN, FURTHER = {"next_offsets": {("t", 0): 5}}, {"next_offsets": {("t", 0): 6}}
 
 
@@ -128,7 +128,7 @@ def test_reports_add_up_and_news_come_back(listening, linked):
 
 def test_a_task_that_ends_well_is_no_fault(listening, linked):
     exchange(linked)
-    linked.send(dataclasses.replace(FIRST, state=messages.State.DONE))
+    linked.send(dataclasses.replace(FIRST, state=messages.TaskState.DONE))
     linked.close()
     assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() is None
@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_is_noticed_at_once(listening, linked):
 
 def test_a_task_says_why_it_fails(listening, linked):
     exchange(linked)
-    linked.send(dataclasses.replace(FIRST, state=messages.State.FAILED, failure="ValueError: x"))
+    linked.send(dataclasses.replace(FIRST, state=messages.TaskState.FAILED, failure="ValueError: x"))
     assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() == "task 3 failed: ValueError: x"
 
@@ -174,7 +174,7 @@ def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
     NOW[0] = task_server.UNRESPONSIVE_S + 1
     assert listening.fault() is None
     threading.Event().wait(4 * channel.CONNECT_S)  # longer than any other message may take
-    link.send(dataclasses.replace(FIRST, state=messages.State.STOPPED))
+    link.send(dataclasses.replace(FIRST, state=messages.TaskState.STOPPED))
     assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() is None
     link.close()

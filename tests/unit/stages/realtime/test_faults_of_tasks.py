@@ -14,13 +14,13 @@ from delivery.stages.realtime import lane
 def test_a_task_without_a_schema_makes_the_lane_wait_for_the_registry(caplog):
     """The log said that the lane restarts, and advised to check the memory of the workers."""
     outcome = lane._outcome_after("task 3 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
-    assert outcome is lane.Outcome.KAFKA_AWAY
+    assert outcome is lane.QueryEnd.KAFKA_AWAY
     assert "lane realtime waits for the schema registry (task 3 failed: " in caplog.text
     assert "restarts its query" not in caplog.text
 
 
 def test_any_other_fault_restarts_the_query_and_says_where_to_look(caplog):
-    assert lane._outcome_after("task 3 failed: ValueError: x") is lane.Outcome.FAULT
+    assert lane._outcome_after("task 3 failed: ValueError: x") is lane.QueryEnd.FAULT
     assert "restarts its query at the first record without a receipt, because task 3 failed: ValueError: x." in caplog.text
     assert "its traceback in the worker's log" in caplog.text
 

@@ -80,9 +80,9 @@ def test_slots_for_each_partition_and_for_the_other_lanes():
 
 @pytest.mark.parametrize(("topic", "is_realtime"), [("events.fast", True), ("events.fast.er", False), ("other.fast", False)])
 def test_topics_of_both_patterns_are_the_real_time_lanes(topic, is_realtime):
-    wanted = settings.Source(topic_pattern=r"events\..+", realtime_pattern=r".+\.fast")
+    wanted = settings.SourceSettings(topic_pattern=r"events\..+", realtime_pattern=r".+\.fast")
     assert source.is_realtime(wanted, topic) is is_realtime
 
 
 def test_without_a_pattern_no_topic_is():
-    assert not source.is_realtime(settings.Source(), "events.fast")
+    assert not source.is_realtime(settings.SourceSettings(), "events.fast")

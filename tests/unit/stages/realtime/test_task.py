@@ -101,7 +101,7 @@ def test_a_batch_record_is_taken_apart_before_its_receipt(start_driver):
     headers = [{"key": "content-type", "value": base64.b64encode(b"application/cloudevents-batch+json").decode()}]
     row = dict.fromkeys(deliver_events.COLUMNS) | {"topic": "events.order.created", "partition": 0, "offset": 0}
     row |= {"appended_at_ms": 0, "value": b"[1, 2]", "headers": orjson.dumps(headers).decode(), "key": b"k"}
-    config = settings.Settings(source=settings.Source(batch_records="taken_apart"))
+    config = settings.Settings(source=settings.SourceSettings(batch_records="taken_apart"))
     task_driver.run([pa.RecordBatch.from_pylist([row])], config)
     assert task_driver.writing.story == [b"1", b"2", "receipt"]
 
@@ -137,7 +137,7 @@ def test_a_task_without_a_schema_waits_for_the_end_of_its_query(start_driver, mo
         lane.fail(away)
         raise away
 
-    monkeypatch.setattr(realtime_lane.RealtimeLane, call, fail)
+    monkeypatch.setattr(realtime_lane.RealtimeSlices, call, fail)
     task_driver = start_driver()
     with pytest.raises(errors.Orphaned):  # the query did not end in time
         task_driver.run([batch(0)])

@@ -21,7 +21,7 @@ class Lane:
         self.clock, self.cluster = fakes.Clock(), cluster
         self.hold = None
         self.watch = health.Watch(pause_reason=lambda: self.hold, stop=threading.Event(), clock=self.clock)
-        self.watch.enter(health.Phase.RUNNING)
+        self.watch.enter(health.QueryPhase.RUNNING)
         self.controller = controller.Controller(loads.policy(**rules), cluster, {"direct": self.watch}, self.clock)
         self.sizing = self.controller.sizing()
         self.handled, self.lag, self.per_s = 0, 0, 0

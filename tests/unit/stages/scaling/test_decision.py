@@ -82,7 +82,7 @@ def test_what_waited_during_a_hold_does_not_count_as_what_came():
 
 def test_a_lane_whose_lag_is_not_known_keeps_no_other_from_getting_more():
     known, new = loads.measured(lag=90_000, arrival_per_s=5_000), loads.seen(1000.0, None, partitions=0)
-    state = decision.State(wanted=1, lanes={"direct": known})
+    state = decision.ScalingState(wanted=1, lanes={"direct": known})
     direct = loads.seen(1000.0, 90_000, handled=100_000)
     decided = decision.decide(state, {"retry": new, "direct": direct}, loads.policy(), executors=1, now_s=1000.0)
     assert (decided.reason, decided.lane) == (Reason.LAG, "direct")
@@ -91,7 +91,7 @@ def test_a_lane_whose_lag_is_not_known_keeps_no_other_from_getting_more():
 def test_the_lane_that_needs_most_decides():
     lanes = {"direct": loads.measured(arrival_per_s=100), "batch": loads.measured(lag=50_000, arrival_per_s=3_000)}
     seen = {name: loads.seen(1000.0, known.lag, handled=known.window[-1].handled + 500) for name, known in lanes.items()}
-    decided = decision.decide(decision.State(wanted=1, lanes=lanes), seen, loads.policy(), executors=1, now_s=1000.0)
+    decided = decision.decide(decision.ScalingState(wanted=1, lanes=lanes), seen, loads.policy(), executors=1, now_s=1000.0)
     assert decided.lane == "batch"
 
 
@@ -102,7 +102,7 @@ def test_a_first_start_that_is_behind_asks_for_twice_as_many_and_no_more():
 
 def test_with_unknown_throughput_requested_executors_are_awaited_first():
     known = loads.measured(lag=1_000_000, arrival_per_s=100, per_executor=None, executors=3)
-    state = decision.State(wanted=4, lanes={"direct": known})
+    state = decision.ScalingState(wanted=4, lanes={"direct": known})
     seen = {"direct": loads.seen(1000.0, 1_000_000, handled=known.window[-1].handled + 500)}
     assert decision.decide(state, seen, loads.policy(), executors=3, now_s=1000.0).wanted == 4
 
@@ -117,7 +117,7 @@ def test_a_lane_with_nothing_to_do_holds_no_other_back():
     idle = loads.measured(per_executor=None, executors=8)
     lanes = {"direct": loads.measured(arrival_per_s=100, executors=8), "retry": idle}
     seen = {name: loads.seen(1000.0, 0, handled=known.window[-1].handled) for name, known in lanes.items()}
-    state = decision.State(wanted=8, lanes=lanes, sufficed=((900.0, 1), (990.0, 1)))
+    state = decision.ScalingState(wanted=8, lanes=lanes, sufficed=((900.0, 1), (990.0, 1)))
     assert decision.decide(state, seen, loads.policy(), executors=8, now_s=1000.0).wanted == 4
 
 

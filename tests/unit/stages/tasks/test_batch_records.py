@@ -19,7 +19,7 @@ from tests.support import builders, sinks
 from tests.support.written_topics import WrittenTopics
 from tests.unit.fanout.reconcile.test_ledger import TOPICS
 
-CONFIG = settings.Settings(source=settings.Source(batch_records="taken_apart"))
+CONFIG = settings.Settings(source=settings.SourceSettings(batch_records="taken_apart"))
 TOPIC = "events.order.created"
 BATCH = orjson.dumps(
     [{"key": "content-type", "value": base64.b64encode(b"application/cloudevents-batch+json").decode()}]

@@ -44,7 +44,7 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
 
 def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):
     monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 1000)
-    rows = [route.Row(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route.Row(8)]
+    rows = [route.RoutedRow(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route.RoutedRow(8)]
     batches = list(route.written(rows))
     assert [[len(value or b"") for value in batch.column("value").to_pylist()] for batch in batches] == [
         [400, 600],

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import Row
 
 from delivery.stages.tasks import shard_state
-from delivery.webhooks.state.backlog import Pending
+from delivery.webhooks.state.backlog import ShardBacklog
 
 
 class Nothing:
@@ -32,7 +32,7 @@ def rows_of(*left):
     """Return the rows in which these leave a shard."""
 
     def decide(*_):
-        return shard_state.Decided(list(left), {}, [], None, Pending())
+        return shard_state.Decided(list(left), {}, [], None, ShardBacklog())
 
     shard = shard_state.Shard(decide, Nothing(), Nothing)
     shard.init(Nothing())

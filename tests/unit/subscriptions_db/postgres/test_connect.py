@@ -55,7 +55,7 @@ def test_an_error_of_the_platform_passes_unchanged():
 def test_options_of_the_url_are_kept_and_the_settings_timeout_comes_last():
     """Regression: the platform's own `options` took the place of those in the URL, such as a `search_path`."""
     url = "postgresql://127.0.0.1/x?options=-c%20search_path%3Dfanout%20-c%20statement_timeout%3D1"
-    parameters = connect.options(url, settings.Database(statement_timeout_s=30), application_name="test")
+    parameters = connect.options(url, settings.DatabaseSettings(statement_timeout_s=30), application_name="test")
     assert parameters["options"] == "-c search_path=fanout -c statement_timeout=1 -c statement_timeout=30000"
 
 
@@ -63,7 +63,7 @@ def test_options_of_the_url_are_kept_and_the_settings_timeout_comes_last():
 def test_an_invalid_url_is_refused_without_quoting_it(url):
     with (
         pytest.raises(errors.SettingsError, match="setting database") as refused,
-        connect.connect(settings.Database(url=url)),
+        connect.connect(settings.DatabaseSettings(url=url)),
     ):
         pass
     assert "hunter2" not in str(refused.value)
@@ -106,7 +106,7 @@ def test_a_server_that_does_not_listen_is_named_by_its_address():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         port = unused.getsockname()[1]
-        database = settings.Database(url=f"postgresql://u:hunter2@127.0.0.1:{port}/x")
+        database = settings.DatabaseSettings(url=f"postgresql://u:hunter2@127.0.0.1:{port}/x")
         with (
             pytest.raises(errors.RegistryUnavailable, match=f"127.0.0.1 port {port} Connection refused"),
             connect.connect(database),

@@ -17,7 +17,7 @@ SECRET = Secret(b"hunter2")
 
 
 def ring(active="k1", **keys):
-    return keyring.KeyRing.from_settings(settings.Keys(ring=keys or {"k1": KEY}, active=active))
+    return keyring.KeyRing.from_settings(settings.KeysSettings(ring=keys or {"k1": KEY}, active=active))
 
 
 def test_a_sealed_secret_opens_again():
@@ -103,5 +103,5 @@ def test_a_generated_key_is_valid_in_the_settings():
 )
 def test_a_wrong_key_ring_is_refused_without_quoting_a_key(keys, said):
     with pytest.raises(errors.SettingsError, match=said) as refused:
-        keyring.KeyRing.from_settings(settings.Keys(**keys))
+        keyring.KeyRing.from_settings(settings.KeysSettings(**keys))
     assert not any(text in str(refused.value) for text in (KEY.rstrip("="), OTHER_KEY, "c2hvcnQ=", "%%%"))

@@ -215,7 +215,7 @@ def test_a_backlog_too_large_to_merge_is_still_sent(monkeypatch):
 
 
 def test_a_shard_without_state_has_an_empty_index():
-    assert batcher.decoded(None) == batcher.Index()
+    assert batcher.decoded(None) == batcher.BatchIndex()
 
 
 def test_an_older_index_without_the_newest_fields_can_be_read():

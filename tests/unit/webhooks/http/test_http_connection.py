@@ -18,7 +18,7 @@ def heard(*pieces, then=None):
     """Feed `pieces` to a connection with a request, then call `then`; return the connection and its failure or None."""
 
     async def main():
-        connection = http_connection.Connection(asyncio.get_running_loop())
+        connection = http_connection.HttpConnection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
         answer = connection.send(b"request")
         for piece in pieces:
@@ -142,7 +142,7 @@ def test_only_an_end_before_the_status_is_a_failure(raw, then, expected):
 
 def test_a_lost_connection_reports_the_reason():
     async def main():
-        connection = http_connection.Connection(asyncio.get_running_loop())
+        connection = http_connection.HttpConnection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
         connection.connection_lost(ConnectionResetError("by peer"))
         await connection.send(b"request")
@@ -155,7 +155,7 @@ def test_a_lost_connection_is_freed_without_the_collector():
     """A worker freezes live objects: thousands of closed connections would stay for minutes."""
 
     async def main():
-        connection = http_connection.Connection(asyncio.get_running_loop())
+        connection = http_connection.HttpConnection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
         answer = connection.send(b"request")
         connection.data_received(OK)
@@ -172,7 +172,7 @@ def test_a_lost_connection_is_freed_without_the_collector():
 
 def test_a_cancelled_wait_gets_no_response():
     async def main():
-        connection = http_connection.Connection(asyncio.get_running_loop())
+        connection = http_connection.HttpConnection(asyncio.get_running_loop())
         connection.connection_made(fakes.Wire())
         connection.send(b"request").cancel()
         connection.data_received(OK)

@@ -96,7 +96,7 @@ def test_the_setting_decides_whether_an_invalid_time_is_passed(treatment, due, r
     cloud = {"specversion": "1.0", "id": "cloud", "source": "/shop", "type": "a", "tenantid": "t1", "time": "yesterday"}
     plain = {"id": "plain", "tenant_id": "t1", "type": "a", "time": "yesterday"}
     headers = (("content-type", b"application/cloudevents+json"),)
-    layout = worker_plans.layout_of(settings.Settings(source=settings.Source(invalid_time=treatment)))
+    layout = worker_plans.layout_of(settings.Settings(source=settings.SourceSettings(invalid_time=treatment)))
     registry = registries.WholeRegistry("base", snapshot(endpoint()))
     collector = batch_collect.Collector(registry, layout, shards=1, now_ms=NOW_MS)
     sent = [builders.record(value=orjson.dumps(cloud), headers=headers), builders.record(offset=8, value=orjson.dumps(plain))]

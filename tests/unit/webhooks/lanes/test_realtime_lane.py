@@ -68,7 +68,7 @@ class Lane:
             "base", builders.snapshot(builders.endpoint(), builders.subscription(event_type="*"))
         )
         self.begun = 0
-        self.itself = realtime_lane.RealtimeLane(loop, self._begin, next_offsets or {}, complete, slice_s=slice_s)
+        self.itself = realtime_lane.RealtimeSlices(loop, self._begin, next_offsets or {}, complete, slice_s=slice_s)
 
     def _begin(self):
         self.begun += 1

@@ -335,7 +335,7 @@ def test_entries_that_expire_one_by_one_cause_few_rewrites():
 
 
 def test_a_shard_without_state_has_an_empty_index():
-    assert shard_scheduler.decoded(None) == shard_scheduler.Index()
+    assert shard_scheduler.decoded(None) == shard_scheduler.RetryIndex()
 
 
 def test_a_segment_of_another_version_is_refused_by_name():

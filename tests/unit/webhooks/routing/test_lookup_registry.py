@@ -181,8 +181,8 @@ def test_the_event_loop_goes_on_while_a_look_up_waits(registry, reader):
 @pytest.fixture
 def source():
     return stage.LookupSource(
-        database=settings.Database(url="postgresql://fanout:hunter2@127.0.0.1:1/fanout"),
-        keys=settings.Keys(ring={"k1": KEY}),
+        database=settings.DatabaseSettings(url="postgresql://fanout:hunter2@127.0.0.1:1/fanout"),
+        keys=settings.KeysSettings(ring={"k1": KEY}),
         guard=guard.Guard(),
         ttl_s=TTL_S,
         max_answers=10,

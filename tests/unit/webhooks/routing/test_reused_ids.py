@@ -18,7 +18,7 @@ from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders
 
 PASSED, REJECTED, TOLD_APART = (
-    worker_plans.layout_of(settings.Settings(source=settings.Source(reused_ids=word)))
+    worker_plans.layout_of(settings.Settings(source=settings.SourceSettings(reused_ids=word)))
     for word in ("passed", "rejected", "told_apart")
 )
 

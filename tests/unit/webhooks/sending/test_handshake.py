@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from delivery import errors
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import handshake, request
-from delivery.webhooks.sending.handshake import MAX_PER_MINUTE, Question, Reply, State
+from delivery.webhooks.sending.handshake import MAX_PER_MINUTE, HandshakeState, Question, Reply
 from tests.support import builders
 
 ORIGIN = "fanout.example.com"
@@ -38,7 +38,7 @@ def answer(**headers):
     ],
 )
 def test_an_allowed_origin_with_a_rate_permits_that_rate(question, origin, rate, per_minute):
-    assert handshake.parse_reply(question, answer(origin=origin, rate=rate)) == Reply(State.PERMITTED, per_minute)
+    assert handshake.parse_reply(question, answer(origin=origin, rate=rate)) == Reply(HandshakeState.PERMITTED, per_minute)
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_an_allowed_origin_with_a_rate_permits_that_rate(question, origin, rate,
 @pytest.mark.parametrize("question", [ASKED, WITH_RATE, WITH_CALLBACK])
 def test_an_invalid_rate_permits_nothing(question, rate):
     reply = handshake.parse_reply(question, answer(origin=b"*", rate=rate))
-    assert reply.state is State.REFUSED
+    assert reply.state is HandshakeState.REFUSED
     assert reply.reason.startswith("WebHook-Allowed-Rate: is neither")
 
 
 def test_a_missing_rate_permits_only_if_none_was_requested():
-    assert handshake.parse_reply(ASKED, answer(origin=b"*")) == Reply(State.PERMITTED)
+    assert handshake.parse_reply(ASKED, answer(origin=b"*")) == Reply(HandshakeState.PERMITTED)
     refused = handshake.parse_reply(WITH_RATE, answer(origin=b"*"))
     assert refused == Reply(
-        State.REFUSED, reason=f"WebHook-Request-Rate was sent, and the answer has no WebHook-Allowed-Rate: {ASK_AGAIN}"
+        HandshakeState.REFUSED, reason=f"WebHook-Request-Rate was sent, and the answer has no WebHook-Allowed-Rate: {ASK_AGAIN}"
     )
 
 
@@ -70,16 +70,16 @@ def test_a_missing_rate_permits_only_if_none_was_requested():
 def test_another_origin_refuses_and_is_not_quoted(question, origin):
     reply = handshake.parse_reply(question, answer(origin=origin, rate=b"*"))
     assert reply == Reply(
-        State.REFUSED, reason=f"WebHook-Allowed-Origin is neither our origin, fanout.example.com, nor *: {ASK_AGAIN}"
+        HandshakeState.REFUSED, reason=f"WebHook-Allowed-Origin is neither our origin, fanout.example.com, nor *: {ASK_AGAIN}"
     )
 
 
 @pytest.mark.parametrize("headers", [[], answer(rate=b"100"), [(b"access-control-allow-origin", b"*"), (b"allow", b"POST")]])
 def test_a_reply_without_an_origin_is_no_permission(headers):
     assert handshake.parse_reply(ASKED, headers) == Reply(
-        State.REFUSED, reason=f"the answer has no WebHook-Allowed-Origin: {ASK_AGAIN}"
+        HandshakeState.REFUSED, reason=f"the answer has no WebHook-Allowed-Origin: {ASK_AGAIN}"
     )
-    assert handshake.parse_reply(WITH_CALLBACK, headers).state is State.ASKED
+    assert handshake.parse_reply(WITH_CALLBACK, headers).state is HandshakeState.ASKED
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_no_limit_is_exceeded_or_invented(own, permitted):
 
 @given(st.lists(st.tuples(st.sampled_from([b"webhook-allowed-origin", b"webhook-allowed-rate"]), st.binary(max_size=12))))
 def test_any_reply_of_a_receiver_is_parsed(headers):
-    assert handshake.parse_reply(WITH_RATE, headers).state in State
+    assert handshake.parse_reply(WITH_RATE, headers).state in HandshakeState
 
 
 def test_the_handshake_goes_to_the_exact_url_alone():

@@ -43,7 +43,7 @@ class Kept:
 
 
 def item(data):
-    return segment_store.Item(data, 1, 2)
+    return segment_store.StoredItem(data, 1, 2)
 
 
 def test_items_keep_their_order_and_removed_items_are_gone():

@@ -17,7 +17,7 @@ from tests.support.tokens import Issuer
 ISSUER = Issuer()
 ISSUER.add("curve", "EC", "P-256")
 RSA, CURVE = ISSUER.key_set()["keys"]
-CONFIG = oidc_settings.Oidc(issuer=ISSUER.url, audience="fanout", scopes={"admins": "operator"})
+CONFIG = oidc_settings.OidcSettings(issuer=ISSUER.url, audience="fanout", scopes={"admins": "operator"})
 
 
 def kids(*entries):
@@ -129,7 +129,7 @@ def test_the_scopes_of_the_settings_are_those_of_no_customer():
     for scope in Scope:
         scopes = {"scopes": {"value": scope.value}}
         if scope.is_of_no_customer:
-            oidc_settings.Oidc(**scopes)
+            oidc_settings.OidcSettings(**scopes)
         else:
             with pytest.raises(ValueError, match="scopes"):
-                oidc_settings.Oidc(**scopes)
+                oidc_settings.OidcSettings(**scopes)

@@ -22,7 +22,7 @@ ISSUER = Issuer()
 ISSUER.add("curve", "EC", "P-256")
 ISSUER.add("large curve", "EC", "P-384")
 OTHER = Issuer("https://other.example.com")
-CONFIG = oidc_settings.Oidc(issuer=ISSUER.url, audience=AUDIENCE, scopes={ADMINS: "operator", "ci": "publisher"})
+CONFIG = oidc_settings.OidcSettings(issuer=ISSUER.url, audience=AUDIENCE, scopes={ADMINS: "operator", "ci": "publisher"})
 
 
 class Clock:

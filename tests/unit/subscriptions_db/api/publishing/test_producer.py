@@ -69,7 +69,7 @@ def clients(monkeypatch):
 
 @pytest.fixture
 def events_to(clients):  # noqa: ARG001  # it makes no real ones
-    made = producer.EventProducer(settings.Kafka(librdkafka_options=OPTIONS), request_timeout_s=4)
+    made = producer.EventProducer(settings.KafkaSettings(librdkafka_options=OPTIONS), request_timeout_s=4)
     yield made
     made.close()
 

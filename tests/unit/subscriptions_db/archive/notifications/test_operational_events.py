@@ -94,6 +94,6 @@ def test_every_event_type_has_an_example_and_a_table_row():
 
 
 def test_the_default_policy_is_that_of_the_document():
-    policy = process.policy_of(settings.Settings(operations=service_settings.Operations(topic=TOPIC)))
+    policy = process.policy_of(settings.Settings(operations=service_settings.OperationsSettings(topic=TOPIC)))
     assert policy == POLICY
     assert process.policy_of(settings.Settings()) is None
