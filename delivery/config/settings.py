@@ -51,7 +51,7 @@ class KeysSettings(Area):
 
 
 class KafkaSettings(Area):
-    """Kafka, version 3.6 or later. The same settings serve Spark's client and librdkafka."""
+    """Kafka, version 3.6 or later. Both clients, Spark's and librdkafka, use these settings, except the last two."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
     """`host:port`, several separated by commas."""

@@ -96,7 +96,7 @@ def restore(spark: SparkSession, root: str, lanes: Iterable[str]) -> None:
 
 
 def restored(spark: SparkSession, folder: str, positions: Positions) -> Positions:
-    """Return the `positions` of the lane in `folder` as `restore` would leave them. Changes nothing."""
+    """Return `positions` with the offsets of the paused topics of the lane in `folder`, as after `restore`. Changes nothing."""
     return moved_back(_File(spark, folder).valid() or {}, positions)
 
 

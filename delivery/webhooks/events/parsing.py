@@ -248,7 +248,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
             kind = Opaque(PayloadForm.BYTES, media_type)
             data, content = opaque.as_json(data, kind), {}
         else:
-            content = _loads(data)
+            content = _loads(data, "payload")
     else:
         data, content, kind = opaque.NULL, {}, opaque.NO_PAYLOAD
     further = event_attributes.further_attributes(document, event_attributes.JSON_MEMBERS)
@@ -328,12 +328,15 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
     return event if time or _is_missing(given) else event._replace(has_invalid_time=True)
 
 
-def _loads(value: bytes) -> Any:
+def _loads(value: bytes, part: str = "value") -> Any:
+    """Parse JSON; raise EventRejected, which names the `part` of the record, for any other bytes."""
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
         # Without the document, because the text is logged. UTF-8, NaN and nesting beyond 1024 levels end here too.
-        raise errors.EventRejected("not_json", f"the value or its payload is not valid JSON ({exc}): correct it"[:200]) from exc
+        raise errors.EventRejected(
+            "not_json", f"the {part} is not valid JSON ({exc}): publish the event as valid JSON"[:200]
+        ) from exc
 
 
 def at(document: Any, path: tuple[str, ...]) -> Any:

@@ -172,8 +172,8 @@ class RealtimeSlices:
     def end_slice(self) -> None:
         """Ask for the end of the current slice, so that the next slice has a new registry. Does not wait.
 
-        The slice ends within CHECK_EVERY_S, or as soon as it takes no records. If there is no slice now, the next slice
-        ends in the same way.
+        The slice ends at the next check: each CHECK_EVERY_S, and after each chunk of records. A check while a chunk is taken
+        leaves the end to a later check. If there is no slice now, the next slice ends in the same way.
         """
         self._must_end_slice = True
 

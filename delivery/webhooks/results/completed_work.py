@@ -131,7 +131,7 @@ class FastLaneLog(CompletedWorkLog):
     """The completed work of the direct, the batch or the real-time lane."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """Return the readers of dead letters, retry entries and accepted attempts, each by its topic."""
+        """Return, by topic, the function that adds the work of a record: dead letters, retry entries, accepted attempts."""
         return {
             topics.dead_letters: self._dead_letter,
             topics.retries: self._deferred,

@@ -50,10 +50,10 @@ class _Estimate:
 
 
 class FirstResponses(_Estimate):
-    """The first response times of all endpoints of a worker: how long to wait for an endpoint that has never responded.
+    """Estimate the deadline for the response of an endpoint that has never responded, from all endpoints of a worker.
 
-    A first response includes the look-up of the name and the opening of the connection. A first response after the deadline
-    counts as a response at the deadline: a few slow endpoints hardly change the estimate, and many raise it step by step.
+    A first response includes the DNS look-up and the opening of the connection. A longer one counts as the present estimate,
+    at most MAX_FIRST_RESPONSE_DEADLINE_S. So a few slow endpoints hardly change the estimate, and many raise it step by step.
     """
 
     __slots__ = ()

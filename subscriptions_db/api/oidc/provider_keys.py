@@ -174,7 +174,10 @@ class ProviderKeys:
         """
         found = await self._document(session, self._issuer.rstrip("/") + DISCOVERY)
         if found.get("issuer") != self._issuer:
-            raise ValueError(f"the discovery document is of another issuer than oidc.issuer, {self._issuer}")
+            named = str(found.get("issuer"))[:200]
+            raise ValueError(
+                f"the discovery document is of issuer {named!r}: set oidc.issuer to this text, if it is your provider"
+            )
         url = found.get("jwks_uri")
         if not isinstance(url, str) or not url.startswith(("https://", self._issuer.partition("://")[0] + "://")):
             raise ValueError("the discovery document has no jwks_uri that is an https URL")

@@ -46,9 +46,10 @@ class ApiRequest:
     """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
 
     def digest(self, route: Route) -> bytes:
-        """Return a digest of route, path, query, body and conditions, which is equal for repeats of a request.
+        """Return a digest of route, path, query, body and conditions, by which repeats of a request are recognised.
 
-        A key of scope `write_only` has digests of its own: a handler refuses it some answers that other keys get.
+        Requests by keys of scope `write_only` have other digests. Otherwise such a key could get a stored answer to another
+        key, which it may not read.
         """
         asked: list[Any] = [
             route.name,

@@ -179,9 +179,10 @@ def nearest(
     limit: int,
     consumer: str | None = None,
 ) -> FoundLetters:
-    """Return the positions of the nearest matches on one side of `place`: at most `limit`, among the next MAX_LOOKED_AT.
+    """Search dead letters before or after the position `place`; return the positions of the nearest matches.
 
-    `among` names the statement that examines dead letters: the waiting ones, or those that are parked for `consumer`.
+    At most MAX_LOOKED_AT dead letters are examined, and at most `limit` positions are returned. `among` chooses the side, and
+    the dead letters: those that wait, or those that are parked for `consumer`.
     """
     asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": MAX_LOOKED_AT}
     asked |= selection.parameters()
