@@ -28,16 +28,26 @@ from delivery.webhooks.state import chunking
 if TYPE_CHECKING:
     import confluent_kafka
 
-FOR_GOOD = ("TOPIC_AUTHORIZATION_FAILED", "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "POLICY_VIOLATION")
+FOR_GOOD = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "MSG_SIZE_TOO_LARGE",
+    "RECORD_LIST_TOO_LARGE",
+    "INVALID_RECORD",
+    "INVALID_TIMESTAMP",
+    "POLICY_VIOLATION",
+    "TOPIC_EXCEPTION",
+    "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+    "UNSUPPORTED_COMPRESSION_TYPE",
+)
 """Names of Kafka's errors after which the same record would be refused again."""
 GROUP_BYTES = 4 * 1024 * 1024
 """Most bytes of the records that a task holds and writes at once, or one batch record. A task may read thousands of batch
 records with a thousand events each."""
 RECORD_BYTES = 128
-"""Bytes of memory that a record takes beside its value and headers."""
+"""Bytes of memory that a record takes beside its value, key and headers."""
 _OPTIONS: Mapping[str, str | int | float | bool] = {
     **sink.OPTIONS,
-    # Kafka refuses a request whole if it is too large for the topic. A topic that took the batch record takes this much.
+    # Kafka refuses all records of a request that is too large for the topic. Few topics take less than this.
     "batch.size": 65_536,
     "queue.buffering.max.kbytes": 16_384,
 }
@@ -70,11 +80,18 @@ class KafkaEventWriter:
         try:
             refused = _Write(_producer(self.client), codes, len(records)).all(records)
         except errors.KafkaUnavailable:
-            _producer.cache_clear()
+            self._discard_producer()
             raise
         if refused:
-            _producer.cache_clear()
+            self._discard_producer()
         return refused
+
+    def _discard_producer(self) -> None:
+        """Drop the producer with its queued records. Otherwise it sends them later, and its threads do not end."""
+        producer = _producer(self.client)
+        producer.purge(in_queue=True, in_flight=False)
+        producer.flush(0)
+        _producer.cache_clear()
 
 
 def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
@@ -88,8 +105,10 @@ def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents)
     Raise KafkaUnavailable as WriteEvents does.
     """
     results = Results()
-    for group in chunking.chunks(batches, _size, GROUP_BYTES):
-        made = [list(batch_records.event_records(batch)) for batch in group]
+    for chunk in chunking.chunks(batches, _size, GROUP_BYTES):
+        group, made = _made(chunk, results)
+        if not group:
+            continue
         owners = [number for number, records in enumerate(made) for _ in records]
         reasons = write(list(itertools.chain.from_iterable(made)))
         refused = collections.Counter(owners[place] for place in reasons)
@@ -102,8 +121,42 @@ def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents)
     return results
 
 
+def _made(
+    batches: Sequence[batch_records.BatchRecord], results: Results
+) -> tuple[list[batch_records.BatchRecord], list[list[batch_records.EventRecord]]]:
+    """Return the batch records that can be split, and the records of each. Add a rejection to `results` for each other one."""
+    group, made = [], []
+    for batch in batches:
+        events = _events_of(batch)
+        if isinstance(events, str):
+            results.rejections.append(intake.Rejection(record=batch.record, reason=intake.NOT_WRITTEN, detail=events))
+        else:
+            group.append(batch)
+            made.append(events)
+    return group, made
+
+
+def _events_of(batch: batch_records.BatchRecord) -> list[batch_records.EventRecord] | str:
+    """Return the records of a batch record, or why it is rejected.
+
+    1. The new records would be too large, because each has the key of the batch. The other lanes do not read the key.
+    2. The batch cannot be split. The parser has split it before, in another thread. A thread with a fuller stack takes fewer
+       levels of JSON.
+    """
+    size = batch.written_bytes + batch.events * len(batch.record.key or b"")
+    if size > batch_records.MAX_WRITTEN_BYTES:
+        return (
+            f"the {batch.events} events of the batch would have {size} bytes, because each gets the key of the batch; at most "
+            f"{batch_records.MAX_WRITTEN_BYTES} are written: use a shorter key, or write smaller batches"
+        )
+    try:
+        return list(batch_records.event_records(batch))
+    except Exception as fault:  # noqa: BLE001  # one batch record must not fail the task, and stop the lane
+        return f"the batch cannot be split here ({type(fault).__name__}): write each event as a record of its own"
+
+
 def _size(batch: batch_records.BatchRecord) -> int:
-    return batch.written_bytes + batch.events * RECORD_BYTES
+    return batch.written_bytes + batch.events * (RECORD_BYTES + len(batch.record.key or b""))
 
 
 def _rejection(batch: batch_records.BatchRecord, refused: int, why: str) -> intake.Rejection:

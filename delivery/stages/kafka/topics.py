@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10
 """Seconds for one request to Kafka."""
+LOOK_S = 0.2
+"""Seconds between two looks at the leaders of new topics. The answer has all topics of the cluster."""
 LEADERS_WITHIN_S = 60
 """Seconds for new topics to get leaders. A broker that had just created 2,000 other topics took more than 10."""
 RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
@@ -173,7 +175,7 @@ def _await_leaders(admin: AdminClient, created: set[str], servers: str) -> None:
                     f"Kafka at {servers} has created the topics {', '.join(sorted(created))}, and they have no leader after "
                     f"{LEADERS_WITHIN_S} s: check the brokers, and try again"
                 )
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
 
 def of_results(delivery: settings.DeliverySettings) -> list[str]:

@@ -34,6 +34,9 @@ class Producer:
     def poll(self, _):
         pass
 
+    def purge(self, *, in_queue, in_flight):
+        assert (in_queue, in_flight) == (True, False)
+
     def flush(self, _):
         for report, (error, offset) in self._reports:
             report(None if error is None else KafkaError(error), Message(offset))

@@ -9,8 +9,9 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings, worker_plans
+from delivery.stages.kafka import event_writer
 from delivery.stages.tasks import deliver_events, route, task_context
-from delivery.webhooks.events import parsing
+from delivery.webhooks.events import batch_records, parsing
 from delivery.webhooks.results import counters
 from delivery.webhooks.routing import registries
 from delivery.webhooks.sending import payload
@@ -161,3 +162,25 @@ def test_the_account_holds_with_batch_records(lane, answers):
 def test_without_the_setting_records_have_no_key():
     assert {record.key for record in deliver_events.records(arrow_batch(with_key=False))} == {None}
     assert [record.key for record in deliver_events.records(arrow_batch())] == [b"k", None, b"k"]
+
+
+def test_a_batch_that_cannot_be_split_is_rejected_alone(monkeypatch, lane):
+    """Regression: a thread with a fuller stack takes fewer levels of JSON. The task failed, and all lanes stopped."""
+
+    def split(_):
+        raise RecursionError
+
+    monkeypatch.setattr(task_context.event_writer.batch_records, "event_records", split)
+    counted, rows = lane(kafka := Kafka())
+    assert (sum(map(len, kafka.calls)), counted.taken_apart) == (0, 0)
+    assert rejected(rows) == [(1, "empty"), (0, "not_written")]
+
+
+def test_the_key_of_a_batch_counts_for_each_of_its_records():
+    """Regression: a record of 1 MB with a key of 900 kB and a thousand empty events became 900 MB."""
+    record = builders.record(value=b"[%s]" % b",".join([b"{}"] * 1000), key=b"k" * 900_000)
+    batch = batch_records.BatchRecord(record, events=1000, written_bytes=2000)
+    results = event_writer.take_apart([batch, batch._replace(record=record._replace(key=b"k"))], kafka := Kafka())
+    [rejection] = results.rejections
+    assert (rejection.reason, "900002000 bytes" in rejection.detail) == ("not_written", True)
+    assert [len(call) for call in kafka.calls] == [1000]
