@@ -106,7 +106,7 @@ class _Parser:
                 self._oneof(message)
             elif word == "extend" and self._peek(1) == "{":
                 self._skip_block()
-            elif word in _LEFT_OUT and self._peek(1) != "=":
+            elif word in _LEFT_OUT:
                 self._skip_to(";")
             elif word != ";":
                 self._field(message, word, entries)

@@ -95,8 +95,8 @@ class RegistryClient:
                 return found, ()
             if found.schema_type == schemas.SchemaType.PROTOBUF and not protobuf.is_descriptor(found.schema_str or ""):
                 with self._client() as other:  # a new client: the first has the schema in its cache, in the other format
-                    serialized = other.get_schema(schema_id, fmt=SERIALIZED)
-                    if protobuf.is_descriptor(serialized.schema_str or ""):
+                    serialized = _serialized(other, schema_id)
+                    if serialized is not None and protobuf.is_descriptor(serialized.schema_str or ""):
                         return serialized, _needed(other, serialized, SERIALIZED)
             return found, _needed(client, found, None)
 
@@ -118,6 +118,21 @@ class RegistryClient:
             "schema is not cached wait. Start the schema registry, or correct schema_registry.url, username, password and "
             "ca_file"
         )
+
+
+def _serialized(client: Any, schema_id: int) -> Any:
+    """Return a Protobuf schema in the format SERIALIZED. None: the registry refuses this format, with a status from 400 to 499.
+
+    The statuses 401, 403 and 429 say nothing about the format, and pass as errors.
+    """
+    from confluent_kafka.schema_registry import error  # noqa: PLC0415  # as in `_schema`
+
+    try:
+        return client.get_schema(schema_id, fmt=SERIALIZED)
+    except error.SchemaRegistryError as exc:
+        if exc.http_status_code in {401, 403, 429} or not 400 <= exc.http_status_code < 500:  # noqa: PLR2004
+            raise
+        return None
 
 
 def _needed(client: Any, schema: Any, form: str | None) -> tuple[schemas.Reference, ...]:

@@ -27,13 +27,14 @@ enum Kind {
   NONE = 0; SALE = 0x10; BUY = 16 [deprecated = true]; LOSS = -1;
 };
 message Order {
+  option deprecated = true;
   reserved 10, 12 to max; reserved "old";
   string message = 1 [json_name = "text", (note) = { a: [1] }];
   map<string, Line> lines_by_id = 2;
   optional int32 amount = 3;
   oneof paid { option (note) = "x"; bool cash = 4; Line.Card card = 5; }
   repeated Kind kinds = 6;
-  message Line { Card card = 1; message Card { string number = 1; } }
+  message Line { Card card = 1; message Card { option deprecated = true; string number = 1; } }
   .google.protobuf.Duration waits = 07;
   orders.Kind kind = 8;
 }
