@@ -195,7 +195,7 @@ class RetryLane:
         if not lease.number and lease_triage.lacks_rows(lease, destination):
             destination = await registry.destination(lease.endpoint_id, tenants, read_again=True)
         view = lease_triage.RegistryView(destination, revision, self._registry_max_age_s)
-        return LeaseInFlight(lease, view, until=self._clock() + LEASE_S, ended=ended)
+        return LeaseInFlight(lease, view, until=self._clock() + LEASE_S, ended=ended, tenants=tenants)
 
     def _start(self, lease: LeaseInFlight, course: _Course) -> None:
         """Begin to deliver a lease, or end it at once."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 import collections
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.model import Attempt, Delivery, NextAttempt, Outcome, OutcomeKind
-from delivery.registry_model import Endpoint, Revision
+from delivery.registry_model import Endpoint, Revision, TenantId
 from delivery.webhooks.leases import lease_delivery, lease_triage
 from delivery.webhooks.leases.lease_report import LeaseReport
 from delivery.webhooks.policy import backoff, error_classes
@@ -54,10 +54,11 @@ class Prepared(NamedTuple):
 class LeaseInFlight:
     """A lease in one worker: the retry entries that wait for an attempt, the end of the time for attempts, and the report.
 
-    `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed.
+    `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed. `tenants` are those of all
+    events of the lease.
     """
 
-    __slots__ = ("_ended", "_view", "message", "report", "until", "waiting")
+    __slots__ = ("_ended", "_followed", "_tenants", "_view", "message", "report", "until", "waiting")
 
     def __init__(
         self,
@@ -66,10 +67,13 @@ class LeaseInFlight:
         *,
         until: float,
         ended: completed_work.CompletedKeys = frozenset(),
+        tenants: Collection[TenantId] = (),
     ) -> None:
         self.message = lease
         """The lease as its shard wrote it."""
         self._view = view
+        self._followed = view.revision
+        self._tenants = tenants
         self._ended = ended
         self.until = until
         """When the last attempt may begin, in seconds of the caller's clock."""
@@ -148,7 +152,10 @@ class LeaseInFlight:
         if rows is None or rows.endpoint != self._view.destination.endpoint:
             self.stop()
             return
-        deleted = self._view.destination.deleted_tenants if rows.deleted_tenants is None else rows.deleted_tenants
+        deleted = self._view.destination.deleted_tenants
+        if rows.deleted_tenants is not None and revision > self._followed:
+            deleted = [tenant for tenant in self._tenants if tenant in rows.deleted_tenants]
+        self._followed = revision
         self._view = self._view._replace(destination=rows._replace(deleted_tenants=deleted))
 
     def prepare(self, place: int) -> Prepared | None:
