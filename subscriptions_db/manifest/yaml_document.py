@@ -49,6 +49,8 @@ _ADVICE = (
     ("mapping keys are not allowed", "`? ` is not allowed here: put text that begins with `? ` in quotes"),
 )  # fmt: skip
 """Fragments of the parser's messages, each with the message that the author of the document gets instead."""
+BOM = "\ufeff"
+"""The byte order mark, which some editors of Windows write first."""
 _SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 """A character that JSON escapes as two surrogates. libyaml refuses both."""
 _MISFIT = "a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes"
@@ -124,7 +126,8 @@ def read(text: bytes | str, name: str = "") -> Document:
         )
     loader, as_json = None, _json_value(text)
     if as_json is not None:
-        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), text if isinstance(text, str) else text.decode())
+        plain = text.removeprefix(BOM) if isinstance(text, str) else text.decode("utf-8-sig")
+        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), plain)
     try:
         _require_shallow(text, name)
         loader = _Loader(text)
@@ -149,9 +152,10 @@ def read(text: bytes | str, name: str = "") -> Document:
 
 
 def _json_value(text: bytes | str) -> Any:
-    """Return the value of a text that is a JSON object or list, else None."""
+    """Return the value of a text that is a JSON object or list, with or without a byte order mark, else None."""
     try:
-        value = json.loads(text if isinstance(text, str) else text.decode(), parse_constant=_refuse_constant)
+        plain = text.removeprefix(BOM) if isinstance(text, str) else text.decode("utf-8-sig")
+        value = json.loads(plain, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict | list) else None

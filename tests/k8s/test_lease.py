@@ -31,7 +31,7 @@ cluster.ACCOUNT = pathlib.Path(sys.argv[1])
 logging.basicConfig(format="%(message)s")
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-mine = lock.Lock(settings.Spark(checkpoint="s3a://bucket/all", checkpoint_lease="all"), ["direct"])
+mine = lock.Lock(settings.SparkSettings(checkpoint="s3a://bucket/all", checkpoint_lease="all"), ["direct"])
 with mine.acquired(stop) as is_held:
     print("held" if is_held else "not held", flush=True)
     stop.wait()

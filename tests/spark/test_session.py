@@ -150,7 +150,7 @@ def test_spark_starts_where_the_host_name_does_not_resolve(tmp_path):
         pytest.skip("this machine lets nobody have a host name of its own")
     program = (
         "from delivery.config import settings; from delivery.stages.lanes import session; from fanout.jvm import libraries;"
-        "config = settings.Spark(master='local[1]'); spark = session.start(config, libraries.of(config));"
+        "config = settings.SparkSettings(master='local[1]'); spark = session.start(config, libraries.of(config));"
         "print(spark.range(3).count(), spark.sparkContext.getConf().get('spark.driver.host')); spark.stop()"
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_LOCAL")}

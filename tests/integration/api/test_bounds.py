@@ -56,6 +56,7 @@ def test_a_list_of_large_rows_is_paged_by_bytes(served, large_rows, path):
     client, found, cursor = served.client(served.keys["operator"]), [], ""
     while cursor is not None:
         page = client.get(f"{path}?limit=200&cursor={cursor}")
+        assert page.status == 200, page.text
         assert len(page.text) < 1.1 * answer_size.MAX_BYTES
         found += [item.get("id") or item["entity_id"] for item in page.json["items"]]
         cursor = page.json["next_cursor"]

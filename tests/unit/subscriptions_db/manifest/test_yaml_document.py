@@ -63,6 +63,12 @@ def test_json_is_read_as_json():
     assert yaml_document.read("a: [3e2, 3.0e2, 3.0e+2]").value == {"a": ["3e2", "3.0e2", 300]}
 
 
+@pytest.mark.parametrize("text", ['\ufeff{"a": 7e2}', '\ufeff{"a": 7e2}'.encode()], ids=["text", "bytes"])
+def test_json_with_a_byte_order_mark_is_read_as_json(text):
+    """Regression: YAML read it, so that the number was text."""
+    assert yaml_document.read(text).value == {"a": 700}
+
+
 def test_json_with_a_repeated_name_is_refused_as_in_yaml():
     with pytest.raises(errors.RegistrationError, match="a is given twice"):
         yaml_document.read('{"a": 1, "a": 2}')
