@@ -175,6 +175,9 @@ class DeliverySettings(Area):
     """Most bytes of a failed attempt's response body that the attempts topic and the archive keep. They are for customers who
     look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A dead letter
     keeps 1 KiB of each response, whatever this setting."""
+    logged_responses: Literal["failed", "all"] = "failed"
+    """Attempts of which the attempts topic and the archive keep headers and body of the response: `failed`, or `all`. With
+    `all`, an accepted attempt takes up to 2 KiB more in Kafka and Postgres."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """Most requests in flight from a task of a fast lane; from a task of the real-time lane, twice as many. In addition, as
     many background attempts of a worker process may be in flight, and as many requests of the retry lane."""

@@ -54,6 +54,7 @@ def plan_of(config: settings.Settings) -> worker_plan.Plan:
         attempt_timeout_s=lane.attempt_timeout_s,
         max_retry_after_s=lane.max_retry_after_s,
         logged_response_bytes=lane.logged_response_bytes,
+        logs_accepted=lane.logged_responses == "all",
         max_connections=lane.max_connections,
         registry_max_age_s=known.max_age_s if known.source == "broadcast" else known.lookup_ttl_s,
         report_accepting_every_s=health_hints.report_interval_s(config.retry.disable_after_s),

@@ -88,6 +88,7 @@ class Worker:
             endpoint_time=self._endpoint_clock.time,
             max_retry_after_s=self._plan.max_retry_after_s,
             logged_response_bytes=self._plan.logged_response_bytes,
+            logs_accepted=self._plan.logs_accepted,
         )
         self._is_orphan = False
         self._retry = retry_lane.RetryLane(

@@ -28,7 +28,9 @@ class Plan:
     """Most seconds that waits of the worker for its own machine add to `attempt_timeout_s`."""
     max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S
     logged_response_bytes: int = response_body.MAX_BYTES
-    """Most bytes of the body of the response to a failed attempt that the attempts topic keeps. 0: none."""
+    """Most bytes of the body of a response that the attempts topic keeps. 0: none."""
+    logs_accepted: bool = False
+    """True: the attempts topic keeps the responses to accepted attempts too."""
     max_connections: int = 0
     """Most open connections of one worker. 0: half of the files that the process may open, at most 16,384."""
     report_accepting_every_s: float = 0.0

@@ -86,7 +86,8 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     retry_after_s: float | None = None
     """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
-    """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
+    """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
+    there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
     """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
     `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
@@ -179,7 +180,8 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     retry_after_s: float | None = None
     """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
-    """Harmless headers of the response to a failed attempt, by name. Left out where there are none. Since 2026-11-25."""
+    """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
+    there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
     """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
     `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""

@@ -46,6 +46,7 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
             reason=outcome.reason,
         )
     for attempt in outcome.attempts:
+        has_response = isinstance(attempt, response_headers.AttemptWithResponse)
         yield AttemptEntry(
             webhook_id=delivery.webhook_id,
             event_id=event.event_id,
@@ -64,8 +65,8 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
             error_class=attempt.error_class,
             detail=attempt.detail,
             retry_after_s=attempt.retry_after_s,
-            response_headers=UNSET if attempt.error_class is None else response_headers.of(attempt) or UNSET,
-            response=UNSET if attempt.error_class is None else response_headers.body_of(attempt) or UNSET,
+            response_headers=(response_headers.of(attempt) or UNSET) if has_response else UNSET,
+            response=(response_headers.body_of(attempt) or UNSET) if has_response else UNSET,
         )
 
 
@@ -87,6 +88,7 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
             reason=outcome.reason,
         )
     for attempt in outcome.attempts:
+        has_response = isinstance(attempt, response_headers.AttemptWithResponse)
         yield BatchAttemptEntry(
             webhook_id=delivery.webhook_id,
             left_by=delivery.left_by.value,
@@ -102,8 +104,8 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
             error_class=attempt.error_class,
             detail=attempt.detail,
             retry_after_s=attempt.retry_after_s,
-            response_headers=UNSET if attempt.error_class is None else response_headers.of(attempt) or UNSET,
-            response=UNSET if attempt.error_class is None else response_headers.body_of(attempt) or UNSET,
+            response_headers=(response_headers.of(attempt) or UNSET) if has_response else UNSET,
+            response=(response_headers.body_of(attempt) or UNSET) if has_response else UNSET,
         )
 
 

@@ -32,8 +32,8 @@ class Sender:
 
     `timeout_s` is the default timeout of an attempt, and the timeout of a request for an access token (OAuth). `clock` returns
     seconds since the epoch. `endpoint_time` is the clock by which endpoints are judged, in seconds. A `Retry-After` above
-    `max_retry_after_s` counts as `max_retry_after_s`. A failed attempt keeps at most `logged_response_bytes` of the response's
-    body for the attempts topic; 0: none.
+    `max_retry_after_s` counts as `max_retry_after_s`. For the attempts topic, a failed attempt keeps headers of the response,
+    and at most `logged_response_bytes` of its body. With `logs_accepted`, an accepted attempt keeps them too.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Sender:
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
         max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S,
         logged_response_bytes: int = response_body.MAX_BYTES,
+        logs_accepted: bool = False,
     ) -> None:
         self._network = network
         self._guard = address_guard
@@ -54,6 +55,7 @@ class Sender:
         self._endpoint_time = endpoint_time
         self._max_retry_after_s = max_retry_after_s
         self._logged_response_bytes = logged_response_bytes
+        self._logs_accepted = logs_accepted
         self._targets: dict[EndpointId, origin.Target] = {}
         self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, endpoint_time=endpoint_time)
 
@@ -82,6 +84,7 @@ class Sender:
             error_class = error_classes.error_class_of(status)
             if error_class is not None:
                 retry_after_s = retry_after.longest_retry_after_s(answer.headers, self._clock(), self._max_retry_after_s)
+            if error_class is not None or self._logs_accepted:
                 kept = response_headers.kept(answer.headers), self._kept_body(answer, delivery.endpoint, token)
         except errors.AttemptFailed as exc:
             error_class, detail = exc.error_class, str(exc)

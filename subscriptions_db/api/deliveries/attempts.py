@@ -66,13 +66,13 @@ class Attempt(expansion.Expandable):
     detail: str
     """Why no response arrived, for people. Empty: a response arrived, and `status` and `error_class` say the result."""
     response_headers: dict[str, str]
-    """Harmless headers of the response to a failed attempt, by name in lower case, at most 1 KiB. Values that look like
-    credentials are `***`. An accepted attempt never has any, because each delivery would take more bytes in Kafka and in the
-    archive. Empty for a failed attempt: no response arrived, or it had no such header."""
+    """Harmless headers of the response, by name in lower case, at most 1 KiB. Values that look like credentials are `***`.
+    Empty: no response arrived, it had no such header, or the endpoint accepted the request. The operator may keep the responses
+    to accepted attempts too."""
     response: str
-    """The beginning of the response to a failed attempt, as text, at most 1 KiB. Secrets of the endpoint and texts that look
-    like credentials are `***`. An accepted attempt never has any, as with `response_headers`. Empty for a failed attempt: no
-    response arrived, it had no body, or the operator keeps none."""
+    """The beginning of the response, as text, at most 1 KiB. Secrets of the endpoint and texts that look like credentials are
+    `***`. Empty: no response arrived, it had no body, the operator keeps none, or the endpoint accepted the request. The
+    operator may keep the responses to accepted attempts too."""
 
 
 class Attempts(routes.BoundedListPage):

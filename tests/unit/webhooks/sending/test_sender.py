@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from delivery import errors
+from delivery.model import Outcome, OutcomeKind
 from delivery.registry_model import Auth, AuthKind, SigningKey
 from delivery.secret import Secret
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.policy import response_headers
+from delivery.webhooks.results import log_rows
 from delivery.webhooks.sending import sender
 from tests.support import builders, fakes
 
@@ -122,6 +124,17 @@ def test_a_failed_attempt_keeps_the_body_without_what_it_sent(auth):
     assert response_headers.body_of(made) == f"no: ***, {encoded}, ***"
     accepted, _, _ = attempt(transport.Response(status=200, headers=[], body=echo), endpoint=endpoint)
     assert response_headers.body_of(accepted) == ""
+
+
+@pytest.mark.parametrize("logs_accepted", [False, True])
+def test_an_accepted_attempt_keeps_its_response_by_setting(logs_accepted):
+    answers = fakes.FakeTransport(transport.Response(status=200, headers=[(b"Server", b"nginx")], body=b"taken"))
+    using = sender.Sender(answers, guard.Guard(), timeout_s=2.0, clock=fakes.Clock(), logs_accepted=logs_accepted)
+    made = asyncio.run(using.attempt(builders.delivery(), 1))
+    kept = ({"server": "nginx"}, "taken") if logs_accepted else ({}, "")
+    assert (response_headers.of(made), response_headers.body_of(made)) == kept
+    [entry] = log_rows.entries_of(Outcome(builders.delivery(), OutcomeKind.DELIVERED, (made,)))
+    assert (entry.response or "") == kept[1]  # left out: UNSET, which is false
 
 
 def test_no_body_is_kept_without_bytes_for_it():
