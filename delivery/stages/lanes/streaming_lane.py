@@ -36,7 +36,9 @@ ASK_S = 3.0
 which may run for `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
 """Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
-an outage, and when planning timed out."""
+an outage."""
+MOST_FAILED_PLANS = 10
+"""The same, where planning timed out. More, because the end of the job would cost more CPU than a further restart."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
 """Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
 waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
@@ -250,7 +252,7 @@ class StreamingLane(Generic[Registry]):
             self._absences += 1
             log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
             return Result.KAFKA_AWAY
-        if _NO_PLAN.match(text) and self._absences < MOST_ABSENCES:
+        if _NO_PLAN.match(text) and self._absences < MOST_FAILED_PLANS:
             self._absences += 1
             log.warning(
                 "lane %s could not be planned and tries again: no Python process started within 10 s on this machine. If it "

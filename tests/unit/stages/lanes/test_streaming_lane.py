@@ -238,11 +238,11 @@ NO_PLAN = "Python worker failed to connect back.\n=== Streaming Query ===\nIdent
 @pytest.mark.parametrize("before", ["", "[STREAM_FAILED] Query [id = 7e40, runId = 70eb] terminated with exception: "])
 def test_a_lane_that_a_busy_machine_could_not_plan_is_planned_anew(lane, monkeypatch, before):
     """With two executors where there had been one the machine was so busy that the job ended: all events were waiting."""
-    assert Run(lane, monkeypatch, *[Failed(lane, before + NO_PLAN) for _ in range(streaming_lane.MOST_ABSENCES)])() == (4, 0)
+    assert Run(lane, monkeypatch, *[Failed(lane, before + NO_PLAN) for _ in range(3)])() == (4, 0)
 
 
 def test_a_lane_that_can_never_be_planned_ends(lane, monkeypatch):
-    run = Run(lane, monkeypatch, *[Failed(lane, NO_PLAN) for _ in range(streaming_lane.MOST_ABSENCES + 1)])
+    run = Run(lane, monkeypatch, *[Failed(lane, NO_PLAN) for _ in range(streaming_lane.MOST_FAILED_PLANS + 1)])
     with pytest.raises(errors.LaneFailed, match="failed to connect back"):
         run()
 
