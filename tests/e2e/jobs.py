@@ -63,7 +63,7 @@ def register(platform, job, subscriptions, **fields):
     platform.register(subscriptions, **fields)
     with connect.connect(platform.config.database) as connection:
         revision = registered_rows.revision(connection)
-    assert_eventually(lambda: job.metric("registry_revision"), lambda known: known >= revision)
+    assert_eventually(lambda: job.metric("registry_revision"), lambda known: known is not None and known >= revision)
 
 
 def postpone(platform, count, *, endpoint="ep1", through="s0", **fields):
