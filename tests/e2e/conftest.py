@@ -126,6 +126,10 @@ def _event_ids(body):
     return tuple(event["id"] for event in (found if isinstance(found, list) else [found]))
 
 
+_in_use = []
+"""The platforms whose receiver runs now."""
+
+
 class Platform:
     """One test's own topics, database and folder on the shared servers."""
 
@@ -147,7 +151,11 @@ class Platform:
             on_received=self.received.append,
             answer=lambda path: self.statuses.get(path.strip("/"), 200),
         ) as self.receiver:
-            yield
+            _in_use.append(self)
+            try:
+                yield
+            finally:
+                _in_use.remove(self)
 
     def settings(self, **overrides):
         document = {
@@ -345,16 +353,29 @@ class Platform:
             list(_event_ids(request.body)) for request in list(self.received) if request.path in paths and request.status == 200
         ]
 
-    def close(self):
-        """End what still runs; write how each job ended and the end of their log, seen when the test has failed."""
+    def show_jobs(self):
+        """Write the state of each job and the end of their log: pytest shows both if the test has failed."""
         for job in self._jobs:
-            ended = job.poll()
-            if ended is None:
-                os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
-            sys.stdout.write(f"job {job.pid}: {'still ran' if ended is None else f'had ended with {ended}'}\n")
+            status = job.poll()
+            sys.stdout.write(f"job {job.pid}: {'still runs' if status is None else f'has ended with {status}'}\n")
         if self._jobs:
             sys.stdout.write(self.log())
+
+    def close(self):
+        """Show the jobs, and end those that still run."""
+        self.show_jobs()
+        for job in self._jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
+
+
+@pytest.fixture(autouse=True)
+def _jobs_are_shown_after_each_test():
+    """Show the jobs of a platform that several tests share. It closes after the last of them, but any of them may fail."""
+    yield
+    for platform in _in_use:
+        platform.show_jobs()
 
 
 @pytest.fixture
