@@ -108,6 +108,15 @@ class HoldingReceiver(receiver.Receiver):
         """Return True if an answer is held."""
         return self._before_hold < 0
 
+    @contextlib.contextmanager
+    def holding_answers_after(self, count):
+        """Hold all answers but the first `count`, and release them in the end, also when the test fails."""
+        self.hold_answers_after(count)
+        try:
+            yield
+        finally:
+            self.release_answers()
+
     def release_answers(self):
         self._before_hold = math.inf
         self._loop.call_soon_threadsafe(self._released.set)

@@ -203,12 +203,11 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     register(platform, job, [{"id": "stops", "endpoint": "stops", "event_type": "stopped"}], endpoints=("stops",))
     collected = platform.publish(3, event_type="collected")
     assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3, within_s=START_S)
-    platform.receiver.hold_answers_after(700)
-    ids = platform.publish(3000, event_type="stopped")
-    assert_eventually(lambda: platform.accepted("stops"), lambda got: len(got) > 700, within_s=START_S)
-    job.process.send_signal(signal.SIGTERM)
-    assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
-    platform.receiver.release_answers()
+    with platform.receiver.holding_answers_after(700):
+        ids = platform.publish(3000, event_type="stopped")
+        assert_eventually(lambda: platform.accepted("stops"), lambda got: len(got) > 700, within_s=START_S)
+        job.process.send_signal(signal.SIGTERM)
+        assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
     assert job.process.wait(JOB_TIMEOUT_S) == 0, platform.log()
     assert len(platform.accepted("stops")) < 3000
     assert platform.accepted_requests("collects") == []

@@ -236,18 +236,17 @@ def test_a_stopping_job_ends_attempts_of_both_lanes_and_requeues_others(platform
     with Slow() as customers:
         update(platform, "update endpoints set url = %s where endpoint_id = 'ends'", f"{customers.url}/")
         register(platform, lane.job, [to("stops"), to("ends", event_type="ending")], endpoints=("stops",), **fields)
-        platform.receiver.hold_answers_after(0)
-        ids = [event.event_id for event in postponed(platform, "stops", 2)]
-        assert_eventually(lambda: requests(platform, "stops"), bool, within_s=START_S)
-        published = platform.publish(3, event_type="ending")  # attempts of the direct lane, outside its micro-batches
-        assert_eventually(lambda: len(customers.came), lambda count: count == 3, within_s=START_S)
-        stopping = lane.job.process
-        stopping.send_signal(signal.SIGTERM)
-        assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
-        # Meanwhile the lanes end and each worker hears of the stop. Before that, an answer lets the other attempt begin.
-        with pytest.raises(subprocess.TimeoutExpired):
-            stopping.wait(10)
-        platform.receiver.release_answers()
+        with platform.receiver.holding_answers_after(0):
+            ids = [event.event_id for event in postponed(platform, "stops", 2)]
+            assert_eventually(lambda: requests(platform, "stops"), bool, within_s=START_S)
+            published = platform.publish(3, event_type="ending")  # attempts of the direct lane, outside its micro-batches
+            assert_eventually(lambda: len(customers.came), lambda count: count == 3, within_s=START_S)
+            stopping = lane.job.process
+            stopping.send_signal(signal.SIGTERM)
+            assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
+            # Meanwhile the lanes end and each worker hears of the stop. Before that, an answer lets the other attempt begin.
+            with pytest.raises(subprocess.TimeoutExpired):
+                stopping.wait(10)
         assert stopping.wait(JOB_TIMEOUT_S) == 0, platform.log()
         assert len(requests(platform, "stops")) == 1
         assert [entry["error_class"] for entry in attempts(platform, "ends")] == [None] * 3
