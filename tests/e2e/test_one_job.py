@@ -66,10 +66,13 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
     assert sorted(platform.accepted("quiet")[:5]) == sorted(ids)
     assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
 
+    def read_so_far():
+        return assert_eventually(lambda: job.metric('records_total{lane="retry"}'), lambda count: count is not None)
+
     def came_in_10_s():
-        before = job.metric('records_total{lane="retry"}')
+        before = read_so_far()
         time.sleep(10)
-        return job.metric('records_total{lane="retry"}') - before
+        return read_so_far() - before
 
     # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
     assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
