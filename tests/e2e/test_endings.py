@@ -39,7 +39,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def platform(kafka, postgres, tmp_path_factory):
+def shared(kafka, postgres, tmp_path_factory):
     """Return a platform with an event for `ep1`, and with too little room in the dead-letter topic for a dead letter."""
     database = databases.create_migrated(postgres, f"test_{uuid.uuid4().hex[:12]}")
     platform = Platform(kafka, database, tmp_path_factory.mktemp("endings"))
@@ -53,17 +53,30 @@ def platform(kafka, postgres, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(platform):
-    return platform.folder / "checkpoint"
+def failed_before(request):
+    """Return the number of tests of other files that have failed."""
+    return request.session.testsfailed
+
+
+@pytest.fixture
+def platform(shared, failed_before, request):
+    if request.session.testsfailed > failed_before:
+        pytest.skip("a test before this one has failed, and has left the checkpoint in another state")
+    return shared
 
 
 @pytest.fixture(scope="module")
-def cured(platform, checkpoint):
+def checkpoint(shared):
+    return shared.folder / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def cured(shared, checkpoint):
     """Return a job that was started after the documented cure of the checkpoint."""
     [cure] = [block for block in blocks("docs/operations.md", "sh") if "newest" in block]
     subprocess.run(["/bin/sh", "-ec", cure.replace("/var/lib/fanout/checkpoint", str(checkpoint))], check=True)
     # With this master, Spark gives up after one failure of a task.
-    return Job(platform, spark={"master": "local[2]"})
+    return Job(shared, spark={"master": "local[2]"})
 
 
 def last_line(platform):
@@ -91,14 +104,15 @@ def test_a_failed_checkpoint_write_stops_the_job_before_it_sends(platform, check
     assert_eventually(lambda: job.metric("records_total"), lambda got: got == 1)
     offsets = checkpoint / "direct" / "offsets"
     kept = shutil.move(offsets, offsets.with_name("kept"))
-    offsets.write_text("in the way")
-
-    platform.publish(1, first=1)
-    assert job.process.wait(JOB_TIMEOUT_S) == 1
-    assert platform.accepted() == ["e0"]
-    assert last_line(platform).startswith("fanout: lane direct ended, and all lanes stop: ")
-    offsets.unlink()
-    shutil.move(kept, offsets)
+    try:
+        offsets.write_text("in the way")
+        platform.publish(1, first=1)
+        assert job.process.wait(JOB_TIMEOUT_S) == 1
+        assert platform.accepted() == ["e0"]
+        assert last_line(platform).startswith("fanout: lane direct ended, and all lanes stop: ")
+    finally:
+        offsets.unlink(missing_ok=True)
+        shutil.move(kept, offsets)
 
 
 def test_a_checkpoint_file_cut_short_stops_the_job_before_it_sends(platform, checkpoint):
@@ -122,7 +136,7 @@ def test_what_cannot_be_recorded_is_not_committed_and_is_delivered_again(platfor
     assert last_line(platform).startswith("fanout: lane direct ended, and all lanes stop: ")
 
     platform.set_topic(platform.config.delivery.dead_letter_topic, "max.message.bytes", "1048576")
-    platform.run_once("--lanes", "direct,retry", retry={"shards": 4})  # without anything to do, the retry lane ends too
+    platform.run_once(retry={"shards": 4})  # all lanes: those without anything to do end too
 
     assert list(platform.ledger().dead_letters) == [(event_id, "s1")]
     assert sorted(platform.accepted()) == ["e0", "e0", "e1"]
