@@ -107,7 +107,7 @@ def redirect(provider):
         (lambda _: web.Response(text="<html>"), "not a JSON object"),
         (lambda _: web.Response(text="[1]"), "not a JSON object"),
         (lambda _: web.Response(body=b"x" * (provider_keys.MAX_BYTES + 1)), "larger than"),
-        (lambda provider: web.json_response({"issuer": provider.issuer.url + "/"}), "another issuer"),
+        (lambda provider: web.json_response({"issuer": provider.issuer.url + "/"}), "is of issuer"),
         (lambda provider: web.json_response({"issuer": provider.issuer.url}), "jwks_uri"),
         (lambda provider: web.json_response({"issuer": provider.issuer.url, "jwks_uri": "file:///etc/passwd"}), "jwks_uri"),
     ],
