@@ -21,8 +21,6 @@ from fanout.kafka import places
 from fanout.local import receiver
 from fanout.reconcile import accounting, ledger
 
-LANES = accounting.LANES
-"""The lanes that route events. The retry lane delivers for both."""
 Pair = tuple[str, str]
 """Event id and subscription id."""
 Token = tuple[str, ...]
@@ -134,7 +132,7 @@ class ExpectedAccount:
         lanes = {name: lane.document() for name, lane in self.lanes.items()}
         return {
             "events": self.events,
-            **{name: sum(lane[name] for lane in lanes.values()) for name in lanes[LANES[0]]},
+            **{name: sum(lane[name] for lane in lanes.values()) for name in lanes[accounting.LANES[0]]},
             "rejected": self.rejected,
             "unverified": self.unverified,
             "unexpected": len(self.unexpected),
@@ -178,10 +176,13 @@ def account(
     """
     requests = list(received)
     accepted = collections.Counter(token for request in requests for token in _accepted(request))
-    pending = {lane: sum(recorded.revision_at(lane, _place(event), event.offset) is None for event in placed) for lane in LANES}
-    expected = {lane: dict(_expected(lane, placed, history, recorded)) for lane in LANES}
+    pending = {
+        lane: sum(recorded.revision_at(lane, _place(event), event.offset) is None for event in placed)
+        for lane in accounting.LANES
+    }
+    expected = {lane: dict(_expected(lane, placed, history, recorded)) for lane in accounting.LANES}
     lanes, as_expected = {}, set[Due]()
-    for lane in LANES:
+    for lane in accounting.LANES:
         lanes[lane], ended = _account_of_lane(expected[lane], pending[lane], recorded, accepted)
         as_expected |= ended
     known = {delivery.token for of_lane in expected.values() for delivery in of_lane.values() if None in delivery.reasons}

@@ -28,7 +28,7 @@ from fanout.demo import expected_account, over_http, report, scenario
 from fanout.kafka import places, publishing
 from fanout.local import job as local_job
 from fanout.local import kafka, process, receiver, stack
-from fanout.reconcile import ledger, proving
+from fanout.reconcile import accounting, ledger, proving
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
@@ -105,7 +105,7 @@ class _Scene:
 
     def has_everything_ended(self) -> bool:
         recorded = self.reader.ledger
-        for lane in expected_account.LANES:
+        for lane in accounting.LANES:
             until = recorded.handled_until(lane)
             if any(until.get(place, -1) < last for place, last in self.published_until.items()):
                 return False
@@ -239,11 +239,11 @@ def _play(
             done = collections.Counter[str]()
             for (lane, _), receipts in recorded.receipts.items():
                 done[lane] += sum(receipt.records for receipt in receipts)
-            progress.update(handled, completed=min(events, *(done[lane] for lane in expected_account.LANES)))
+            progress.update(handled, completed=min(events, *(done[lane] for lane in accounting.LANES)))
             return count
 
         def has_begun() -> bool:
-            return {lane for lane, _ in recorded.receipts} == set(expected_account.LANES) and api.is_ready()
+            return {lane for lane, _ in recorded.receipts} == set(accounting.LANES) and api.is_ready()
 
         scene.publish((), *scenario.bad_records())
         _await(has_begun, advance, START_TIMEOUT_S, "the job has not begun in all lanes, or the API is not ready")

@@ -126,8 +126,7 @@ def read(text: bytes | str, name: str = "") -> Document:
         )
     loader, as_json = None, _json_value(text)
     if as_json is not None:
-        plain = text.removeprefix(BOM) if isinstance(text, str) else text.decode("utf-8-sig")
-        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), plain)
+        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), _without_mark(text))
     try:
         _require_shallow(text, name)
         loader = _Loader(text)
@@ -154,11 +153,15 @@ def read(text: bytes | str, name: str = "") -> Document:
 def _json_value(text: bytes | str) -> Any:
     """Return the value of a text that is a JSON object or list, with or without a byte order mark, else None."""
     try:
-        plain = text.removeprefix(BOM) if isinstance(text, str) else text.decode("utf-8-sig")
-        value = json.loads(plain, parse_constant=_refuse_constant)
+        value = json.loads(_without_mark(text), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict | list) else None
+
+
+def _without_mark(text: bytes | str) -> str:
+    """Return text of JSON without its byte order mark. Raise UnicodeDecodeError for bytes that are not UTF-8."""
+    return (text if isinstance(text, str) else text.decode()).removeprefix(BOM)
 
 
 def _refuse_constant(name: str) -> None:

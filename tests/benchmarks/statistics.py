@@ -45,7 +45,8 @@ REGISTERED = {
     "customers": [{"id": "c1"}],
     "endpoints": [{"id": "ep1", "customer": "c1", "url": "https://hooks.example.com/ep1"}],
 }
-"""What the HTTP API needs to answer for the customer `c1` and its endpoint `ep1`. Statistics need no row of the registry."""
+"""A manifest with the customer `c1` and its endpoint `ep1`. The API answers 404 for a customer or endpoint that is not
+registered. The statistics themselves need no row of the registry."""
 SIZE = "select count(*) as rows, pg_total_relation_size('delivery_statistics') as bytes from delivery_statistics"
 
 

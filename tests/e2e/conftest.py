@@ -77,17 +77,6 @@ def command_of(pid):
     return ""
 
 
-def login(broker, user, password):
-    """The settings of a client that logs in at a broker with passwords."""
-    return {
-        "bootstrap_servers": broker.bootstrap_servers,
-        "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": "PLAIN",
-        "sasl_username": user,
-        "sasl_password": password,
-    }
-
-
 class HoldingReceiver(receiver.Receiver):
     """Answers at once, or holds all answers after some until `release_answers`.
 

@@ -1,4 +1,4 @@
-"""How a job ends by itself: with which status, what it says last, and what it has sent until then.
+"""A job ends by itself when it cannot go on. It logs the reason in its last line, and exits with a status above 0.
 
 The tests share a checkpoint. Each test continues where the test before it has ended, so run the whole file. A job starts five
 times:

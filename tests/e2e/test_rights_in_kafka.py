@@ -26,7 +26,7 @@ from fanout.jvm import java
 from fanout.kafka import publishing
 from fanout.local import kafka as local_kafka
 from fanout.reconcile import proving
-from tests.e2e.conftest import login
+from tests.support.logins import login
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 OPERATIONS = pathlib.Path(__file__).parents[2] / "docs" / "operations.md"

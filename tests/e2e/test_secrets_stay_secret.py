@@ -11,7 +11,8 @@ import pytest
 
 from delivery.stages.kafka import topics
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, START_S, assert_eventually, login
+from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, START_S, assert_eventually
+from tests.support.logins import login
 
 pytestmark = pytest.mark.e2e
 

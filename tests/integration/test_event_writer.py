@@ -19,7 +19,7 @@ from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import event_writer, topics
 from delivery.webhooks.events import batch_records
 from fanout.local import kafka as local_kafka
-from tests.support import builders, topic_records
+from tests.support import builders, logins, topic_records
 
 pytestmark = pytest.mark.integration
 HEADERS = (("trace", b"a"), ("content-type", b"application/cloudevents+json"))
@@ -95,12 +95,12 @@ def test_without_the_right_to_write_a_batch_is_rejected(jars, tmp_path):
     broker = local_kafka.EmbeddedKafka(tmp_path / "guarded", libraries=jars, sasl_users={"job": "word"}, is_guarded=True)
     broker.start()
     try:
-        operator = login(broker, "broker", local_kafka.BROKER_PASSWORD)
+        operator = settings.KafkaSettings(**logins.login(broker, "broker", local_kafka.BROKER_PASSWORD))
         topic, results_topic = new_topic(operator), new_topic(operator)
         admin = AdminClient(kafka_clients.for_librdkafka(operator))
         for made in admin.create_acls([right(topic, "READ"), right(topic, "DESCRIBE"), right(results_topic, "WRITE")]).values():
             made.result(10)
-        write = writer(login(broker, "job", "word"))
+        write = writer(settings.KafkaSettings(**logins.login(broker, "job", "word")))
         results = event_writer.take_apart([batch(topic, b"1", b"2"), batch(results_topic, b"3")], write)
         assert [found.record.topic for found in results.batch_records] == [results_topic]
         assert "authorization" in results.rejections[0].detail
@@ -112,16 +112,6 @@ def test_without_the_right_to_write_a_batch_is_rejected(jars, tmp_path):
 def text(size):
     """JSON that does not compress to less than three quarters."""
     return b'"%s"' % base64.b64encode(random.randbytes(size * 3 // 4))
-
-
-def login(broker, user, password):
-    return settings.KafkaSettings(
-        bootstrap_servers=broker.bootstrap_servers,
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="PLAIN",
-        sasl_username=user,
-        sasl_password=password,
-    )
 
 
 def right(topic, operation):

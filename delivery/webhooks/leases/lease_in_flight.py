@@ -54,11 +54,10 @@ class Prepared(NamedTuple):
 class LeaseInFlight:
     """A lease in one worker: the retry entries that wait for an attempt, the end of the time for attempts, and the report.
 
-    `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed. `tenants` are those of all
-    events of the lease.
+    `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed.
     """
 
-    __slots__ = ("_ended", "_followed", "_tenants", "_view", "message", "report", "until", "waiting")
+    __slots__ = ("_ended", "_view", "message", "report", "tenants", "until", "waiting")
 
     def __init__(
         self,
@@ -72,8 +71,8 @@ class LeaseInFlight:
         self.message = lease
         """The lease as its shard wrote it."""
         self._view = view
-        self._followed = view.revision
-        self._tenants = tenants
+        self.tenants = tenants
+        """The tenants of all events of the lease."""
         self._ended = ended
         self.until = until
         """When the last attempt may begin, in seconds of the caller's clock."""
@@ -145,18 +144,14 @@ class LeaseInFlight:
         1. The registry is older than the lease, as in a task that Spark runs again: nothing changes.
         2. The endpoint was changed or deleted, or has to be looked up again (`rows` None): the lease stops. The next lease of
            its remaining entries gets the new row.
-        3. Otherwise `prepare` uses the subscriptions of `rows`, and the deleted tenants if `rows` has them.
+        3. Otherwise `prepare` uses the subscriptions and the deleted tenants of `rows`.
         """
         if revision < self._view.revision:
             return
         if rows is None or rows.endpoint != self._view.destination.endpoint:
             self.stop()
-            return
-        deleted = self._view.destination.deleted_tenants
-        if rows.deleted_tenants is not None and revision > self._followed:
-            deleted = [tenant for tenant in self._tenants if tenant in rows.deleted_tenants]
-        self._followed = revision
-        self._view = self._view._replace(destination=rows._replace(deleted_tenants=deleted))
+        else:
+            self._view = self._view._replace(destination=rows)
 
     def prepare(self, place: int) -> Prepared | None:
         """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.

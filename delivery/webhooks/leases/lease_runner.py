@@ -119,7 +119,7 @@ class LeaseRunner:
     def _follow_registry(self, lease: LeaseInFlight) -> None:
         """Let a lease follow the rows that the registry has now. The lease may have begun many seconds ago."""
         if self.registry is not None:
-            lease.follow(self.registry.rows_now(lease.message.endpoint_id), self.registry.revision)
+            lease.follow(self.registry.rows_now(lease.message.endpoint_id, lease.tenants), self.registry.revision)
 
     async def _attempt(self, lease: LeaseInFlight, place: int) -> None:
         try:

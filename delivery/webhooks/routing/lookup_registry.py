@@ -132,9 +132,13 @@ class LookupRegistry:
             self._destinations[endpoint_id] = known
         return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
-    def rows_now(self, endpoint_id: EndpointId) -> registries.Destination | None:
-        """Return the cached answer for an endpoint. None: the answer has expired, or was dropped for other answers."""
-        return self._destinations.get(endpoint_id)
+    def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination | None:
+        """Return the cached answers for an endpoint and tenants. None: one has expired, or was dropped for other answers."""
+        known = self._destinations.get(endpoint_id)
+        registered = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
+        if known is None or None in registered.values():
+            return None
+        return known._replace(deleted_tenants=[tenant for tenant, is_registered in registered.items() if not is_registered])
 
     async def _deleted(self, tenants: Collection[TenantId], *, read_again: bool) -> list[TenantId]:
         known = {tenant: None if read_again else self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}

@@ -8,9 +8,9 @@ delivery.webhooks.routing.lookup_registry has the other implementation, which lo
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from delivery.model import Event
 from delivery.registry_model import (
@@ -48,20 +48,8 @@ class Destination(NamedTuple):
     """None: the endpoint is not registered any more."""
     subscriptions: Mapping[SubscriptionId, Subscription]
     """Subscriptions by id: all subscriptions of the endpoint, and possibly subscriptions of other endpoints."""
-    deleted_tenants: Container[TenantId] | None = None
-    """Contains each tenant of the stored events that is not registered any more. None: not known without a look-up."""
-
-
-class Unregistered:
-    """Contains every tenant that `router` does not have at the time of the question, except the platform's own tenant."""
-
-    __slots__ = ("_router",)
-
-    def __init__(self, router: EventRouter) -> None:
-        self._router = router
-
-    def __contains__(self, tenant_id: object) -> bool:
-        return tenant_id != PLATFORM and self._router.tenant_status(cast("TenantId", tenant_id)) is None
+    deleted_tenants: Collection[TenantId] = ()
+    """Tenants of the stored events that are not registered any more."""
 
 
 class Registry(Protocol):
@@ -86,11 +74,8 @@ class Registry(Protocol):
         `read_again`: use no cached answer. A cached answer may be older than the answer by which an event was routed.
         """
 
-    def rows_now(self, endpoint_id: EndpointId) -> Destination | None:
-        """Return an endpoint as it is registered now, without waiting. None: it has to be looked up.
-
-        The deleted tenants are those that this process knows without a look-up.
-        """
+    def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination | None:
+        """Return what `destination` returns, without waiting. None: a row has to be looked up."""
 
 
 class RegistrySource(Protocol):
@@ -121,7 +106,6 @@ class WholeRegistry:
     def __init__(self, base_id: str, base: Snapshot) -> None:
         self.base_id = base_id
         self._router = matching.Router(base)
-        self._unregistered = Unregistered(self._router)
 
     @property
     def revision(self) -> Revision:
@@ -144,16 +128,17 @@ class WholeRegistry:
         *,
         read_again: bool = False,  # noqa: ARG002  # the registry has no cached answers
     ) -> Destination:
+        """Return the same as `rows_now`. Does not wait."""
+        return self.rows_now(endpoint_id, tenants)
+
+    def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
         """Return the endpoint, the subscriptions of all endpoints, and the tenants among `tenants` that are not registered.
 
-        Does not wait. The platform's own tenant always counts as registered.
+        Later changes appear in the subscriptions. The platform's own tenant always counts as registered.
         """
-        deleted = [tenant for tenant in tenants if tenant in self._unregistered]
-        return self.rows_now(endpoint_id)._replace(deleted_tenants=deleted)
-
-    def rows_now(self, endpoint_id: EndpointId) -> Destination:
-        """Return the endpoint, the subscriptions of all endpoints, and all deleted tenants. Later changes appear in both."""
-        return Destination(self._router.endpoints.get(endpoint_id), self._router.subscriptions, self._unregistered)
+        router = self._router
+        deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
+        return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Apply the changes since the base snapshot. None: there are none.

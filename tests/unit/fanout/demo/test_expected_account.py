@@ -8,7 +8,7 @@ from delivery.webhooks.results.log_entries import Due
 from fanout.demo import expected_account, over_http, scenario
 from fanout.kafka import places, publishing
 from fanout.local import receiver
-from fanout.reconcile import ledger
+from fanout.reconcile import accounting, ledger
 from tests.support import records
 
 TOPIC = "events.order.created"
@@ -54,7 +54,7 @@ def received(path, webhook_id, **fields):
     return receiver.Received(path=path, webhook_id=webhook_id, **defaults | fields)
 
 
-def recorded(*, delivered=(1, 2), revision=1, lanes=expected_account.LANES):
+def recorded(*, delivered=(1, 2), revision=1, lanes=accounting.LANES):
     """Return the job's records: everything delivered, by lane direct at 1,500 ms and by lane batch at 3,000 ms."""
     job_ledger = ledger.Ledger()
     for lane in lanes:
@@ -155,7 +155,7 @@ def test_a_wrong_signature_breaks_the_account():
     assert not account((single(1), single(2), batch(1, 2, is_verified=False))).holds
 
 
-@pytest.mark.parametrize("lane", expected_account.LANES)
+@pytest.mark.parametrize("lane", accounting.LANES)
 def test_events_that_a_lane_has_not_handled_are_pending(lane):
     job_ledger = recorded(lanes=[lane])
     result = account(ALL, job_ledger)

@@ -40,6 +40,9 @@ class Reader:
     def endpoint(self, _):
         return self.snapshot
 
+    def tenants(self, _):
+        return self.snapshot
+
 
 class Clock:
     now = 1000.0
@@ -95,12 +98,14 @@ def test_an_answer_is_kept_for_its_time_and_no_longer(registry, reader, clock):
 
 def test_the_rows_of_an_endpoint_are_known_until_they_are_too_old(registry, clock):
     """A lease takes the present rows from here before each attempt, and ends where there are none."""
-    assert registry.rows_now("ep1") is None
-    found = asyncio.run(registry.destination("ep1", ()))
+    assert registry.rows_now("ep1", {"t1"}) is None
+    found = asyncio.run(registry.destination("ep1", {"t1", "deleted"}))
+    assert found.deleted_tenants == ["deleted"]
     clock.now += TTL_S - 1
-    assert registry.rows_now("ep1")[:2] == found[:2]
+    assert registry.rows_now("ep1", {"t1", "deleted"}) == found
+    assert registry.rows_now("ep1", {"t1", "never asked"}) is None
     clock.now += 1
-    assert registry.rows_now("ep1") is None
+    assert registry.rows_now("ep1", {"t1"}) is None
 
 
 def test_no_more_answers_are_kept_than_the_bound(registry, reader):

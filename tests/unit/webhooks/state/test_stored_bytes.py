@@ -1,4 +1,4 @@
-"""What the lanes store keeps its bytes: messages of the retries topic, indexes and segments. Earlier forms can be read."""
+"""The lanes write messages, indexes and segments as the same bytes as before, and read the bytes of earlier versions."""
 
 import msgspec
 import pytest
