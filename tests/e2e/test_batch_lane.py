@@ -7,7 +7,7 @@ import signal
 import orjson
 import pytest
 
-from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 from tests.e2e.jobs import Job, update
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +27,7 @@ def test_what_waits_survives_a_kill_and_leaves_once(platform):
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
     ids = platform.publish(3)
     job = Job(platform, "batch")
-    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3, within_s=START_S)
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3)
     assert platform.accepted_requests() == []
     os.kill(platform.jvm_of(job.process), signal.SIGKILL)  # test_crashes.py kills the driver, test_one_job.py has a stop
     assert job.process.wait(JOB_TIMEOUT_S) != 0
@@ -45,17 +45,17 @@ def test_both_lanes_read_the_same_topics_across_a_new_broadcast_of_the_registry(
     job = platform.start(source={"max_events_per_batch": 6}, batch={"max_events_per_micro_batch": 12})
     platform.publish_raw("order", b"not JSON")
     ids = platform.publish(20)
-    assert_eventually(platform.accepted, lambda got: len(got) == 20, within_s=START_S)
-    assert_eventually(lambda: platform.accepted("ep2"), lambda got: len(got) == 20, within_s=60)
+    assert_eventually(platform.accepted, lambda got: len(got) == 20)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: len(got) == 20)
 
     # More rows than a delta may have.
     for name in ("a", "b"):
         update(platform, "insert into tenants (tenant_id) select %s || n from generate_series(1, 2100) n", name)
-    assert_eventually(lambda: platform.log(whole=True), lambda text: text.count(" tenants, ") >= 2, within_s=30)
+    assert_eventually(lambda: platform.log(whole=True), lambda text: text.count(" tenants, ") >= 2)
     ids += platform.publish(20, first=20)
 
-    assert_eventually(platform.accepted, lambda got: len(got) == 40, within_s=60)
-    assert_eventually(lambda: platform.accepted("ep2"), lambda got: len(got) == 40, within_s=60)
+    assert_eventually(platform.accepted, lambda got: len(got) == 40)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: len(got) == 40)
     assert sorted(platform.accepted()) == sorted(platform.accepted("ep2")) == sorted(ids)
     assert "lane batch restarts with a new plan" in platform.log(whole=True)
     assert platform.stop(job) == 0, platform.log()

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from fanout.kafka import publishing
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import START_S, assert_eventually
+from tests.e2e.conftest import assert_eventually
 from tests.e2e.test_batch_lane import in_batches
 from tests.e2e.test_seen_from_outside import Outside
 
@@ -121,7 +121,7 @@ def test_each_event_arrives_once_while_brokers_are_killed_and_restarted(platform
         delivery={"result_partitions": BROKERS, "attempt_timeout_s": 20},
         retry={"probe_interval_s": 1, "max_probe_interval_s": 1},
     )
-    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=START_S)
+    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"))
     traffic = Traffic(platform)
     traffic.start()
     arrived = {"ep1": platform.accepted, "ep2": lambda: platform.accepted("ep2"), "ep3": lambda: platform.accepted("ep3")}

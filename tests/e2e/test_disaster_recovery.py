@@ -70,7 +70,7 @@ def test_registry_and_checkpoint_are_lost_and_restored(platform):
     often = {"metrics": {"port": port}, "retry": {"probe_interval_s": 1, "max_probe_interval_s": 1}}
     before = platform.publish(200)
     job = platform.start(**often)
-    assert_eventually(lambda: taken(platform, "direct"), lambda got: len(got) == 200, within_s=240)
+    assert_eventually(lambda: taken(platform, "direct"), lambda got: len(got) == 200)
     assert_eventually(lambda: metric(port, 'pending_events{lane="retry"}'), lambda count: count == 200)
     assert platform.stop(job) == 0, platform.log()
 
@@ -82,7 +82,7 @@ def test_registry_and_checkpoint_are_lost_and_restored(platform):
     platform.statuses["late"] = 500
     assert_eventually(lambda: metric(port, 'registry_rows{kind="endpoints"}'), lambda count: count == 4)
     since = platform.publish(100, first=200)
-    assert_eventually(lambda: taken(platform, "direct"), lambda got: len(got) == 300, within_s=240)
+    assert_eventually(lambda: taken(platform, "direct"), lambda got: len(got) == 300)
     assert_eventually(lambda: metric(port, 'pending_events{lane="retry"}'), lambda count: count == 400)
     platform.kill(job)
     lose_database(platform)

@@ -20,7 +20,7 @@ from delivery.stages.kafka import topics
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, Platform, assert_eventually, metric
+from tests.e2e.conftest import JOB_TIMEOUT_S, Platform, assert_eventually, metric
 from tests.support import databases
 from tests.support.reading import blocks
 
@@ -89,7 +89,7 @@ def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
         [newest] = connection.execute("delete from migrations where name = (select max(name) from migrations) returning *")
         job = Job(platform, keys={"ring": {"test": stack.new_key()}})
         lacks = f"trying again: the registry lacks the migrations {newest['name']}, and nothing was changed"
-        assert_eventually(platform.log, lambda log: lacks in log, within_s=START_S)
+        assert_eventually(platform.log, lambda log: lacks in log)
         assert job.metric("ready") == 0
         connection.execute("insert into migrations (name, sha256) values (%(name)s, %(sha256)s)", newest)
     assert job.process.wait(JOB_TIMEOUT_S) == 2
@@ -100,7 +100,7 @@ def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
 def test_a_failed_checkpoint_write_stops_the_job_before_it_sends(platform, checkpoint):
     """As with a full disk: a file stands where Spark wants a folder. With the right key ring, the job has delivered once."""
     job = Job(platform)
-    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)
+    assert_eventually(platform.accepted, lambda got: got == ["e0"])
     assert_eventually(lambda: job.metric("records_total"), lambda got: got == 1)
     offsets = checkpoint / "direct" / "offsets"
     kept = shutil.move(offsets, offsets.with_name("kept"))
@@ -123,7 +123,7 @@ def test_a_checkpoint_file_cut_short_stops_the_job_before_it_sends(platform, che
 
 
 def test_after_the_documented_cure_the_removed_micro_batch_runs_again(platform, cured):
-    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e0", "e1"], within_s=START_S)
+    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e0", "e1"])
     assert len({request.webhook_id for request in platform.received}) == 2
     assert_eventually(lambda: cured.metric("records_total"), lambda got: got == 2)
 

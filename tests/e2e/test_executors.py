@@ -50,7 +50,7 @@ def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platf
     job = platform.start(
         "--lanes", mode, spark=cluster, source={"max_events_per_batch": count}, batch={"max_events_per_micro_batch": count}
     )
-    before = len(assert_eventually(platform.accepted, lambda got: len(got) > count / 2, within_s=200))
+    before = len(assert_eventually(platform.accepted, lambda got: len(got) > count / 2))
     assert before < count
     executors = executors_of(job)
     assert len(executors) == 2
@@ -58,7 +58,7 @@ def test_a_killed_executor_is_replaced_and_its_deliveries_are_not_repeated(platf
     os.kill(executors[0], signal.SIGKILL)
     platform.receiver.release_answers()
 
-    assert_eventually(platform.accepted, lambda got: len(set(got)) == count, within_s=200)
+    assert_eventually(platform.accepted, lambda got: len(set(got)) == count)
     assert platform.stop(job) == 0, platform.log()
 
     counts = collections.Counter(platform.accepted())
@@ -79,12 +79,12 @@ def test_an_executor_that_is_killed_takes_no_turn_of_the_retry_lane_with_it(plat
     ]
     platform.receiver.hold_answers_after(len(ids) / 2)
     job = platform.start("--lanes", "retry", spark=cluster)
-    before = len(assert_eventually(accepted, lambda got: len(got) > len(ids) / 2, within_s=200))
+    before = len(assert_eventually(accepted, lambda got: len(got) > len(ids) / 2))
     assert before < len(ids)
     os.kill(executors_of(job)[0], signal.SIGKILL)
     platform.receiver.release_answers()
 
-    assert_eventually(accepted, lambda got: len(set(got)) == len(ids), within_s=400)
+    assert_eventually(accepted, lambda got: len(set(got)) == len(ids))
     assert platform.stop(job) == 0, platform.log()
 
     counts = collections.Counter(accepted())

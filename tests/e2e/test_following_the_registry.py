@@ -16,7 +16,7 @@ from fanout.admin import registry_commands, smoke_testing
 from fanout.local import kafka as local_kafka
 from fanout.local import stack
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 from tests.e2e.jobs import OFTEN, Job
 from tests.support.relay import Relay
 
@@ -137,12 +137,12 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform, own_postgre
     platform.publish(3)
     own_postgres.kill()
     job = platform.start("--lanes", "direct")
-    assert_eventually(platform.log, lambda log: AWAY in log, within_s=START_S)
+    assert_eventually(platform.log, lambda log: AWAY in log)
     assert not platform.received
     assert not (platform.folder / "checkpoint" / "direct" / "offsets").exists()  # no micro-batch was begun
 
     own_postgres.start()
-    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"], within_s=START_S)
+    assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == ["e0", "e1", "e2"])
 
     platform.assert_deletion_takes_effect()
 
@@ -186,7 +186,7 @@ def test_postgres_away_does_not_stop_deliveries_until_the_snapshot_is_too_old(pl
     assert_eventually(platform.log, lambda log: AWAY in log)
     assert not platform.received
     own_postgres.start()
-    assert_eventually(platform.accepted, lambda got: got == ["e0"], within_s=START_S)
+    assert_eventually(platform.accepted, lambda got: got == ["e0"])
 
     own_postgres.kill()
     platform.publish(1, first=1)
@@ -215,7 +215,7 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
     with connect.connect(platform.config.database) as connection:
         between = Relay(f"{connection.info.host}/.s.PGSQL.{connection.info.port}")
     job = Job(platform, "retry", database={"url": conninfo.make_conninfo(database, host="127.0.0.1", port=between.port)})
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=START_S)
+    assert_eventually(job.pending, lambda waits: waits == 0)
     between.close()
 
     platform.register([{}, {"endpoint": "ep2"}], endpoints=("ep1", "ep2"), retry=OFTEN)
@@ -228,12 +228,12 @@ def test_what_a_retry_lane_of_its_own_does_not_know_yet_waits_until_it_does(plat
         messages = retry_records.messages(*platform.read(platform.config.delivery.retries_topic))
         return [back.reason for report in messages if isinstance(report, retry_messages.Report) for back in report.requeued]
 
-    assert_eventually(came_back, lambda reasons: retry_reasons.REGISTRY_BEHIND in reasons, within_s=60)
+    assert_eventually(came_back, lambda reasons: retry_reasons.REGISTRY_BEHIND in reasons)
     assert platform.stop(job.process) == 0, platform.log()
 
     platform.statuses["ep2"] = 200
     job = Job(platform, "retry")
-    assert_eventually(lambda: platform.accepted("ep2"), lambda got: got == [event_id], within_s=START_S)
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
+    assert_eventually(lambda: platform.accepted("ep2"), lambda got: got == [event_id])
+    assert_eventually(job.pending, lambda waits: waits == 0)
     assert platform.stop(job.process) == 0, platform.log()
     platform.assert_adds_up()

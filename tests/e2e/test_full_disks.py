@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 from tests.e2e.test_batch_lane import in_batches, log
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -66,7 +66,7 @@ def test_a_full_disk_ends_the_lane_and_names_its_folder_and_a_restart_continues(
     publish(5)
     for disk, setting in [(local, "spark.local.dir"), (kept, "spark.checkpoint")]:
         job = platform.start("--lanes", "batch", **settings)
-        assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == sorted(ids), within_s=START_S)
+        assert_eventually(lambda: sorted(platform.accepted()), lambda got: got == sorted(ids))
         disk.fill()
         publish(20)
         assert job.wait(JOB_TIMEOUT_S) == 1

@@ -19,7 +19,7 @@ from aiohttp import web
 from fanout.admin import registry_commands
 from fanout.local import stack
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import JOB_TIMEOUT_S, START_S, Platform, assert_eventually
+from tests.e2e.conftest import JOB_TIMEOUT_S, Platform, assert_eventually
 from tests.e2e.jobs import OFTEN, SOON, Job, register, update
 from tests.e2e.test_batch_lane import in_batches
 from tests.integration.customers import Customers
@@ -33,12 +33,13 @@ def shared(kafka, postgres, tmp_path_factory):
     """The platform, and its running job."""
     database = databases.create_migrated(postgres, f"test_{uuid.uuid4().hex[:12]}")
     platform = Platform(kafka, database, tmp_path_factory.mktemp("one-job"))
-    # A test stops the job within one of many micro-batches.
+    # A test stops the job within one of many micro-batches. Micro-batches of a busy machine take seconds: an endpoint that
+    # fails meanwhile must not be disabled.
     small = {"source": {"max_events_per_batch": 300}}
     with platform.receiving(), contextlib.closing(platform):
         for event_type in ("quiet", "counted", "followed", "failing", "refused", "collected", "stopped"):
             platform.create_topic(event_type)
-        job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 4}, **small)
+        job = Job(platform, "direct", "batch", "retry", retry=SOON | {"disable_after_s": 10}, **small)
         job.assert_ready()
         yield platform, job
 
@@ -57,14 +58,15 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
     quiet = {"id": "quiet", "endpoint": "quiet", "event_type": "quiet"}
     register(platform, job, [quiet], endpoints=("quiet",), retry=OFTEN)
     ids = platform.publish(5, event_type="quiet")
-    assert_eventually(lambda: platform.accepted("quiet"), lambda got: len(got) == 5, within_s=START_S)
+    assert_eventually(lambda: platform.accepted("quiet"), lambda got: len(got) == 5)
     platform.statuses["quiet"] = 500
     retried = platform.publish(1, event_type="quiet", first=5)
-    assert_eventually(job.pending, lambda waits: waits == 1, within_s=120)
+    # One failure, and not a wait for the metric: an endpoint that fails for some seconds is disabled.
+    assert_eventually(lambda: [request for request in list(platform.received) if request.path == "/quiet"][5:], bool)
     platform.statuses["quiet"] = 200
-    assert_eventually(lambda: platform.accepted("quiet"), lambda got: got[5:] == retried, within_s=60)
+    assert_eventually(lambda: platform.accepted("quiet"), lambda got: got[5:] == retried)
     assert sorted(platform.accepted("quiet")[:5]) == sorted(ids)
-    assert_eventually(job.pending, lambda waits: waits == 0, within_s=60)
+    assert_eventually(job.pending, lambda waits: waits == 0)
 
     def read_so_far():
         return assert_eventually(lambda: job.metric('records_total{lane="retry"}'), lambda count: count is not None)
@@ -75,7 +77,7 @@ def test_all_lanes_run_together_and_the_retry_lane_is_quiet_when_nothing_waits(p
         return read_so_far() - before
 
     # The report is read, the tick that was on its way as well, and then no further micro-batch comes, but one each 45 s.
-    assert_eventually(came_in_10_s, lambda count: count == 0, within_s=60)
+    assert_eventually(came_in_10_s, lambda count: count == 0)
 
 
 def batch_entries(platform, endpoint):
@@ -93,7 +95,7 @@ def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform
         **in_batches(max_events=5, max_wait_s=8),
     )
     ids = platform.publish(9, event_type="counted")
-    assert_eventually(lambda: platform.accepted("counted"), lambda got: len(got) == 9, within_s=START_S)
+    assert_eventually(lambda: platform.accepted("counted"), lambda got: len(got) == 9)
     assert [len(batch) for batch in platform.accepted_requests("counted")] == [5, 4]
     assert sorted(platform.accepted("counted")) == sorted(ids)
     assert all(request.is_verified for request in platform.received if request.path == "/counted")
@@ -104,7 +106,7 @@ def test_a_batch_leaves_by_count_and_the_rest_by_time_with_no_new_input(platform
 def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform, job):
     names = ("stays", "moved", "resigned", "paused", "deleted")
     subscriptions = [{"id": f"to-{name}", "endpoint": name, "event_type": "followed"} for name in names]
-    fields = in_batches(max_events=100, max_wait_s=20)
+    fields = in_batches(max_events=100, max_wait_s=40)
     register(platform, job, subscriptions, endpoints=names, **fields)
     ids = platform.publish(3, event_type="followed")
     assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3 * len(names))
@@ -116,7 +118,7 @@ def test_what_waits_leaves_by_what_the_registry_says_when_it_leaves(platform, jo
     update(platform, "delete from subscriptions where endpoint_id = 'deleted'")
     update(platform, "delete from endpoints where endpoint_id = 'deleted'")
 
-    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 0, within_s=60)
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 0)
     ours = {*names, "elsewhere"}
     took = {request.path.strip("/"): request for request in platform.received if request.path.strip("/") in ours}
     assert sorted(took) == ["elsewhere", "resigned", "stays"]
@@ -148,12 +150,12 @@ def test_only_an_endpoint_whose_attempts_all_fail_is_disabled(platform, job):
     first = platform.publish(3, event_type="failing")
 
     expected = [("fails", "disabled", "failing"), ("works", "active", None)]
-    assert_eventually(lambda: statuses(platform, names), lambda got: got == expected, within_s=START_S)
+    assert_eventually(lambda: statuses(platform, names), lambda got: got == expected)
     assert sorted(platform.accepted("works")) == sorted(first)
 
     platform.statuses["fails"] = 200
     update(platform, "update endpoints set status = 'active' where endpoint_id = 'fails'")
-    assert_eventually(lambda: platform.accepted("fails"), lambda got: sorted(got) == sorted(first), within_s=60)
+    assert_eventually(lambda: platform.accepted("fails"), lambda got: sorted(got) == sorted(first))
 
 
 class Refusing(Customers):
@@ -189,11 +191,9 @@ def test_an_endpoint_is_disabled_only_if_it_accepts_no_event(platform, job):
             return others
 
         disabled = [("refuses", "disabled", "failing"), ("unscheduled", "disabled", "failing")]
-        assert_eventually(time_goes_on, lambda others: others == disabled, within_s=START_S, every_s=0.5)
+        assert_eventually(time_goes_on, lambda others: others == disabled, every_s=0.5)
         refused = customers.refused
-        assert_eventually(
-            lambda: time_goes_on() and customers.refused, lambda got: got >= refused + 6, within_s=START_S, every_s=0.5
-        )
+        assert_eventually(lambda: time_goes_on() and customers.refused, lambda got: got >= refused + 6, every_s=0.5)
 
 
 def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(platform, job):
@@ -205,10 +205,10 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     register(platform, job, [collects], endpoints=("collects",), **in_batches(max_events=5, max_wait_s=600))
     register(platform, job, [{"id": "stops", "endpoint": "stops", "event_type": "stopped"}], endpoints=("stops",))
     collected = platform.publish(3, event_type="collected")
-    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3, within_s=START_S)
+    assert_eventually(lambda: job.pending("batch"), lambda waits: waits == 3)
     with platform.receiver.holding_answers_after(700):
         ids = platform.publish(3000, event_type="stopped")
-        assert_eventually(lambda: platform.accepted("stops"), lambda got: len(got) > 700, within_s=START_S)
+        assert_eventually(lambda: platform.accepted("stops"), lambda got: len(got) > 700)
         job.process.send_signal(signal.SIGTERM)
         assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
     assert job.process.wait(JOB_TIMEOUT_S) == 0, platform.log()

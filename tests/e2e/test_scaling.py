@@ -49,15 +49,15 @@ def test_executors_come_and_go_with_the_load_and_lose_and_repeat_nothing(platfor
         scaling={"max_executors": 2, "interval_s": 1, "drain_within_s": 5, "scale_in_after_s": 5},
         metrics={"port": port},
     )
-    assert_eventually(lambda: metric(port, 'ready{lane="direct"}'), lambda got: got == 1, within_s=200)
+    assert_eventually(lambda: metric(port, 'ready{lane="direct"}'), lambda got: got == 1)
     assert_eventually(lambda: metric(port, "executors"), lambda got: got == 1)
 
     ids = platform.publish(EVENTS)
-    assert_eventually(lambda: executors(job), lambda got: list(got.values()) == [True, True], within_s=200)
+    assert_eventually(lambda: executors(job), lambda got: list(got.values()) == [True, True])
     assert len(platform.accepted()) < EVENTS
 
-    assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS, within_s=200)
-    assert_eventually(lambda: executors(job), lambda got: len(got) == 1, within_s=200)
+    assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS)
+    assert_eventually(lambda: executors(job), lambda got: len(got) == 1)
     ids += platform.publish(100, first=EVENTS)
     assert_eventually(lambda: len(platform.accepted()), lambda got: got >= EVENTS + 100)
     assert platform.stop(job) == 0, platform.log()

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import parser
 
 from fanout.local import kafka as local_kafka
-from tests.e2e.conftest import START_S, assert_eventually
+from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -80,7 +80,7 @@ def test_metrics_add_up_and_probes_follow_what_the_job_can_do(platform, own_post
         {"event_type": "user", "status": "paused"},
     ]
     platform.register([{}, *users], endpoints=("ep1", "ep2", "ep3"))
-    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"), within_s=START_S)
+    assert_eventually(lambda: outside.probe("/readyz"), lambda got: got == (200, "running"))
     platform.publish(50)
     platform.publish(1, event_type="user", first=50, amount=2)
     platform.publish(1, event_type="user", first=51, amount=3)

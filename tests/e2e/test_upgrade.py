@@ -10,7 +10,7 @@ from fanout.admin import registry_commands
 from fanout.local import kafka as local_kafka
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
-from tests.e2e.conftest import START_S, assert_eventually, metric
+from tests.e2e.conftest import assert_eventually, metric
 from tests.support import golden
 from tests.support.reading import blocks
 
@@ -40,7 +40,7 @@ def test_state_of_an_earlier_version_is_delivered_once_and_as_by_that_version(pl
         assert job.poll() in {None, 0}, platform.log()
         return list(map(golden.taken, platform.received))
 
-    assert_eventually(delivered, lambda got: len(got) >= len(left.delivered), within_s=START_S)
+    assert_eventually(delivered, lambda got: len(got) >= len(left.delivered))
     for lane in ("batch", "retry"):
         waits = f'pending_events{{lane="{lane}"}}'
         assert_eventually(lambda waits=waits: metric(port, waits), lambda count: count == 0)
